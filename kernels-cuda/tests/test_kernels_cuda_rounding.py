@@ -92,7 +92,6 @@ def test_gate(monkeypatch, shape, dtype, form, by_group, input_scale, activation
 
 
 SIZES = {
-    "architectures": ["LlamaForCausalLM"],
     "vocab_size": 31,
     "hidden_size": 32,
     "intermediate_size": 40,
@@ -139,10 +138,10 @@ def serving(ops: set[str]) -> Iterator[dict[str, int]]:
         yield counts
 
 
-def network(case: str, **settings: Any) -> Any:
+def network(case: str, architecture: str = "LlamaForCausalLM", **settings: Any) -> Any:
     """Two layers with random weights."""
     quantization = {name: NETWORKS[case][name] for name in NETWORKS[case] if name != "method"}
-    config = ModelConfig.from_dict({**SIZES, **quantization})
+    config = ModelConfig.from_dict({**SIZES, **quantization, "architectures": [architecture]})
     method = NETWORKS[case].get("method", "plain")
     model = build_model(
         config, dtype="bfloat16", device=DEVICE, linear_method=method, attention_backend="torch", **settings
@@ -158,20 +157,29 @@ def network(case: str, **settings: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("case", ["int8", "fp8"])
-def test_networks_give_the_same(case: str) -> None:
-    """Every layer but the first rounds once for queries, keys and values; each for gate and up, and behind the gate."""
+@pytest.mark.parametrize(
+    ("case", "architecture", "num_gates"),
+    [
+        ("int8", "LlamaForCausalLM", 2),
+        ("fp8", "LlamaForCausalLM", 2),
+        ("int8", "HeliumForCausalLM", 2),
+        ("int8", "ArceeForCausalLM", 0),
+    ],
+)
+def test_networks_give_the_same(case: str, architecture: str, num_gates: int) -> None:
+    """Every layer but the first rounds once for queries, keys and values; each for its feed-forward network, and behind
+    the gate of one that has a gate."""
 
     def logits(ops: set[str]) -> tuple[torch.Tensor, dict[str, int]]:
         with serving(ops) as counts:
-            driver = PagedDriver(network(case), block_size=4, shuffle=True, num_tokens=64, device=DEVICE)
+            driver = PagedDriver(network(case, architecture), block_size=4, shuffle=True, num_tokens=64, device=DEVICE)
             sequence = driver.add([3, 14])
             driver.run(sequence, chunk=4)
         return torch.stack(sequence.logits), counts
 
     apart, _ = logits(APART)
     together, counts = logits(APART | TOGETHER)
-    assert counts == {"add_rms_norm_quant": 3, "gate_quant": 2}
+    assert counts == {"add_rms_norm_quant": 3, "gate_quant": num_gates}
     assert apart.isfinite().all()
     assert torch.equal(together, apart)
 
@@ -179,19 +187,22 @@ def test_networks_give_the_same(case: str) -> None:
 def test_what_needs_inputs_as_they_are_gets_them() -> None:
     """Adapters; queries, keys and values with different scales of their inputs; ops of different backends."""
 
+    def quantized(layer: Any) -> list[Any]:
+        return [layer.before_mixer.quant, layer.before_feed_forward.quant]
+
     def shared(model: Any) -> list[bool]:
         last = model.layers[1]
-        return [each.rounding is not None for each in (last._for_attention, last._for_mlp, last.mlp._rounded)]
+        return [each.rounding is not None for each in (*quantized(last), last.feed_forward._rounded)]
 
     with serving(APART | TOGETHER):
         assert shared(network("int8")) == [True] * 3
         assert shared(network("int8", max_loras=1)) == [False] * 3
         in_blocks = network("fp8 in blocks")
         assert shared(in_blocks) == [True] * 3
-        assert in_blocks.layers[1]._for_mlp.rounding.by_group
+        assert quantized(in_blocks.layers[1])[1].rounding.by_group
         model = network("fp8 with scales of inputs")
-        model.layers[1].self_attn.k_proj._weights["input_scale"] += 1
-        for each in (model.layers[1]._for_attention, model.layers[1]._for_mlp):
+        model.layers[1].mixer.k_proj._weights["input_scale"] += 1
+        for each in quantized(model.layers[1]):
             each.rounding = None
             each._finish()
         assert shared(model) == [False, True, True]

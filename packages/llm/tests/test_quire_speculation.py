@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire_demo_model import checkpoint_path, draft_paths
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_runner import draft_costs
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -275,14 +275,14 @@ def test_a_head_that_names_no_layers_reads_the_usual_ones(tmp_path: Path, monkey
     settings: dict[str, Any] = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 128}
     settings["tokenizer"] = str(checkpoint_path())
     seen_layers: list[tuple[tuple[int, ...], torch.Tensor]] = []
-    forward = CausalLM.forward_with_features
+    forward = DecoderLM.forward_with_features
 
-    def watched(self: CausalLM, batch: Any, layers: tuple[int, ...]) -> Any:
+    def watched(self: DecoderLM, batch: Any, layers: tuple[int, ...]) -> Any:
         hidden, features = forward(self, batch, layers)
         seen_layers.append((layers, features.clone()))
         return hidden, features
 
-    monkeypatch.setattr(CausalLM, "forward_with_features", watched)
+    monkeypatch.setattr(DecoderLM, "forward_with_features", watched)
     prompt = list(range(3, 40))
     with LLM(**{**SETTINGS, **settings}, speculative_method="eagle3", speculative_model=str(head)) as llm:
         llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)

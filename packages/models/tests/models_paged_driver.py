@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_ops import LoraTokens
 
 
@@ -27,7 +27,7 @@ class PagedDriver:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: DecoderLM,
         *,
         block_size: int,
         shuffle: bool,

@@ -13,7 +13,7 @@ from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_ops import OpRequest, op_table, ops
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
@@ -207,7 +207,7 @@ def make_mixed(folder: Path, config: dict[str, Any], form_of: Callable[[str], st
     return oracle.float()
 
 
-def logits_of(model: CausalLM, tokens: list[int], chunk: int = 7) -> Tensor:
+def logits_of(model: DecoderLM, tokens: list[int], chunk: int = 7) -> Tensor:
     driver = PagedDriver(model, block_size=4, shuffle=True)
     sequence = driver.add(tokens)
     while len(sequence.logits) < len(tokens):
@@ -215,7 +215,7 @@ def logits_of(model: CausalLM, tokens: list[int], chunk: int = 7) -> Tensor:
     return torch.stack(sequence.logits)
 
 
-def check_that_bits_do_not_follow_chunks(model: CausalLM, tokens: list[int]) -> None:
+def check_that_bits_do_not_follow_chunks(model: DecoderLM, tokens: list[int]) -> None:
     """Where kernels serve that promise it."""
     assert model.batch_invariant == op_table().choose(ops.linear, OpRequest(device="cpu")).batch_invariant
     if model.batch_invariant:

@@ -24,7 +24,7 @@ def choice_of(architecture: str) -> ExpertChoice:
         ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture].fields}), dtype="float32"
     )
     load_dummy_weights(model)
-    choice = model.layers[-1].mlp.router.select
+    choice = model.layers[-1].feed_forward.router.select
     assert isinstance(choice, ExpertChoice)
     return choice
 

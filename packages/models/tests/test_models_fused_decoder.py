@@ -33,15 +33,21 @@ IN_ONE_CALL = [
     "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "LlamaForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "MinistralForCausalLM",
+    "MistralForCausalLM",
     "MixtralForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
     "OlmoeForCausalLM",
     "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "SeedOssForCausalLM",
     "SmolLM3ForCausalLM",
+    "SolarOpenForCausalLM",
 ]
 ONE_BY_ONE = ["CohereForCausalLM", "Llama4ForCausalLM", "OlmoForCausalLM", "StableLmForCausalLM"]
 """Layer norms, clipped queries, factors of queries, chunks: op `decoder_stack` has no fields for these."""

@@ -16,7 +16,7 @@ from models_paged_driver import PagedDriver
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_models import CausalLM, ModelConfig, load_model, resolve_model
+from quire_models import DecoderLM, ModelConfig, load_model, resolve_model
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.gguf.header import BLOCKS
 from quire_models.ledger import weight_ledger
@@ -129,7 +129,7 @@ def random_model(name: str, **more: Any) -> Any:
     return model
 
 
-def logits_of(model: CausalLM, tokens: list[int]) -> Tensor:
+def logits_of(model: DecoderLM, tokens: list[int]) -> Tensor:
     driver = PagedDriver(model, block_size=4, shuffle=True)
     sequence = driver.add(tokens)
     while len(sequence.logits) < len(tokens):

@@ -53,7 +53,7 @@ def test_stacked_experts_are_the_same_network(architecture: str, dtype: str, tmp
 def test_stacked_experts_stay_in_their_file(tmp_path: Path) -> None:
     stack(tmp_path, "MixtralForCausalLM")
     model = load_model(ModelConfig.from_path(tmp_path), tmp_path)
-    experts = model.layers[1].mlp.experts  # type: ignore[attr-defined]
+    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
     first, second = (experts.up[number].stack_weights().weight for number in (0, 1))
     assert second.data_ptr() - first.data_ptr() == 2 * first.nbytes  # a gate lies between
 
@@ -97,7 +97,7 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
     model = load_model(config, tmp_path, dtype="float32")
     assert model.linear_kernels.startswith("grouped_linear for 36 (")
     assert model.expert_methods == "fused_moe for 2"
-    experts, name = model.layers[1].mlp.experts, "model.layers.1.mlp.experts"  # type: ignore[attr-defined]
+    experts, name = model.layers[1].feed_forward.experts, "model.layers.1.mlp.experts"  # type: ignore[attr-defined]
     for number, (gate, up, down) in enumerate(zip(experts.gate, experts.up, experts.down, strict=True)):
         both, out = state[f"{name}.gate_up_proj"][number].T, state[f"{name}.down_proj"][number].T
         for layer, wanted in ((gate, both[0::2]), (up, both[1::2]), (down, out)):
@@ -117,7 +117,11 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
     kept = [
         sum(tensor.nbytes for tensor in layer.stack_weights()[:5] if isinstance(tensor, torch.Tensor))
         for block in rounded.layers  # type: ignore[attr-defined]
-        for layer in (*block.mlp.experts.gate, *block.mlp.experts.up, *block.mlp.experts.down)
+        for layer in (
+            *block.feed_forward.experts.gate,
+            *block.feed_forward.experts.up,
+            *block.feed_forward.experts.down,
+        )
     ]
     routers = 2 * 2 * (6 * config.hidden_size + 6)
     assert weight_ledger(config, "bfloat16")["experts"] == sum(kept) + routers

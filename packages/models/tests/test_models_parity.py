@@ -12,7 +12,7 @@ import torch
 from models_paged_driver import PagedDriver
 from torch import Tensor
 
-from quire_models import CausalLM, ModelConfig, load_model
+from quire_models import DecoderLM, ModelConfig, load_model
 from quire_testkit.hf_checkpoints import FAMILIES, ROPE_VARIATIONS, tiny_hf_checkpoint
 
 PROMPT_LEN, NEW_TOKENS = 90, 64
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Case:
-    model: CausalLM
+    model: DecoderLM
     token_ids: list[int]
     """Prompt, and the greedy continuation that this engine gave after one whole prefill."""
     logits: Tensor

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quire_interfaces import CheckpointError, ConfigError, Fields
-from quire_models import CausalLM, ModelConfig, load_model
+from quire_models import DecoderLM, ModelConfig, load_model
 from quire_models.layers.fused import split_rows
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
@@ -89,7 +89,7 @@ def check_that_damage_is_named(folder: Path, config: ModelConfig) -> None:
         load_model(config, folder)
 
 
-def forms_of(model: CausalLM) -> dict[str, Any]:
+def forms_of(model: DecoderLM) -> dict[str, Any]:
     """Of each layer, what multiplies with its weight, and the names, shapes and dtypes of what that is given."""
     return {
         layer.name: (layer._method.op, {name: (one.shape, one.dtype) for name, one in layer._weights.items()})
@@ -248,7 +248,7 @@ def test_kernels_are_chosen_with_reasons_and_may_be_disabled(tmp_path: Path) -> 
     config = ModelConfig.from_path(tmp_path)
     wanted = logits_of(load_model(config, tmp_path, dtype="float32"), TOKENS)
 
-    def load(*disabled: str) -> CausalLM:
+    def load(*disabled: str) -> DecoderLM:
         return load_model(config, tmp_path, dtype="float32", disabled_linear_kernels=disabled)
 
     assert load().linear_kernels == "w8a8_linear for 21"

@@ -12,7 +12,7 @@ import torch
 from models_quantized import FORMATS, check_that_bits_do_not_follow_chunks, logits_of, quantize
 from safetensors.torch import load_file, save_file
 
-from quire_models import CausalLM, ModelConfig, load_model
+from quire_models import DecoderLM, ModelConfig, load_model
 from quire_models.ledger import weight_ledger
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -61,9 +61,9 @@ def make(folder: Path, name: str, *, without: str = "") -> Any:
     return oracle
 
 
-def load(folder: Path, *disabled: str, dtype: str = "float32") -> CausalLM:
+def load(folder: Path, *disabled: str, dtype: str = "float32") -> DecoderLM:
     model = load_model(ModelConfig.from_path(folder), folder, dtype=dtype, disabled_linear_kernels=disabled)
-    assert isinstance(model, CausalLM)
+    assert isinstance(model, DecoderLM)
     return model
 
 
@@ -110,7 +110,7 @@ def test_experts_in_two_forms_run_one_by_one(tmp_path: Path) -> None:
 def test_a_token_does_not_depend_on_the_others_of_its_step(name: str, tmp_path: Path) -> None:
     make(tmp_path, name)
     model = load(tmp_path, dtype="bfloat16")
-    experts = model.layers[1].mlp.experts  # type: ignore[attr-defined]
+    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
     x, weights = torch.randn(40, WIDE.fields["hidden_size"]).bfloat16(), torch.rand(40, 3)
     ids = torch.stack([torch.randperm(WIDE.fields["num_experts"])[:3] for _ in range(40)])
     together = experts(x, ids, weights)

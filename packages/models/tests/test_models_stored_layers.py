@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from quire_interfaces import CheckpointError, Fields
-from quire_models import CausalLM, ModelConfig, load_model
+from quire_models import DecoderLM, ModelConfig, load_model
 from quire_models.ledger import weight_ledger
 from quire_models.quantization_formats import parse_quantization
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -45,7 +45,7 @@ def expected_logits(oracle: Any) -> Tensor:
     return logits
 
 
-def check(folder: Path, oracle: Any, *, tolerance: float = 1e-3, **options: Any) -> CausalLM:
+def check(folder: Path, oracle: Any, *, tolerance: float = 1e-3, **options: Any) -> DecoderLM:
     """Logits of every token are those of the dequantized network, and the same tokens are the most likely."""
     model = load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
     got, wanted = logits_of(model, TOKENS), expected_logits(oracle)

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError
-from quire_models import CausalLM, ModelConfig, build_model, load_model, load_weights
+from quire_models import DecoderLM, ModelConfig, build_model, load_model, load_weights
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
 TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
 
 
-def logits_of(model: CausalLM) -> Tensor:
+def logits_of(model: DecoderLM) -> Tensor:
     driver = PagedDriver(model, block_size=4, shuffle=True)
     seq = driver.add(TOKENS)
     driver.run(seq, 6)
@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, **options: object) -> CausalLM:
+def load(folder: Path, **options: object) -> DecoderLM:
     return load_model(ModelConfig.from_path(folder), folder, **options)  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def edited(llama: Path, folder: Path, **tensors: Tensor | None) -> Path:
 
 def test_weights_are_mapped_when_the_dtype_fits(llama: Path) -> None:
     model = load(llama)
-    address = model.embed_tokens.weight.data_ptr()
+    address = model.embedding.weight.data_ptr()
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(str(llama / "model.safetensors")):

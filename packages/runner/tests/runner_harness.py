@@ -28,7 +28,7 @@ from quire_interfaces import (
     SlidingWindowSpec,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
-from quire_models import CausalLM, ModelConfig, build_model
+from quire_models import DecoderLM, ModelConfig, build_model
 from quire_ops import DecodeRows, LoraTokens
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
@@ -177,7 +177,7 @@ def random_model(
     max_loras: int = 0,
     change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     **overrides: Any,
-) -> CausalLM:
+) -> DecoderLM:
     """A network of quire_models with random weights, which `change` may replace by name."""
     config = ModelConfig.from_dict(
         {

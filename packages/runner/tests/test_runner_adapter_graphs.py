@@ -18,7 +18,7 @@ from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
 from quire_kv_cache import plan_kv_cache
 from quire_lora import Adapter, AdapterRuntime, AdapterStore
 from quire_lora.adapter import LinearAdapter
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_ops import builtin_table
 from quire_runner import ModelRunner, RunnerConfig
 from quire_sampling import SampleMode
@@ -78,7 +78,7 @@ class Driver:
     """A runner whose requests never end."""
 
     def __init__(
-        self, model: CausalLM, kind: str, *, slots: tuple[int, ...] = SLOTS, merge_after: int = 0, **config: Any
+        self, model: DecoderLM, kind: str, *, slots: tuple[int, ...] = SLOTS, merge_after: int = 0, **config: Any
     ) -> None:
         self.plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=1 + NUM_ROWS * BLOCKS)
         limits = {"max_num_seqs": NUM_ROWS, "max_model_len": 48, "num_speculative_tokens": 3}
@@ -131,7 +131,7 @@ class Driver:
         )
 
 
-def merged(slot: int) -> CausalLM:
+def merged(slot: int) -> DecoderLM:
     """The network with an adapter in its weights."""
     linears = {} if slot < 0 else adapter(slot).linears
 
@@ -153,7 +153,7 @@ def alone(kind: str, num_steps: int) -> dict[int, list[int]]:
     return tokens
 
 
-def count_steps(model: CausalLM) -> list[int]:
+def count_steps(model: DecoderLM) -> list[int]:
     """Gets the number of tokens of every step that runs Python of the network."""
     sizes: list[int] = []
     forward = model.forward

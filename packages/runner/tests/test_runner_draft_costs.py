@@ -8,7 +8,7 @@ import pytest
 from runner_drafting import NUM_DRAFTS, Engine, requests
 from runner_harness import random_model
 
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_spec_decode import DraftController
 
 
@@ -26,12 +26,12 @@ class Watched(DraftController):
 
 
 @pytest.fixture(scope="module")
-def target() -> CausalLM:
+def target() -> DecoderLM:
     return random_model("llama")
 
 
 @pytest.mark.parametrize(("depth", "topk"), [(0, 1), (1, 1), (0, 2)])
-def test_costs_are_told_and_tokens_stay(depth: int, topk: int, target: CausalLM) -> None:
+def test_costs_are_told_and_tokens_stay(depth: int, topk: int, target: DecoderLM) -> None:
     expected = Engine(target).run(*requests())
     controller = Watched(NUM_DRAFTS)
     engine = Engine(target, random_model("llama"), depth=depth, topk=topk, budget=100, controller=controller)
@@ -47,7 +47,7 @@ def test_costs_are_told_and_tokens_stay(depth: int, topk: int, target: CausalLM)
 
 
 @pytest.mark.parametrize("more", [{"num_blocks": 24}, {"max_model_len": 20}, {"budget": 16}])
-def test_no_more_than_there_is_room_for(more: dict[str, int], target: CausalLM) -> None:
+def test_no_more_than_there_is_room_for(more: dict[str, int], target: DecoderLM) -> None:
     controller = Watched(NUM_DRAFTS)
     engine = Engine(target, random_model("llama"), controller=controller, **more)
     assert len(controller.told) < 4
@@ -55,7 +55,7 @@ def test_no_more_than_there_is_room_for(more: dict[str, int], target: CausalLM) 
     engine.executor.close()
 
 
-def test_nothing_more_is_measured_where_no_draft_can_pay(target: CausalLM) -> None:
+def test_nothing_more_is_measured_where_no_draft_can_pay(target: DecoderLM) -> None:
     class Content(Watched):
         def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> bool:
             return super().learn_costs(num_rows, seconds) and num_rows < 2

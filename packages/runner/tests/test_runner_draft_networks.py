@@ -13,7 +13,7 @@ from runner_drafting import NUM_DRAFTS, NUM_NODES, SITUATIONS, Engine, requests
 from runner_harness import make_request, random_model
 from torch import Tensor
 
-from quire_models import CausalLM, Network, build_model
+from quire_models import DecoderLM, Network, build_model
 from quire_models.config import ModelConfig
 from quire_models.eagle.config import EagleConfig
 from quire_models.eagle.model import EagleHead
@@ -22,22 +22,22 @@ from quire_spec_decode import Draft, paths
 
 
 @pytest.fixture(scope="module")
-def target() -> CausalLM:
+def target() -> DecoderLM:
     return random_model("llama")
 
 
 @pytest.fixture(scope="module")
-def alone(target: CausalLM) -> dict[str, list[int]]:
+def alone(target: DecoderLM) -> dict[str, list[int]]:
     return {name: ids for request in requests() for name, ids in Engine(target).run(request).items()}
 
 
 @pytest.fixture(scope="module")
-def other_draft() -> CausalLM:
+def other_draft() -> DecoderLM:
     """Another network, whose guesses are mostly wrong; its layers see through windows."""
     return random_model("mistral", num_hidden_layers=2)
 
 
-def eagle_head(target: CausalLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, **fields: Any) -> EagleHead:
+def eagle_head(target: DecoderLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, **fields: Any) -> EagleHead:
     names = {field.name: getattr(target.config, field.name) for field in dataclasses.fields(ModelConfig)}
     config = EagleConfig(
         **{
@@ -70,7 +70,7 @@ def eagle_head(target: CausalLM, *, kind: str = "eagle3", draft_vocab_size: int 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("method", ["same", "other", "eagle3", "eagle"])
 def test_tokens_are_the_same_in_every_situation(
-    method: str, situation: str, target: CausalLM, other_draft: CausalLM, alone: dict[str, list[int]]
+    method: str, situation: str, target: DecoderLM, other_draft: DecoderLM, alone: dict[str, list[int]]
 ) -> None:
     if method == "same":
         draft: Network = random_model("llama")
@@ -87,7 +87,7 @@ def test_tokens_are_the_same_in_every_situation(
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_copy_of_the_target_is_always_right(situation: str, target: CausalLM) -> None:
+def test_a_copy_of_the_target_is_always_right(situation: str, target: DecoderLM) -> None:
     """Greedy drafts of the same network are what the target takes: a wrong one means that it read something else."""
     engine = Engine(target, random_model("llama"), **SITUATIONS[situation])
     greedy = (0.0,) * 5
@@ -104,7 +104,7 @@ def test_a_copy_of_the_target_is_always_right(situation: str, target: CausalLM) 
     assert engine.acceptance == 1.0
 
 
-def test_what_was_left_out_is_read_later(target: CausalLM) -> None:
+def test_what_was_left_out_is_read_later(target: DecoderLM) -> None:
     """A request that had no drafts for a while (here: its prefix came from an engine's earlier, undrafted life)."""
     engine = Engine(target, random_model("llama"))
     runner = engine.executor._runner
@@ -119,7 +119,7 @@ def test_what_was_left_out_is_read_later(target: CausalLM) -> None:
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
-def test_trees_change_no_token(kind: str, situation: str, target: CausalLM, alone: dict[str, list[int]]) -> None:
+def test_trees_change_no_token(kind: str, situation: str, target: DecoderLM, alone: dict[str, list[int]]) -> None:
     """Sampled and greedy, in trees and, where a request's sampling looks at what came before, in chains."""
     head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
     engine = Engine(target, head, topk=3, **SITUATIONS[situation])
@@ -172,7 +172,7 @@ def test_a_tree_that_is_always_right(family: str, monkeypatch: pytest.MonkeyPatc
 
 
 def dense_head(
-    head: EagleHead, target: CausalLM, tokens: list[int], first: int = 0
+    head: EagleHead, target: DecoderLM, tokens: list[int], first: int = 0
 ) -> Callable[[list[int]], dict[int, float]]:
     """The head's definition, in float64, without cache: true features up to the last but one token. Guesses that follow
     the tokens -> token that may come then -> its log probability. It attends to nothing before position `first`."""
@@ -215,7 +215,7 @@ def dense_head(
 
     features = whole_features(target, tokens[:-1], config)
     states = features @ raw["fc.weight"].T if config.kind == "eagle3" else features
-    embedding = target.embed_tokens.weight.double()
+    embedding = target.embedding.weight.double()
 
     def behind(guesses: list[int]) -> dict[int, float]:
         known = states
@@ -232,7 +232,7 @@ def dense_head(
     return behind
 
 
-def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int, first: int = 0) -> list[int]:
+def dense_drafts(head: EagleHead, target: DecoderLM, tokens: list[int], count: int, first: int = 0) -> list[int]:
     behind, drafts = dense_head(head, target, tokens, first), list[int]()
     for _ in range(count):
         found = behind(drafts)
@@ -240,7 +240,9 @@ def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: in
     return drafts
 
 
-def dense_tree(head: EagleHead, target: CausalLM, tokens: list[int], topk: int, first: int = 0) -> set[tuple[int, ...]]:
+def dense_tree(
+    head: EagleHead, target: DecoderLM, tokens: list[int], topk: int, first: int = 0
+) -> set[tuple[int, ...]]:
     """The paths of the tree that EAGLE-2 grows and ranks (arXiv:2406.16858, sections 4.1 and 4.2)."""
     behind = dense_head(head, target, tokens, first)
     values: dict[tuple[int, ...], float] = {(): 0.0}
@@ -257,7 +259,7 @@ def dense_tree(head: EagleHead, target: CausalLM, tokens: list[int], topk: int, 
     return set(sorted(values, key=lambda path: -values[path])[:NUM_NODES])
 
 
-def whole_features(target: CausalLM, tokens: list[int], config: EagleConfig) -> Tensor:
+def whole_features(target: DecoderLM, tokens: list[int], config: EagleConfig) -> Tensor:
     """Features of a whole text in one pass, through a runner that shows them."""
     seen: dict[str, Tensor] = {}
     forward = target.forward_with_features
@@ -280,7 +282,7 @@ def whole_features(target: CausalLM, tokens: list[int], config: EagleConfig) -> 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
 @pytest.mark.parametrize("situation", ["together", "chunks of prompts"])
-def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, target: CausalLM) -> None:
+def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, target: DecoderLM) -> None:
     head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
     engine = Engine(target, head, **SITUATIONS[situation])
     engine.run(*requests((0.0, 0.8, 0.0)))
@@ -292,7 +294,7 @@ def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, t
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
-def test_trees_of_a_head_are_those_of_whole_passes(kind: str, target: CausalLM) -> None:
+def test_trees_of_a_head_are_those_of_whole_passes(kind: str, target: DecoderLM) -> None:
     head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
     engine = Engine(target, head, topk=3)
     engine.run(*requests((0.0, 0.8, 0.0)))
@@ -308,7 +310,7 @@ def test_trees_of_a_head_are_those_of_whole_passes(kind: str, target: CausalLM) 
 
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
-def test_a_head_sees_what_follows_the_features_that_it_missed(kind: str, topk: int, target: CausalLM) -> None:
+def test_a_head_sees_what_follows_the_features_that_it_missed(kind: str, topk: int, target: DecoderLM) -> None:
     """Of a prefix that was cached while drafting rested, beside one that it read, and where drafting begins amid a text
     the next block."""
     head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
@@ -342,7 +344,7 @@ def test_a_head_sees_what_follows_the_features_that_it_missed(kind: str, topk: i
     engine.executor.close()
 
 
-def check(engine: Engine, head: EagleHead, target: CausalLM, topk: int, firsts: dict[int, int]) -> None:
+def check(engine: Engine, head: EagleHead, target: DecoderLM, topk: int, firsts: dict[int, int]) -> None:
     """Proposals are those of whole passes over what follows the position that is given for a text's first token."""
     seen = set()
     for (tokens, drafts), parents in zip(engine.proposals, engine.parents, strict=True):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_models import CausalLM, load_model
+from quire_models import DecoderLM, load_model
 from quire_models.medusa.config import read_medusa_config
 from quire_models.medusa.model import MedusaHeads
 from quire_spec_decode import paths
@@ -24,16 +24,16 @@ NUM_LAYERS = 2
 
 
 @pytest.fixture(scope="module")
-def target() -> CausalLM:
+def target() -> DecoderLM:
     return random_model("llama")
 
 
 @pytest.fixture(scope="module")
-def alone(target: CausalLM) -> dict[str, list[int]]:
+def alone(target: DecoderLM) -> dict[str, list[int]]:
     return Engine(target).run(*requests())
 
 
-def random_heads(target: CausalLM) -> dict[str, Tensor]:
+def random_heads(target: DecoderLM) -> dict[str, Tensor]:
     """In the published layout."""
     size, vocab = target.config.hidden_size, target.config.vocab_size
     generator = torch.Generator().manual_seed(8)
@@ -46,7 +46,7 @@ def random_heads(target: CausalLM) -> dict[str, Tensor]:
     return tensors
 
 
-def load_heads(folder: Path, target: CausalLM, tensors: dict[str, Tensor], fields: dict[str, Any]) -> MedusaHeads:
+def load_heads(folder: Path, target: DecoderLM, tensors: dict[str, Tensor], fields: dict[str, Any]) -> MedusaHeads:
     (folder / "config.json").write_text(json.dumps(fields))
     save_file(tensors, folder / "medusa_lm_head.safetensors")
     heads = load_model(read_medusa_config(folder, target.config), folder, dtype="float32")
@@ -63,7 +63,7 @@ def of_head(raw: dict[str, Tensor], hidden: Tensor, head: int) -> Tensor:
     return (raw[f"{head}.{NUM_LAYERS}.weight"].double() @ x).log_softmax(-1)
 
 
-def hidden_of(target: CausalLM, tokens: list[int]) -> Tensor:
+def hidden_of(target: DecoderLM, tokens: list[int]) -> Tensor:
     """States of a whole text in one pass."""
     seen: list[Tensor] = []
     forward = target.forward
@@ -83,7 +83,7 @@ def hidden_of(target: CausalLM, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("topk", [1, 3])
 def test_drafts_are_those_of_the_heads(
-    situation: str, topk: int, tmp_path: Path, target: CausalLM, alone: dict[str, list[int]]
+    situation: str, topk: int, tmp_path: Path, target: DecoderLM, alone: dict[str, list[int]]
 ) -> None:
     raw = random_heads(target)
     fields = {"medusa_num_heads": NUM_DRAFTS, "medusa_num_layers": NUM_LAYERS}
@@ -111,7 +111,7 @@ def test_drafts_are_those_of_the_heads(
     engine.executor.close()
 
 
-def test_converted_heads_are_the_same(tmp_path: Path, target: CausalLM) -> None:
+def test_converted_heads_are_the_same(tmp_path: Path, target: DecoderLM) -> None:
     raw, states = random_heads(target), torch.randn(5, target.config.hidden_size)
     for name in raw:
         if name.endswith("bias"):
@@ -137,7 +137,7 @@ def test_converted_heads_are_the_same(tmp_path: Path, target: CausalLM) -> None:
             assert (ours[0][i] - expected.values).abs().max() < 1e-4
 
 
-def test_heads_of_another_model_are_refused(tmp_path: Path, target: CausalLM) -> None:
+def test_heads_of_another_model_are_refused(tmp_path: Path, target: DecoderLM) -> None:
     with pytest.raises(CheckpointError, match="no folder of Medusa heads"):
         read_medusa_config(tmp_path, target.config)
     for fields, why in (

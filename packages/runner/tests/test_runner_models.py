@@ -10,7 +10,7 @@ from runner_harness import FAMILIES, make_request, random_model
 
 from quire_interfaces import Request
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
-from quire_models import CausalLM
+from quire_models import DecoderLM
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import SamplingConfig
 from quire_scheduler import Scheduler, SchedulerConfig
@@ -18,7 +18,7 @@ from quire_spec_decode import NgramDrafter
 
 
 def run(
-    model: CausalLM, requests: list[Request], *, depth: int = 0, budget: int = 64, **more: Any
+    model: DecoderLM, requests: list[Request], *, depth: int = 0, budget: int = 64, **more: Any
 ) -> dict[str, list[int]]:
     plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=more.pop("num_blocks", 300))
     limits = {

@@ -18,8 +18,13 @@ from quire.quantize_schemes import Rounded, Scheme
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_interfaces import CheckpointError, KVCacheGroup, KVCachePlan, LinearMethod
 from quire_models import Network
-from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import DecoderLayer, SequentialBlock
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import SparseMoE
+from quire_models.layers.norm import RMSNorm
 from quire_ops import OpRequest
 from quire_quantization import linear_method
 from quire_quantization.calibrated import InverseFactor, awq_factors, gptq_round, inverse_factor, second_moments
@@ -36,7 +41,7 @@ _FOLDS = (
     ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
     ("mlp.up_proj", ("mlp.down_proj",)),
 )
-"""In a layer of `CausalLM`: what makes the inputs (element by element, or through attention), and who takes them."""
+"""In a layer of Llama's shape: what makes the inputs (element by element, or through attention), and who takes them."""
 _FLOAT8_MAX = 448.0
 
 
@@ -51,7 +56,7 @@ class Calibrator:
         Raises:
             CheckpointError: The network's layers are not known well enough for the algorithm.
         """
-        if algorithm == "awq" and not isinstance(network, CausalLM):
+        if algorithm == "awq" and not (isinstance(network, DecoderLM) and all(map(_has_llamas_shape, network.layers))):
             raise CheckpointError(
                 f"awq has to know what comes before each layer, and does not for {network.config.architecture}; use "
                 "gptq"
@@ -187,6 +192,15 @@ class Calibrator:
         if layer.bias is not None:
             self.folds[f"{source}.bias"] = factors
         return True
+
+
+def _has_llamas_shape(layer: DecoderLayer) -> bool:
+    """Whether a layer has RMS norms before attention and a gated feed-forward network or experts, and none behind."""
+    if not isinstance(layer, SequentialBlock) or layer.attention_out_norm or layer.feed_forward_out_norm:
+        return False
+    norms = (layer.before_mixer.norm, layer.before_feed_forward.norm)
+    parts = isinstance(layer.mixer, SelfAttention) and isinstance(layer.feed_forward, GatedMLP | SparseMoE)
+    return parts and all(isinstance(norm, RMSNorm) for norm in norms)
 
 
 class _Layer:

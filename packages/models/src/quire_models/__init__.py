@@ -15,7 +15,7 @@ from quire_models.registry import ARCHITECTURES
 from quire_models.rope_config import RopeConfig
 
 if TYPE_CHECKING:
-    from quire_models.layers.causal_lm import CausalLM
+    from quire_models.layers.decoder_lm import DecoderLM
     from quire_models.layers.network import Network
     from quire_models.loading import build_model, load_model
     from quire_models.weights import load_weights
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ARCHITECTURES",
-    "CausalLM",
+    "DecoderLM",
     "ModelConfig",
     "Network",
     "RopeConfig",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CausalLM": "quire_models.layers.causal_lm",
+    "DecoderLM": "quire_models.layers.decoder_lm",
     "Network": "quire_models.layers.network",
     "build_model": "quire_models.loading",
     "load_model": "quire_models.loading",

@@ -36,31 +36,23 @@ from __future__ import annotations
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 
 __all__ = ["{architecture}"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
-        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn"),
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
-    )
+    return pre_norm_block(config, scope, SelfAttention(config, layer, scope / "self_attn"))
 
 
 class {architecture}(DecoderLM):
     """The {title} network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)
 '''
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
@@ -46,7 +46,7 @@ class XIELU:
         return torch.where(x > 0, above, below) + self._beta * x
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     inner, hidden, eps = scope / "self_attn", config.hidden_size, config.rms_norm_eps
     norms = HeadNorms(
@@ -54,11 +54,11 @@ def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
         RMSNorm(inner / "k_norm", config.head_dim, eps),
     )
     mlp, names = scope / "mlp", ("up_proj", "down_proj")
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=RMSNorm(scope / "attention_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, inner, norms=norms),
-        mlp_norm=RMSNorm(scope / "feedforward_layernorm", hidden, eps),
-        mlp=MLP(mlp, hidden, config.intermediate_size, act=XIELU(mlp / "act_fn"), bias=False, names=names),
+        mixer=SelfAttention(config, layer, inner, norms=norms),
+        feed_forward_norm=RMSNorm(scope / "feedforward_layernorm", hidden, eps),
+        feed_forward=MLP(mlp, hidden, config.intermediate_size, act=XIELU(mlp / "act_fn"), bias=False, names=names),
     )
 
 
@@ -66,4 +66,4 @@ class ApertusForCausalLM(DecoderLM):
     """The Apertus network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

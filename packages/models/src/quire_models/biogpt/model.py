@@ -8,7 +8,7 @@ from quire_attention import ForwardBatch
 from quire_models.biogpt.config import BioGptConfig
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Embedding
 from quire_models.layers.mlp import MLP
@@ -19,14 +19,14 @@ from quire_models.opt.config import POSITION_OFFSET
 __all__ = ["BioGptForCausalLM", "make_layer"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=LayerNorm(scope / "self_attn_layer_norm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj"),
-        mlp_norm=LayerNorm(scope / "final_layer_norm", hidden, eps),
-        mlp=MLP(scope, hidden, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj"),
+        feed_forward_norm=LayerNorm(scope / "final_layer_norm", hidden, eps),
+        feed_forward=MLP(scope, hidden, config.intermediate_size, act=config.hidden_act),
     )
 
 

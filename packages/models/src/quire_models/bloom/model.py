@@ -10,7 +10,7 @@ from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.alibi import bloom_slopes
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_heads
 from quire_models.layers.mlp import MLP
@@ -20,18 +20,16 @@ from quire_models.layers.scope import Scope
 __all__ = ["BloomForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     slopes = bloom_slopes(config.num_heads).to(scope.device)
     names = ("dense_h_to_4h", "dense_4h_to_h")
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=LayerNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(
-            config, layer, scope / "self_attention", rotated=False, alibi_slopes=slopes, out="dense"
-        ),
-        mlp_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
+        mixer=SelfAttention(config, layer, scope / "self_attention", rotated=False, alibi_slopes=slopes, out="dense"),
+        feed_forward_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
     )
 
 

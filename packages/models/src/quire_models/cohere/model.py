@@ -52,8 +52,8 @@ def make_layer(config: CohereConfig, layer: int, scope: Scope, *, rotated: bool 
         )
     return ParallelBlock(
         input_norm=make_norm(scope / "input_layernorm", config.hidden_size, eps),
-        attention=SelfAttention(config, layer, inner, rotated=rotated, interleaved=True, norms=norms),
-        mlp=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, inner, rotated=rotated, interleaved=True, norms=norms),
+        feed_forward=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_models.deepseek_v2.config import LatentMoEConfig
 from quire_models.glm4_moe.model import GroupedMoELM
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.mlp import GatedMLP
@@ -38,7 +38,7 @@ def make_feed_forward(config: LatentMoEConfig, layer: int, scope: Scope) -> Spar
     return SparseMoE(router, experts, shared)
 
 
-def make_layer(config: LatentMoEConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: LatentMoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     attention = LatentAttention(config, layer, scope / "self_attn")
     return pre_norm_block(config, scope, attention, make_feed_forward(config, layer, scope / "mlp"))

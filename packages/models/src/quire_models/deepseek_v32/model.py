@@ -6,6 +6,8 @@ Shape legend: T tokens of the step, H heads of attention, Hi of the index, D the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_models.deepseek_v32.config import SparseLatentConfig
 from quire_models.glm4_moe.model import GroupedMoELM, make_feed_forward
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import LayerNorm
@@ -74,7 +76,12 @@ class SparseLatentAttention(LatentAttention):
         self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
         self._attend_to = scope.op(ops.sparse_latent_attention)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x; none where the indexer's weights take it, too."""
+        return self._down.layers if self.indexer is None else ()
+
+    def __call__(self, x: Any, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self._layer)
         latents, keys = cache[..., : self._width], cache[..., self._width :]
         down, row, *index_key = self._down(x)
@@ -91,7 +98,7 @@ class SparseLatentAttention(LatentAttention):
         return self._output(self._attend_to(query, latents, layout.derived[FOUND], scale=scale, rank=rank))
 
 
-def make_layer(config: SparseLatentConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: SparseLatentConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     attention = SparseLatentAttention(config, layer, scope / "self_attn")
     return pre_norm_block(config, scope, attention, make_feed_forward(config, layer, scope / "mlp"))

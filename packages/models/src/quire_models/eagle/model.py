@@ -18,36 +18,29 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError
 from quire_models.eagle.config import EagleConfig, default_feature_layers
-from quire_models.layers.causal_lm import CausalLM
-from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.draft_head import DraftHead
-from quire_models.layers.linear import Linear, LMHead
+from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.network import Network
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_models.llama.model import LlamaAttention
 from quire_ops import LoraTokens, ops
 
 __all__ = ["EagleHead"]
 
 
-class _PlainAttentionLayer:
+def _first_layer(config: EagleConfig, scope: Scope) -> SequentialBlock:
     """The first layer of EAGLE: no norm before its attention, whose input is normalised features and embeddings."""
-
-    def __init__(self, config: EagleConfig, scope: Scope) -> None:
-        self.self_attn = LlamaAttention(config, 0, scope / "self_attn")
-        self.post_attention_layernorm = RMSNorm(
-            scope / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps
-        )
-        self.mlp = GatedMLP(
-            scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
-        )
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.self_attn(x, cos, sin, batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    size, bias = config.hidden_size, config.mlp_bias
+    return SequentialBlock(
+        mixer=SelfAttention(config, 0, scope / "self_attn"),
+        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", size, config.rms_norm_eps),
+        feed_forward=GatedMLP(scope / "mlp", size, config.intermediate_size, act=config.hidden_act, bias=bias),
+    )
 
 
 class _Eagle3Layer:
@@ -57,7 +50,7 @@ class _Eagle3Layer:
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(scope / "input_layernorm", size, eps)
         self.hidden_norm = RMSNorm(scope / "hidden_norm", size, eps)
-        self.self_attn = LlamaAttention(config, 0, scope / "self_attn", in_features=2 * size)
+        self.self_attn = SelfAttention(config, 0, scope / "self_attn", in_features=2 * size)
         self.post_attention_layernorm = RMSNorm(scope / "post_attention_layernorm", size, eps)
         self.mlp = GatedMLP(scope / "mlp", size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias)
 
@@ -89,7 +82,7 @@ class EagleHead(DraftHead):
         self._head_parameter = scope.parameter("lm_head.weight", config.draft_vocab_size, size, optional=True)
         self._to_target_parameter = scope.parameter("d2t", config.draft_vocab_size, dtype=torch.int64, optional=True)
         self._to_target: Tensor | None = None
-        self._head: Tensor | LMHead | None = None
+        self._head: Tensor | DecoderLM | None = None
         self._lm_head_op = scope.op(ops.lm_head)
         self._argmax = scope.op(ops.lm_head_argmax)
         self._embed = scope.op(ops.embedding)
@@ -99,13 +92,10 @@ class EagleHead(DraftHead):
             self.norm = RMSNorm(scope / "norm", size, config.rms_norm_eps)
         else:
             body = scope / "layers"
-            self.first = _PlainAttentionLayer(config, body / "0")
-            self.others = [
-                PreNormDecoderLayer(
-                    config, body / str(i), LlamaAttention(config, i, body / str(i) / "self_attn"), first=True
-                )
-                for i in range(1, config.num_layers)
-            ]
+            self.layers = [_first_layer(config, body / "0")]
+            for i in range(1, config.num_layers):
+                attention = SelfAttention(config, i, body / str(i) / "self_attn")
+                self.layers.append(pre_norm_block(config, body / str(i), attention))
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     @property
@@ -154,7 +144,7 @@ class EagleHead(DraftHead):
         config = self.config
         assert isinstance(config, EagleConfig)
         theirs = target.config
-        if not isinstance(target, CausalLM):
+        if not isinstance(target, DecoderLM):
             raise CheckpointError(f"EAGLE heads do not work with {theirs.architecture}: it does not show hidden states")
         if (config.target_hidden_size, config.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
             raise CheckpointError(
@@ -162,11 +152,11 @@ class EagleHead(DraftHead):
                 f"tokens, the model has {theirs.hidden_size} and {theirs.vocab_size}"
             )
         if self._embedding is None:
-            self._embedding = target.embed_tokens.weight
+            self._embedding = target.embedding.weight
         if self._head is None:
             if config.hidden_size != theirs.hidden_size or config.draft_vocab_size != theirs.vocab_size:
                 raise CheckpointError("the EAGLE head has no lm_head.weight, and the model's does not fit it")
-            self._head = target.lm_head
+            self._head = target
 
     def fuse(self, features: Tensor) -> Tensor:
         """Features [T, F * H of the target] -> the states that the layer reads."""
@@ -189,17 +179,16 @@ class EagleHead(DraftHead):
         embedded = self._embed(batch.input_ids, self._embedding)
         if self._is_eagle3:
             return self.midlayer(embedded, states, cos, sin, batch)
-        x = self.first(self._project(torch.cat((embedded, states), dim=-1)), cos, sin, batch)
-        for layer in self.others:
-            out, residual = layer(x, None, cos, sin, batch)
-            x = out + residual
-        return x
+        x, residual = self._project(torch.cat((embedded, states), dim=-1)), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cos, sin, batch)
+        return x if residual is None else x + residual
 
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """States [N, H] -> logits [N, draft_vocab_size] float32; `target_ids` says whose."""
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
-        if isinstance(self._head, LMHead):
-            return self._head(hidden, lora)
+        if isinstance(self._head, DecoderLM):
+            return self._head.compute_logits(hidden, lora)
         assert self._head is not None
         return self._lm_head_op(hidden, self._head)
 
@@ -208,7 +197,7 @@ class EagleHead(DraftHead):
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         head = self._head
         assert head is not None
-        ids, max_logits = head.argmax(hidden, lora) if isinstance(head, LMHead) else self._argmax(hidden, head)
+        ids, max_logits = head.argmax(hidden, lora) if isinstance(head, DecoderLM) else self._argmax(hidden, head)
         return self.target_ids(ids), max_logits
 
     def target_ids(self, ids: Tensor) -> Tensor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from quire_models.ernie4_5_moe.config import ErnieMoEConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE
-from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_ops import RoutingRule
@@ -36,7 +35,7 @@ def make_feed_forward(config: ErnieMoEConfig, layer: int, scope: Scope) -> Spars
     return SparseMoE(router, experts, shared)
 
 
-def make_layer(config: ErnieMoEConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ErnieMoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     attention = SelfAttention(config, layer, scope / "self_attn", interleaved=True)
     return pre_norm_block(config, scope, attention, make_feed_forward(config, layer, scope / "mlp"))
@@ -46,4 +45,4 @@ class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801 (the name of the archite
     """The ERNIE 4.5 network."""
 
     def __init__(self, config: ErnieMoEConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm, head_bias=config.mlp_bias)
+        super().__init__(config, scope, make_layer, head_bias=config.mlp_bias)

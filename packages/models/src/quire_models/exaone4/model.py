@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PostNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
@@ -13,7 +13,7 @@ from quire_models.layers.scope import Scope
 __all__ = ["Exaone4ForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PostNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer. Where some layers slide, those of full attention know no positions."""
     inner, hidden, eps = scope / "self_attn", config.hidden_size, config.rms_norm_eps
     norms = HeadNorms(
@@ -21,11 +21,11 @@ def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PostNormBlock:
         RMSNorm(inner / "k_norm", config.head_dim, eps),
     )
     rotated = not any(config.sliding_windows) or config.sliding_windows[layer] is not None
-    return PostNormBlock(
-        attention=SelfAttention(config, layer, inner, norms=norms, rotated=rotated),
-        attention_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
-        output_norm=RMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
+    return SequentialBlock(
+        mixer=SelfAttention(config, layer, inner, norms=norms, rotated=rotated),
+        attention_out_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+        feed_forward_out_norm=RMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
     )
 
 
@@ -33,4 +33,4 @@ class Exaone4ForCausalLM(DecoderLM):
     """The EXAONE 4 network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_models.falcon.config import FalconConfig
 from quire_models.layers.alibi import bloom_slopes
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import ParallelBlock, PreNormBlock
+from quire_models.layers.blocks import ParallelBlock, SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_heads
 from quire_models.layers.mlp import MLP
@@ -19,7 +19,7 @@ from quire_models.layers.scope import Scope
 __all__ = ["FalconForCausalLM"]
 
 
-def make_layer(config: FalconConfig, layer: int, scope: Scope) -> ParallelBlock | PreNormBlock:
+def make_layer(config: FalconConfig, layer: int, scope: Scope) -> ParallelBlock | SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     inner, rotated, slopes = scope / "self_attention", not config.alibi, None
@@ -38,12 +38,12 @@ def make_layer(config: FalconConfig, layer: int, scope: Scope) -> ParallelBlock 
     if not config.is_parallel:
         input_norm = LayerNorm(scope / "input_layernorm", hidden, eps)
         mlp_norm = LayerNorm(scope / "post_attention_layernorm", hidden, eps)
-        return PreNormBlock(input_norm=input_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp)
+        return SequentialBlock(input_norm=input_norm, mixer=attention, feed_forward_norm=mlp_norm, feed_forward=mlp)
     if config.num_norms == 1:
         input_norm = LayerNorm(scope / "input_layernorm", hidden, eps)
-        return ParallelBlock(input_norm=input_norm, attention=attention, mlp=mlp)
+        return ParallelBlock(input_norm=input_norm, mixer=attention, feed_forward=mlp)
     input_norm, mlp_norm = LayerNorm(scope / "ln_attn", hidden, eps), LayerNorm(scope / "ln_mlp", hidden, eps)
-    return ParallelBlock(input_norm=input_norm, attention=attention, mlp=mlp, mlp_norm=mlp_norm)
+    return ParallelBlock(input_norm=input_norm, mixer=attention, feed_forward=mlp, feed_forward_norm=mlp_norm)
 
 
 class FalconForCausalLM(DecoderLM):

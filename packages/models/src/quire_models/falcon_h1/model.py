@@ -8,11 +8,12 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.falcon_h1.config import FalconH1Config
 from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.blocks import SequentialBlock
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 
@@ -36,14 +37,12 @@ class FalconH1MLP:
         return self.down_proj(self._gate(gate * self._gate_factor, up)) * self._factor
 
 
-class FalconH1Layer:
-    """x + mamba(norm(x)) + attention(norm(x)), then x + mlp(norm(x))."""
+class SideBySide:
+    """x [T, hidden_size] -> the same: mamba(x) + attention(x), both with factors of what they take and give."""
 
     def __init__(self, config: FalconH1Config, layer: int, scope: Scope) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
         at = f"model.layers.{layer}"
         self.config = config
-        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
         self.mamba = Mamba2Mixer(
             scope / "mamba",
             config.mixer,
@@ -52,15 +51,23 @@ class FalconH1Layer:
         )
         keys = HeadNorms(lambda query: query, lambda key: key * config.key_multiplier)
         self.attention = SelfAttention(config, config.cache_index(f"{at}.self_attn"), scope / "self_attn", norms=keys)
-        self.mlp_norm = RMSNorm(scope / "pre_ff_layernorm", hidden, eps)
-        self.mlp = FalconH1MLP(config, scope / "feed_forward")
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        config, normed = self.config, self.input_norm(x)
-        mixed = self.mamba(normed * config.ssm_in_multiplier, batch) * config.ssm_out_multiplier
-        attended = self.attention(normed * config.attention_in_multiplier, cos, sin, batch)
-        x = x + (mixed + attended * config.attention_out_multiplier)
-        return x + self.mlp(self.mlp_norm(x))
+        config = self.config
+        mixed = self.mamba(x * config.ssm_in_multiplier, cos, sin, batch) * config.ssm_out_multiplier
+        attended = self.attention(x * config.attention_in_multiplier, cos, sin, batch)
+        return mixed + attended * config.attention_out_multiplier
+
+
+def make_layer(config: FalconH1Config, layer: int, scope: Scope) -> SequentialBlock:
+    """One layer."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return SequentialBlock(
+        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
+        mixer=SideBySide(config, layer, scope),
+        feed_forward_norm=RMSNorm(scope / "pre_ff_layernorm", hidden, eps),
+        feed_forward=FalconH1MLP(config, scope / "feed_forward"),
+    )
 
 
 def _projection_factors(config: FalconH1Config) -> Tensor:
@@ -71,7 +78,7 @@ def _projection_factors(config: FalconH1Config) -> Tensor:
     return torch.tensor(config.ssm_multipliers).repeat_interleave(sizes)
 
 
-class FalconH1ForCausalLM(RecurrentLM):
+class FalconH1ForCausalLM(DecoderLM):
     """The Falcon H1 network."""
 
     config: FalconH1Config
@@ -80,7 +87,7 @@ class FalconH1ForCausalLM(RecurrentLM):
         super().__init__(
             config,
             scope,
-            FalconH1Layer,
+            make_layer,
             RMSNorm,
             norm="final_layernorm",
             embedding_factor=config.embedding_multiplier,

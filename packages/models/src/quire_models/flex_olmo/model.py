@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_models.layers.blocks import PostNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
@@ -13,14 +13,14 @@ from quire_models.qwen2_moe.model import make_moe
 __all__ = ["FlexOlmoForCausalLM"]
 
 
-def make_flex_olmo_layer(config: MoEConfig, layer: int, scope: Scope) -> PostNormBlock:
+def make_flex_olmo_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PostNormBlock(
-        attention=make_attention(config, layer, scope / "self_attn"),
-        attention_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=make_moe(config, scope / "mlp"),
-        output_norm=RMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
+    return SequentialBlock(
+        mixer=make_attention(config, layer, scope / "self_attn"),
+        attention_out_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=make_moe(config, scope / "mlp"),
+        feed_forward_out_norm=RMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
     )
 
 
@@ -28,4 +28,4 @@ class FlexOlmoForCausalLM(DecoderLM):
     """The FlexOlmo network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_flex_olmo_layer, RMSNorm)
+        super().__init__(config, scope, make_flex_olmo_layer)

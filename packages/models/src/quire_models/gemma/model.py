@@ -6,7 +6,7 @@ import torch
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import OffsetRMSNorm
@@ -15,14 +15,14 @@ from quire_models.layers.scope import Scope
 __all__ = ["GemmaForCausalLM", "embedding_factor"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=OffsetRMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn"),
-        mlp_norm=OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, scope / "self_attn"),
+        feed_forward_norm=OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
     )
 
 

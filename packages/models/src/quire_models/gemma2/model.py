@@ -7,7 +7,7 @@ from collections.abc import Callable
 from quire_models.gemma.model import embedding_factor
 from quire_models.gemma2.config import Gemma2Config
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import SandwichBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import OffsetRMSNorm
@@ -16,20 +16,20 @@ from quire_models.layers.scope import Scope
 __all__ = ["Gemma2ForCausalLM", "make_gemma2_layer", "sandwich_block"]
 
 
-def sandwich_block(config: Gemma2Config, scope: Scope, attention: SelfAttention) -> SandwichBlock:
+def sandwich_block(config: Gemma2Config, scope: Scope, attention: SelfAttention) -> SequentialBlock:
     """A layer around an attention of its own."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return SandwichBlock(
-        attention=attention,
+    return SequentialBlock(
+        mixer=attention,
         input_norm=OffsetRMSNorm(scope / "input_layernorm", hidden, eps),
-        attention_norm=OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp_norm=OffsetRMSNorm(scope / "pre_feedforward_layernorm", hidden, eps),
-        output_norm=OffsetRMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+        attention_out_norm=OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward_norm=OffsetRMSNorm(scope / "pre_feedforward_layernorm", hidden, eps),
+        feed_forward_out_norm=OffsetRMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
     )
 
 
-def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> SandwichBlock:
+def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> SequentialBlock:
     """One layer; its window, if any, is the configuration's."""
     attention = SelfAttention(
         config,
@@ -48,7 +48,7 @@ class Gemma2ForCausalLM(DecoderLM):
         self,
         config: Gemma2Config,
         scope: Scope,
-        make_layer: Callable[..., SandwichBlock] = make_gemma2_layer,
+        make_layer: Callable[..., SequentialBlock] = make_gemma2_layer,
     ) -> None:
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire_models.gemma2.model import Gemma2ForCausalLM, sandwich_block
 from quire_models.gemma3_text.config import Gemma3Config
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import SandwichBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
@@ -13,7 +13,7 @@ from quire_models.rope_config import RopeConfig
 __all__ = ["Gemma3ForCausalLM"]
 
 
-def make_gemma3_layer(config: Gemma3Config, layer: int, scope: Scope) -> SandwichBlock:
+def make_gemma3_layer(config: Gemma3Config, layer: int, scope: Scope) -> SequentialBlock:
     """One layer; its window, if any, is the configuration's."""
     inner = scope / "self_attn"
     norms = HeadNorms(

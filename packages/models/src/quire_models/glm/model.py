@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mlp import GatedMLP
@@ -18,14 +18,14 @@ from quire_models.layers.scope import Scope
 __all__ = ["GlmForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn", interleaved=True),
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, scope / "self_attn", interleaved=True),
+        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
     )
 
 
@@ -33,7 +33,7 @@ class GlmForCausalLM(DecoderLM):
     """The GLM network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Takes gate and up apart."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire_models.glm4_moe.config import GroupedMoEConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
-from quire_models.layers.decoder_lm import DecoderLM, StreamLayer
+from quire_models.layers.blocks import DecoderLayer, SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE
@@ -51,7 +51,7 @@ def make_feed_forward(config: GroupedMoEConfig, layer: int, scope: Scope) -> Spa
     return SparseMoE(router, experts, shared)
 
 
-def make_layer(config: GroupedMoEConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: GroupedMoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer; heads are normalised where the configuration says so."""
     inner, eps = scope / "self_attn", config.rms_norm_eps
     norms = None
@@ -72,12 +72,12 @@ class GroupedMoELM(DecoderLM):
         self,
         config: Any,
         scope: Scope,
-        make: Callable[[Any, int, Scope], StreamLayer] = make_layer,
+        make: Callable[[Any, int, Scope], DecoderLayer] = make_layer,
     ) -> None:
         """Args:
         make: (config, index of the layer, scope of the layer) -> the layer.
         """
-        super().__init__(config, scope, make, RMSNorm)
+        super().__init__(config, scope, make)
         first = config.num_layers
         more = range(first, first + config.num_nextn_predict_layers)
         self._not_loaded = tuple(f"model.layers.{layer}." for layer in more)

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.gpt2.config import GPT2Config
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.linear import Embedding
@@ -23,17 +23,19 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 """Matrices stored as [inputs, outputs]."""
 
 
-def make_layer(config: GPT2Config, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: GPT2Config, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     scale = config.head_dim**-0.5 if config.scale_attn_weights else 1.0
     if config.scale_attn_by_inverse_layer_idx:
         scale /= layer + 1
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=LayerNorm(scope / "ln_1", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "attn", scale=scale, rotated=False, out="c_proj"),
-        mlp_norm=LayerNorm(scope / "ln_2", hidden, eps),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("c_fc", "c_proj")),
+        mixer=SelfAttention(config, layer, scope / "attn", scale=scale, rotated=False, out="c_proj"),
+        feed_forward_norm=LayerNorm(scope / "ln_2", hidden, eps),
+        feed_forward=MLP(
+            scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("c_fc", "c_proj")
+        ),
     )
 
 

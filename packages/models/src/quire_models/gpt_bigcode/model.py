@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_heads, split_rows
 from quire_models.layers.linear import Embedding
@@ -20,14 +20,16 @@ from quire_models.layers.scope import Scope
 __all__ = ["GPTBigCodeForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=LayerNorm(scope / "ln_1", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "attn", rotated=False, out="c_proj"),
-        mlp_norm=LayerNorm(scope / "ln_2", hidden, eps),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("c_fc", "c_proj")),
+        mixer=SelfAttention(config, layer, scope / "attn", rotated=False, out="c_proj"),
+        feed_forward_norm=LayerNorm(scope / "ln_2", hidden, eps),
+        feed_forward=MLP(
+            scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("c_fc", "c_proj")
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire_models.gpt_neox.config import GPTNeoXConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import ParallelBlock, PreNormBlock
+from quire_models.layers.blocks import ParallelBlock, SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_heads
 from quire_models.layers.mlp import MLP
@@ -18,16 +18,16 @@ from quire_models.layers.scope import Scope
 __all__ = ["GPTNeoXForCausalLM"]
 
 
-def make_layer(config: GPTNeoXConfig, layer: int, scope: Scope) -> ParallelBlock | PreNormBlock:
+def make_layer(config: GPTNeoXConfig, layer: int, scope: Scope) -> ParallelBlock | SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     names = ("dense_h_to_4h", "dense_4h_to_h")
-    block = ParallelBlock if config.use_parallel_residual else PreNormBlock
+    block = ParallelBlock if config.use_parallel_residual else SequentialBlock
     return block(
         input_norm=LayerNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "attention", out="dense"),
-        mlp_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
+        mixer=SelfAttention(config, layer, scope / "attention", out="dense"),
+        feed_forward_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
     )
 
 

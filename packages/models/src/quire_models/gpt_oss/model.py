@@ -1,77 +1,26 @@
 """gpt-oss (OpenAI 2025): attention with sinks, windows in every other layer, experts with a clipped gate.
 
-Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension, E experts, M width within an
-expert, I width of the network.
+Shape legend: E experts, M width within an expert, I width of the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from quire_attention import ForwardBatch
 from quire_models.gpt_oss.config import GptOssConfig
-from quire_models.layers.causal_lm import CausalLM
-from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import ExpertChoice
-from quire_models.layers.linear import Linear, stack_weights
-from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.moe import FusedExperts, SparseMoE
-from quire_models.layers.rope_and_cache import RopeAndCache
-from quire_models.layers.rotary import Rotary
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_ops import QuantizedTokens, RoutingRule
+from quire_ops import RoutingRule
 
 __all__ = ["GptOssForCausalLM"]
-
-
-class GptOssAttention:
-    """Causal self-attention; each head has a learned score that takes attention and gives nothing."""
-
-    def __init__(self, config: GptOssConfig, layer: int, scope: Scope) -> None:
-        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
-        self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
-        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
-        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
-        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
-        self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
-        self._sinks = scope.parameter("sinks", config.num_heads)
-        self.sinks: Tensor
-        self.head_dim = config.head_dim
-        self.sliding_window = config.sliding_windows[layer]
-        self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
-        self.write = RopeAndCache(self.attend, Rotary(scope, config.head_dim, head_dim=config.head_dim))
-        scope.when_loaded(self._finish)
-
-    def _finish(self) -> None:
-        self.sinks = self._sinks.take()
-
-    @property
-    def consumers(self) -> Sequence[Linear]:
-        """See `SelfAttention`."""
-        return self.q_proj, self.k_proj, self.v_proj
-
-    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
-        query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
-        query = self.write(query, key, value, cos, sin, batch)
-        return self.o_proj(self.attend.attend(query, batch, self.sinks).flatten(1))
-
-    def stack_weights(self) -> dict[str, Any] | None:
-        """See `SelfAttention`."""
-        weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
-        if weights is None:
-            return None
-        return {
-            **weights,
-            "scale": self.head_dim**-0.5,
-            "sliding_window": self.sliding_window,
-            "sinks": self.sinks,
-        }
 
 
 def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:
@@ -137,13 +86,13 @@ def _accept_mxfp4(scope: Scope, config: GptOssConfig) -> None:
         scope.packed(f"{name}_scales", (num, outputs, inputs // 32), partial(split, kind="weight_scale"))
 
 
-def make_gpt_oss_layer(config: GptOssConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+def make_gpt_oss_layer(config: GptOssConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
-    attention = GptOssAttention(config, layer, scope / "self_attn")
-    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=make_moe(config, scope / "mlp"))
+    attention = SelfAttention(config, layer, scope / "self_attn", sinks=True)
+    return pre_norm_block(config, scope, attention, make_moe(config, scope / "mlp"))
 
 
-class GptOssForCausalLM(CausalLM):
+class GptOssForCausalLM(DecoderLM):
     """The gpt-oss network."""
 
     def __init__(self, config: GptOssConfig, scope: Scope) -> None:

@@ -22,8 +22,10 @@ def make_layer(config: ModelConfig, layer: int, scope: Scope) -> ParallelBlock:
     hidden = config.hidden_size
     return ParallelBlock(
         input_norm=LayerNorm(scope / "ln_1", hidden, config.rms_norm_eps),
-        attention=SelfAttention(config, layer, scope / "attn", interleaved=True, out="out_proj"),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("fc_in", "fc_out")),
+        mixer=SelfAttention(config, layer, scope / "attn", interleaved=True, out="out_proj"),
+        feed_forward=MLP(
+            scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=("fc_in", "fc_out")
+        ),
     )
 
 

@@ -5,54 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from quire_attention import ForwardBatch
 from quire_models.granite.config import GraniteConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import stacked
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
-from quire_ops import DecoderLayerWeights
 
 if TYPE_CHECKING:
     from quire_models.granitemoe.config import GraniteMoEConfig
 
-__all__ = ["GraniteForCausalLM", "GraniteLayer"]
+__all__ = ["GraniteForCausalLM"]
 
 
-class GraniteLayer:
-    """x + c * attention(norm(x)), then x + c * mlp(norm(x))."""
-
-    def __init__(
-        self,
-        config: GraniteConfig | GraniteMoEConfig,
-        layer: int,
-        scope: Scope,
-        mlp: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        """Args:
-        mlp: None for a gated feed-forward network of the configuration's size.
-        """
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
-        self.attention = SelfAttention(config, layer, scope / "self_attn", scale=config.attention_multiplier)
-        self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
-        self.mlp = mlp or GatedMLP(
-            scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
-        )
-        self.factor = config.residual_multiplier
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention(self.input_norm(x), cos, sin, batch) * self.factor
-        return x + self.mlp(self.mlp_norm(x)) * self.factor
-
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """See `StackedBlock`."""
-        norms = {"input_norm": self.input_norm, "feed_forward_norm": self.mlp_norm}
-        return stacked(eps, self.attention, self.mlp, norms, residual_factor=self.factor)
+def make_layer(config: GraniteConfig, layer: int, scope: Scope) -> SequentialBlock:
+    """One decoder layer."""
+    attention = SelfAttention(config, layer, scope / "self_attn", scale=config.attention_multiplier)
+    return pre_norm_block(config, scope, attention, residual_factor=config.residual_multiplier)
 
 
 class GraniteForCausalLM(DecoderLM):
@@ -64,7 +33,7 @@ class GraniteForCausalLM(DecoderLM):
         self,
         config: GraniteConfig | GraniteMoEConfig,
         scope: Scope,
-        make_layer: Callable[[Any, int, Scope], GraniteLayer] = GraniteLayer,
+        make_layer: Callable[[Any, int, Scope], SequentialBlock] = make_layer,
     ) -> None:
         super().__init__(
             config,

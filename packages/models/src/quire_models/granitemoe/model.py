@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from quire_models.granite.model import GraniteForCausalLM, GraniteLayer
+from quire_models.granite.model import GraniteForCausalLM
 from quire_models.granitemoe.config import GraniteMoEConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mlp import GatedMLP
@@ -37,9 +39,11 @@ def make_moe(config: GraniteMoEConfig | GraniteHybridConfig, scope: Scope, share
     return SparseMoE(router, experts, shared)
 
 
-def make_granite_moe_layer(config: GraniteMoEConfig, layer: int, scope: Scope) -> GraniteLayer:
+def make_granite_moe_layer(config: GraniteMoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
-    return GraniteLayer(config, layer, scope, make_moe(config, scope / "block_sparse_moe", scope / "shared_mlp"))
+    attention = SelfAttention(config, layer, scope / "self_attn", scale=config.attention_multiplier)
+    moe = make_moe(config, scope / "block_sparse_moe", scope / "shared_mlp")
+    return pre_norm_block(config, scope, attention, moe, residual_factor=config.residual_multiplier)
 
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):

@@ -6,54 +6,39 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from quire_attention import ForwardBatch
 from quire_models.granitemoe.model import make_moe
 from quire_models.granitemoehybrid.config import GraniteHybridConfig
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import Mixer, SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import SparseMoE
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 
 __all__ = ["GraniteMoeHybridForCausalLM"]
 
 
-class GraniteHybridLayer:
-    """x + c * mixer(norm(x)), then x + c * mlp(norm(x))."""
-
-    def __init__(self, config: GraniteHybridConfig, layer: int, scope: Scope) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
-        self.attention: SelfAttention | None = None
-        if config.attention_layers[layer]:
-            self.attention = SelfAttention(
-                config,
-                layer,
-                scope / "self_attn",
-                scale=config.attention_multiplier,
-                rotated=config.rotary_dim > 0,
-            )
-        else:
-            self.mamba = Mamba2Mixer(scope / "mamba", config.mixer, layer)
-        self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
-        self.mlp: SparseMoE | GatedMLP
-        if config.num_experts:
-            self.mlp = make_moe(config, scope / "block_sparse_moe", scope / "shared_mlp")
-        else:
-            self.mlp = GatedMLP(scope / "shared_mlp", hidden, config.shared_intermediate_size, act=config.hidden_act)
-        self.factor = config.residual_multiplier
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.input_norm(x)
-        mixed = self.mamba(normed, batch) if self.attention is None else self.attention(normed, cos, sin, batch)
-        x = x + mixed * self.factor
-        return x + self.mlp(self.mlp_norm(x)) * self.factor
+def make_layer(config: GraniteHybridConfig, layer: int, scope: Scope) -> SequentialBlock:
+    """One layer, with attention or Mamba-2, with experts or without."""
+    shared = scope / "shared_mlp"
+    mixer: Mixer
+    if config.attention_layers[layer]:
+        inner, rotated = scope / "self_attn", config.rotary_dim > 0
+        mixer = SelfAttention(config, layer, inner, scale=config.attention_multiplier, rotated=rotated)
+    else:
+        mixer = Mamba2Mixer(scope / "mamba", config.mixer, layer)
+    feed_forward: SparseMoE | GatedMLP
+    if config.num_experts:
+        feed_forward = make_moe(config, scope / "block_sparse_moe", shared)
+    else:
+        feed_forward = GatedMLP(shared, config.hidden_size, config.shared_intermediate_size, act=config.hidden_act)
+    return pre_norm_block(config, scope, mixer, feed_forward, residual_factor=config.residual_multiplier)
 
 
-class GraniteMoeHybridForCausalLM(RecurrentLM):
+class GraniteMoeHybridForCausalLM(DecoderLM):
     """The Granite 4 network."""
 
     config: GraniteHybridConfig
@@ -62,7 +47,7 @@ class GraniteMoeHybridForCausalLM(RecurrentLM):
         super().__init__(
             config,
             scope,
-            GraniteHybridLayer,
+            make_layer,
             RMSNorm,
             embedding_factor=config.embedding_multiplier,
             logits_factor=1.0 / config.logits_scaling,

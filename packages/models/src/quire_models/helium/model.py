@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
@@ -13,14 +13,14 @@ from quire_models.layers.scope import Scope
 __all__ = ["HeliumForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn", interleaved=True),
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, inner, act=config.hidden_act, bias=config.mlp_bias),
+        mixer=SelfAttention(config, layer, scope / "self_attn", interleaved=True),
+        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, inner, act=config.hidden_act, bias=config.mlp_bias),
     )
 
 
@@ -28,4 +28,4 @@ class HeliumForCausalLM(DecoderLM):
     """The Helium network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

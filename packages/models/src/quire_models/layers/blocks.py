@@ -1,15 +1,21 @@
-"""The ways in which attention and feed-forward network stand in a decoder layer, for `DecoderLM`."""
+"""The ways in which mixer, feed-forward network and norms stand in a decoder layer.
+
+A layer takes and gives the residual stream in two parts, the last result and what it is still to be added to, so that
+the addition is fused with the norm behind it (`AddNorm`), which may be in the next layer.
+
+Shape legend: T tokens of the step, D rotated dimensions of a head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.add_norm import AddNorm, consumers_of
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import SparseMoE
@@ -17,169 +23,188 @@ from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
 from quire_ops import DecoderLayerWeights
 
-__all__ = [
-    "BlockAttention",
-    "ParallelBlock",
-    "PostLNBlock",
-    "PostNormBlock",
-    "PreNormBlock",
-    "SandwichBlock",
-    "StackedBlock",
-    "pre_norm_block",
-    "stacked",
-]
+__all__ = ["DecoderLayer", "FusedLayer", "Mixer", "ParallelBlock", "PostLNBlock", "SequentialBlock", "pre_norm_block"]
 
-Map = Callable[[Tensor], Tensor]
-"""[T, hidden_size] -> [T, hidden_size]."""
+Map = Callable[[Any], Tensor]
+"""x [T, hidden_size], or its `QuantizedTokens` for a part with `consumers` -> [T, hidden_size]."""
 
 
-class BlockAttention(Protocol):
-    """The attention of a layer."""
+class Mixer(Protocol):
+    """The part of a layer in which tokens meet others: attention, a recurrence, a convolution."""
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: Any, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size], or its `QuantizedTokens` for a mixer with `consumers`; cos and sin [T, 1, D] of the
+        layer's rotation -> [T, hidden_size]."""
+
+
+class DecoderLayer(Protocol):
+    """One layer of a `DecoderLM`."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """x and residual [T, hidden_size], whose sum is the residual stream, for the same two of the next layer. A
+        residual of None is zero; another may be written over. cos and sin [T, 1, D] are of the layer's rotation."""
 
 
 @runtime_checkable
-class StackedBlock(Protocol):
+class FusedLayer(Protocol):
     """A layer that op `decoder_stack` may compute."""
 
     def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """The layer as data, or None when that op cannot compute it.
+        """The layer as data, or None when the op cannot compute it.
 
         Args:
-            eps: Of the stack's norms.
+            eps: Epsilon of the network's last norm, which all norms of the stack have to share.
         """
 
 
-def stacked(
-    eps: float, attention: BlockAttention, mlp: Map, norms: Mapping[str, Map | None], **fields: Any
-) -> DecoderLayerWeights | None:
-    """A layer as data for op `decoder_stack`, or None when that op cannot compute it.
+class SequentialBlock:
+    """x + f * out(mixer(norm(x))), then x + f * out(feed_forward(norm(x))), where `norm` and `out` are norms of their
+    own for each part.
+
+    Any norm may be missing, and one of the two parts: Llama has norms before the parts, OLMo 2 behind them, Gemma 2
+    both, and a layer of Mamba has no feed-forward network.
+    """
+
+    __slots__ = (
+        "attention_out_norm",
+        "before_feed_forward",
+        "before_mixer",
+        "feed_forward",
+        "feed_forward_out_norm",
+        "mixer",
+        "residual_factor",
+    )
+
+    def __init__(
+        self,
+        *,
+        mixer: Mixer | None = None,
+        feed_forward: Map | None = None,
+        input_norm: Map | None = None,
+        attention_out_norm: Map | None = None,
+        feed_forward_norm: Map | None = None,
+        feed_forward_out_norm: Map | None = None,
+        residual_factor: float = 1.0,
+    ) -> None:
+        """Args:
+        input_norm: Norm of what the mixer takes.
+        attention_out_norm: Norm of what the mixer gives, before it is added.
+        feed_forward_norm: Norm of what the feed-forward network takes.
+        feed_forward_out_norm: Norm of what the feed-forward network gives, before it is added.
+        residual_factor: f.
+        """
+        self.mixer, self.feed_forward = mixer, feed_forward
+        self.before_mixer = AddNorm(input_norm, consumers_of(mixer))
+        self.before_feed_forward = AddNorm(feed_forward_norm, consumers_of(feed_forward))
+        self.attention_out_norm, self.feed_forward_out_norm = attention_out_norm, feed_forward_out_norm
+        self.residual_factor = residual_factor
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.mixer is not None:
+            normed, residual = self.before_mixer(x, residual)
+            x = self._to_add(self.mixer(normed, cos, sin, batch), self.attention_out_norm)
+        if self.feed_forward is not None:
+            normed, residual = self.before_feed_forward(x, residual)
+            x = self._to_add(self.feed_forward(normed), self.feed_forward_out_norm)
+        return x, residual
+
+    def _to_add(self, x: Tensor, norm: Map | None) -> Tensor:
+        """What a part gave, [T, hidden_size], as it is added to the stream."""
+        x = x if norm is None else norm(x)
+        return x if self.residual_factor == 1.0 else x * self.residual_factor
+
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """The layer as data for op `decoder_stack`, or None when the op cannot compute it."""
+        mixer, feed_forward = self.mixer, self.feed_forward
+        if not isinstance(mixer, SelfAttention) or not isinstance(feed_forward, GatedMLP | SparseMoE):
+            return None
+        attention, gated = mixer.stack_weights(eps), feed_forward.stack_weights()
+        if attention is None or gated is None:
+            return None
+        norms = {
+            "input_norm": self.before_mixer.norm,
+            "attention_out_norm": self.attention_out_norm,
+            "feed_forward_norm": self.before_feed_forward.norm,
+            "feed_forward_out_norm": self.feed_forward_out_norm,
+        }
+        weights: dict[str, Any] = dict.fromkeys(norms)
+        for name, norm in norms.items():
+            if norm is None:
+                continue
+            if not isinstance(norm, RMSNorm | OffsetRMSNorm) or norm.eps != eps:
+                return None
+            weights[name] = norm.weight
+        return DecoderLayerWeights(**attention, **gated, **weights, residual_factor=self.residual_factor)
+
+
+class ParallelBlock:
+    """x + mixer(norm(x)) + feed_forward(norm(x)), with one norm for both parts or one for each (GPT-J, GPT-NeoX)."""
+
+    __slots__ = ("_before", "feed_forward", "feed_forward_norm", "mixer")
+
+    def __init__(
+        self, *, mixer: Mixer, feed_forward: Map, input_norm: Map, feed_forward_norm: Map | None = None
+    ) -> None:
+        """Args:
+        input_norm: Norm of what the mixer takes.
+        feed_forward_norm: Norm of what the feed-forward network takes; None when it is the mixer's.
+        """
+        self._before = AddNorm(input_norm)
+        self.mixer, self.feed_forward, self.feed_forward_norm = mixer, feed_forward, feed_forward_norm
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        normed, total = self._before(x, residual)
+        inner = normed if self.feed_forward_norm is None else self.feed_forward_norm(total)
+        return self.feed_forward(inner), total + self.mixer(normed, cos, sin, batch)
+
+
+class PostLNBlock:
+    """norm(x + mixer(x)), then norm(x + feed_forward(x)) (Vaswani et al. 2017, sec. 3.1)."""
+
+    __slots__ = ("_after_feed_forward", "_after_mixer", "feed_forward", "mixer")
+
+    def __init__(self, *, mixer: Mixer, feed_forward: Map, mixer_norm: Map, feed_forward_norm: Map) -> None:
+        """Args:
+        mixer_norm: Norm of the sum with what the mixer gives.
+        feed_forward_norm: Norm of the sum with what the feed-forward network gives.
+        """
+        self.mixer, self.feed_forward = mixer, feed_forward
+        self._after_mixer, self._after_feed_forward = AddNorm(mixer_norm), AddNorm(feed_forward_norm)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        x = x if residual is None else x + residual
+        x, _ = self._after_mixer(self.mixer(x, cos, sin, batch), x)
+        return self._after_feed_forward(self.feed_forward(x), x)[0], None
+
+
+def pre_norm_block(
+    config: ModelConfig,
+    scope: Scope,
+    mixer: Mixer,
+    feed_forward: Map | None = None,
+    *,
+    residual_factor: float = 1.0,
+) -> SequentialBlock:
+    """A layer of Llama's shape, under the names that it has in most checkpoints.
 
     Args:
-        eps: Of the stack's norms.
-        norms: Field of `DecoderLayerWeights` -> the norm, None for none.
-        fields: Others of its fields.
+        feed_forward: None for a gated feed-forward network of the configuration's size.
+        residual_factor: Factor of what both parts give, before it is added.
     """
-    if not isinstance(attention, SelfAttention) or not isinstance(mlp, GatedMLP | SparseMoE):
-        return None
-    of_attention, of_mlp = attention.stack_weights(eps), mlp.stack_weights()
-    if of_attention is None or of_mlp is None:
-        return None
-    weights: dict[str, Any] = {}
-    for name, norm in norms.items():
-        if norm is not None and not (isinstance(norm, RMSNorm | OffsetRMSNorm) and norm.eps == eps):
-            return None
-        weights[name] = None if norm is None else norm.weight
-    return DecoderLayerWeights(**of_attention, **of_mlp, **weights, **fields)
-
-
-@dataclass(slots=True, kw_only=True)
-class PreNormBlock:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    input_norm: Map
-    attention: BlockAttention
-    mlp_norm: Map
-    mlp: Map
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention(self.input_norm(x), cos, sin, batch)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """See `StackedBlock`."""
-        norms = {"input_norm": self.input_norm, "feed_forward_norm": self.mlp_norm}
-        return stacked(eps, self.attention, self.mlp, norms)
-
-
-@dataclass(slots=True, kw_only=True)
-class PostNormBlock:
-    """x + norm(attention(x)), then x + norm(mlp(x))."""
-
-    attention: BlockAttention
-    attention_norm: Map
-    mlp: Map
-    output_norm: Map
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention_norm(self.attention(x, cos, sin, batch))
-        return x + self.output_norm(self.mlp(x))
-
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """See `StackedBlock`."""
-        norms = {
-            "input_norm": None,
-            "attention_out_norm": self.attention_norm,
-            "feed_forward_norm": None,
-            "feed_forward_out_norm": self.output_norm,
-        }
-        return stacked(eps, self.attention, self.mlp, norms)
-
-
-@dataclass(slots=True, kw_only=True)
-class PostLNBlock:
-    """norm(x + attention(x)), then norm(x + mlp(x)) (Vaswani et al. 2017)."""
-
-    attention: BlockAttention
-    attention_norm: Map
-    mlp: Map
-    output_norm: Map
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = self.attention_norm(x + self.attention(x, cos, sin, batch))
-        return self.output_norm(x + self.mlp(x))
-
-
-@dataclass(slots=True, kw_only=True)
-class SandwichBlock:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
-
-    input_norm: Map
-    attention: BlockAttention
-    attention_norm: Map
-    mlp_norm: Map
-    mlp: Map
-    output_norm: Map
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention_norm(self.attention(self.input_norm(x), cos, sin, batch))
-        return x + self.output_norm(self.mlp(self.mlp_norm(x)))
-
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """See `StackedBlock`."""
-        norms = {
-            "input_norm": self.input_norm,
-            "attention_out_norm": self.attention_norm,
-            "feed_forward_norm": self.mlp_norm,
-            "feed_forward_out_norm": self.output_norm,
-        }
-        return stacked(eps, self.attention, self.mlp, norms)
-
-
-@dataclass(slots=True, kw_only=True)
-class ParallelBlock:
-    """x + attention(norm(x)) + mlp(norm(x))."""
-
-    input_norm: Map
-    attention: BlockAttention
-    mlp: Map
-    mlp_norm: Map | None = None
-    """None when both parts share a norm."""
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.input_norm(x)
-        inner = normed if self.mlp_norm is None else self.mlp_norm(x)
-        return x + self.attention(normed, cos, sin, batch) + self.mlp(inner)
-
-
-def pre_norm_block(config: ModelConfig, scope: Scope, attention: BlockAttention, mlp: Map) -> PreNormBlock:
-    """A layer of Llama's shape, under the names that it has in most checkpoints."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=attention,
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=mlp,
+        mixer=mixer,
+        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=feed_forward
+        or GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias),
+        residual_factor=residual_factor,
     )

@@ -1,13 +1,14 @@
-"""A decoder-only network whose layers map the residual stream to the residual stream, in whatever way they like.
+"""A decoder-only network: embedding, layers, the norm behind them, the LM head.
 
-`CausalLM` is its sibling for plain pre-norm stacks, whose additions are fused with the norms behind them.
+Shape legend: T tokens of the step, N hidden states whose logits are wanted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
-from quire_models.layers.blocks import StackedBlock
+from quire_models.layers.add_norm import AddNorm
+from quire_models.layers.blocks import DecoderLayer, FusedLayer
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
@@ -25,28 +27,22 @@ from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
 from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
+from quire_ops.ops import op_named
 
-__all__ = ["DecoderLM", "StreamLayer"]
+__all__ = ["DecoderLM"]
 
 Config = TypeVar("Config", bound=ModelConfig)
 
 
-class StreamLayer(Protocol):
-    """One layer."""
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size] -> [T, hidden_size], the residual stream before and after; cos and sin [T, 1, D]."""
-
-
 class DecoderLM(Network):
-    """Embedding, layers, a norm, the LM head. Families override `embed`, `rope_of_layer` and `compute_logits`."""
+    """Families override `embed`, `rope_of_layer` and `head_input` where theirs are others."""
 
     def __init__(
         self,
         config: Config,
         scope: Scope,
-        make_layer: Callable[[Config, int, Scope], StreamLayer],
-        make_norm: Callable[[Scope, int, float], Callable[[Tensor], Tensor]],
+        make_layer: Callable[[Config, int, Scope], DecoderLayer],
+        make_norm: Callable[[Scope, int, float], Callable[[Tensor], Tensor]] = RMSNorm,
         *,
         body: str = "model",
         embedding: str = "embed_tokens",
@@ -61,8 +57,14 @@ class DecoderLM(Network):
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.
         make_norm: (scope, size, eps) -> the norm behind the layers.
-        body: What the names of everything but the LM head begin with; the others are names in it.
-        embedding_factor: Of what the embedding gives.
+        body: First part of the names of all parameters but the LM head's.
+        embedding: Name of the embedding within `body`, as the next two are.
+        layers: Name of the list of layers.
+        norm: Name of the norm behind the layers.
+        head: Name of the LM head.
+        head_bias: The LM head has a bias.
+        embedding_factor: Factor of the embedding's results.
+        logits_factor: Factor of the logits.
         logits_soft_cap: Logits become cap * tanh(logits / cap), after their factor.
         """
         super().__init__(config, scope)
@@ -73,6 +75,7 @@ class DecoderLM(Network):
         self.embedding = Embedding(inner / embedding, config.vocab_size, config.embedding_width)
         self.layers = [make_layer(config, i, inner / layers / str(i)) for i in range(config.num_layers)]
         self.norm = make_norm(inner / norm, config.hidden_size, config.rms_norm_eps)
+        self._add_norm = AddNorm(self.norm)
         tied_to = self.embedding if config.tie_word_embeddings else None
         self.lm_head = LMHead(scope / head, config.vocab_size, config.embedding_width, tied_to=tied_to, bias=head_bias)
         self.ignored_tensors = frozenset({f"{head}.weight"} if tied_to else ())
@@ -90,62 +93,110 @@ class DecoderLM(Network):
     @property
     def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
-        Promised where every op of the network promises it for itself."""
-        return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
+
+        Promised where every op of the network promises it, or, in a plain network, the one call that runs its layers
+        and the op behind it.
+        """
+        if self._stack is None or not self._is_plain or self._soft_cap is not None:
+            return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
+        return self._stack.batch_invariant and self._scope.choose(op_named(self.lm_head.op)).batch_invariant
+
+    @property
+    def _is_plain(self) -> bool:
+        """Nothing stands before the layers and behind their norm but embedding and LM head, with their factors."""
+        return type(self).embed is DecoderLM.embed and type(self).head_input is DecoderLM.head_input
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
-        """See `Network.finish_loading`."""
+        """Give the loaded parameters to their layers, and bind the op that runs all layers in one call."""
         super().finish_loading(after_each)
-        if isinstance(self.norm, RMSNorm | OffsetRMSNorm) and self._tables:
-            layers = [self._as_data(i, self.norm.eps) for i in range(len(self.layers))]
-            self._stack = FusedDecoder.bind(self._scope, self.config, layers, self.norm)
+        norm = self.norm
+        if isinstance(norm, RMSNorm | OffsetRMSNorm) and self._tables:
+            layers = [self._as_data(i, norm.eps) for i in range(len(self.layers))]
+            self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm)
 
     def _as_data(self, index: int, eps: float) -> DecoderLayerWeights | None:
         """A layer for op `decoder_stack`, with its rotation among those of the network."""
         layer, rope = self.layers[index], self._rope_of_layer[index]
-        data = layer.stack_weights(eps) if isinstance(layer, StackedBlock) else None
+        data = layer.stack_weights(eps) if isinstance(layer, FusedLayer) else None
         if data is None or data.rotation is None or rope is None:
             return data
         return dataclasses.replace(data, rotation=list(self._tables).index(rope))
 
     def rope_of_layer(self, layer: int) -> RopeConfig:
-        """The rotation of a layer."""
+        """The rotation of a layer's queries and keys."""
         return self.config.rope
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size]: what the first layer gets."""
+        """Input of the first layer, [T, hidden_size]."""
         x = self.embedding(batch.input_ids, batch.lora)
         return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
-    @torch.inference_mode()
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden_size] -> input of the LM head, [N, embedding_width]."""
+        return hidden
+
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `Network.forward`."""
+        """[T] tokens -> hidden states [T, hidden_size] after the last norm; writes the step's keys and values."""
+        return self._forward(batch, {})
+
+    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Hidden states as `forward` gives them, and the residual stream before some layers side by side,
+        [T, len(layers) * hidden_size]. The number of layers stands for the stream behind the last one."""
+        shape = (len(batch.input_ids), self.config.hidden_size)
+        taps = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
+        hidden = self._forward(batch, taps)
+        return hidden, torch.cat([taps[layer] for layer in layers], dim=-1)
+
+    def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
+        """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
         length = max(batch.attention[0].kv_lens)
         rotations = {rope: table(batch.positions, length) for rope, table in self._tables.items()}
         x = self.embed(batch)
         if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
-            return self._stack(x, list(rotations.values()), batch, {})
-        nothing = (self._unrotated, self._unrotated)
-        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
-            cos, sin = nothing if rope is None else rotations[rope]
-            x = layer(x, cos, sin, batch)
-        return self.norm(x)
+            return self._stack(x, list(rotations.values()), batch, taps)
+        unrotated, residual = (self._unrotated, self._unrotated), None
+        for i, (layer, rope) in enumerate(zip(self.layers, self._rope_of_layer, strict=True)):
+            self._tap(taps, i, x, residual)
+            cos, sin = unrotated if rope is None else rotations[rope]
+            x, residual = layer(x, residual, cos, sin, batch)
+        self._tap(taps, len(self.layers), x, residual)
+        hidden: Tensor = self._add_norm(x, residual)[0]
+        return hidden
 
-    @torch.inference_mode()
+    @staticmethod
+    def _tap(taps: dict[int, Tensor], layer: int, x: Tensor, residual: Tensor | None) -> None:
+        """Copy the residual stream before a layer, where somebody wants it."""
+        if layer in taps:
+            taps[layer].copy_(x if residual is None else x + residual)
+
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
-        """See `Network.compute_logits`."""
-        logits = self.lm_head(hidden, lora)
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32, with the adapters of `lora`."""
+        logits = self.lm_head(self.head_input(hidden), lora)
         if self._logits_factor != 1.0:
             logits *= self._logits_factor
         if self._tanh is None or self._soft_cap is None:
             return logits
         return self._tanh(logits / self._soft_cap) * self._soft_cap
 
+    @property
+    def has_fused_argmax(self) -> bool:
+        """The LM head finds the largest logit. What follows it has to keep the order of logits and make no two of them
+        equal: a power of two does, in float32, but no other factor and no soft cap."""
+        return self._soft_cap is None and math.frexp(self._logits_factor)[0] == 0.5
+
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, hidden_size] -> token ids of the largest logits [N] int64, the lowest among equals, and
+        these logits [N] float32 (NaN where one is). Other logits need not be written."""
+        if not self.has_fused_argmax:
+            return super().argmax(hidden, lora)
+        token_ids, max_logits = self.lm_head.argmax(self.head_input(hidden), lora)
+        return token_ids, max_logits if self._logits_factor == 1.0 else max_logits * self._logits_factor
+
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
-        """See `Network.bind_decode`."""
-        is_plain = type(self).embed is DecoderLM.embed and type(self).compute_logits is DecoderLM.compute_logits
-        if self._stack is None or not is_plain:
+        """The network joined with the rows of a runner (op `decode_step`); None where no backend runs it in one
+        call."""
+        if self._stack is None or not self._is_plain:
             return None
         return self._stack.bind_decode(
             rows,

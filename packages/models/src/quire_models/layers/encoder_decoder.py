@@ -16,7 +16,7 @@ from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_ops import LoraTokens
 
-__all__ = ["DecoderLayer", "EncoderDecoderLM", "EncoderLayer"]
+__all__ = ["CrossDecoderLayer", "EncoderDecoderLM", "EncoderLayer"]
 
 
 class EncoderLayer(Protocol):
@@ -26,8 +26,8 @@ class EncoderLayer(Protocol):
         """x [E, hidden_size] -> [E, hidden_size]."""
 
 
-class DecoderLayer(Protocol):
-    """One layer of a decoder."""
+class CrossDecoderLayer(Protocol):
+    """One layer of a decoder that looks at what an encoder read."""
 
     cross: CrossAttention
 
@@ -41,7 +41,7 @@ class EncoderDecoderLM(Network):
     encoder_layers: Sequence[EncoderLayer]
     encoder_norm: Callable[[Tensor], Tensor] | None
     """Behind the encoder's layers."""
-    decoder_layers: Sequence[DecoderLayer]
+    decoder_layers: Sequence[CrossDecoderLayer]
     decoder_norm: Callable[[Tensor], Tensor] | None
     """Behind the decoder's layers."""
     lm_head: LMHead
@@ -55,7 +55,7 @@ class EncoderDecoderLM(Network):
         return (*super().host_lengths, "cross attention")
 
     def embed(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None, *, decoder: bool) -> Tensor:
-        """[N] tokens at their positions [N], with the adapters of `lora` -> what the first layer gets,
+        """[N] tokens at their positions [N], with the adapters of `lora` -> input of the first layer,
         [N, hidden_size]."""
         raise NotImplementedError
 
@@ -82,7 +82,17 @@ class EncoderDecoderLM(Network):
             x = layer(x, batch)
         return x if self.decoder_norm is None else self.decoder_norm(x)
 
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden_size] -> input of the LM head, of the same shape."""
+        return hidden
+
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
-        """See `Network.compute_logits`."""
-        return self.lm_head(hidden, lora)
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32, with the adapters of `lora`."""
+        return self.lm_head(self.head_input(hidden), lora)
+
+    @torch.inference_mode()
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, hidden_size] -> token ids of the largest logits [N] int64, the lowest among equals, and
+        these logits [N] float32. Other logits need not be written."""
+        return self.lm_head.argmax(self.head_input(hidden), lora)

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
-from quire_models.layers.norm import AddRMSNorm, OffsetRMSNorm, RMSNorm
+from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
 from quire_ops import (
     DecodeNetwork,
@@ -52,7 +52,7 @@ class FusedDecoder:
         scope: Scope,
         config: ModelConfig,
         layers: Sequence[DecoderLayerWeights | None],
-        norm: AddRMSNorm | RMSNorm | OffsetRMSNorm,
+        norm: RMSNorm | OffsetRMSNorm,
     ) -> FusedDecoder | None:
         """Args:
         layers: In the order in which they were made; None for one that is not such data.

@@ -5,6 +5,8 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -14,7 +16,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import QuantizedTokens, ops
 
 __all__ = ["GatedAttention"]
 
@@ -39,7 +41,12 @@ class GatedAttention:
         self._gate = scope.op(ops.sigmoid_and_mul)
         self._attend = scope.attention(cache, scale=config.head_dim**-0.5)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x."""
+        return self._qkv.layers
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         projected, key, value = self._qkv(x)
         query, gate = projected.unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)  # [T, Hq, D]
         key, value = (each.unflatten(-1, (-1, self._head_dim)) for each in (key, value))  # [T, Hkv, D]

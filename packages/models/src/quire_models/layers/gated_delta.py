@@ -5,6 +5,8 @@ Shape legend: T tokens of the step, Hk and Hv key and value heads, R value heads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import QuantizedTokens, ops
 
 __all__ = ["GatedDeltaNet"]
 
@@ -53,7 +55,12 @@ class GatedDeltaNet:
     def _finish(self) -> None:
         self._fixed = (self._a_log.take(), self._dt_bias.take())
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x."""
+        return self._projections.layers
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         shape = self._shape
         (conv_state, state), layout = batch.states_of_layer(self._cache)
         mixed, gate, a, b = self._project(x)
@@ -71,7 +78,7 @@ class GatedDeltaNet:
         )
         return self.out_proj(self.norm(out, gate.view(out.shape)).flatten(1))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor | QuantizedTokens) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values side by side [T, conv_size]; gate [T, Hv * Dv]; decays and strengths [T, Hv]."""
         shape = self._shape
         if not self._by_key_head:

@@ -23,7 +23,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import QuantizedTokens, ops
 
 __all__ = ["LatentAttention", "LatentShape"]
 
@@ -110,7 +110,12 @@ class LatentAttention:
         # Absorbed, it is multiplied from its other side. Processors read rows, so there it is turned over once.
         self._key = key.transpose(1, 2).contiguous() if self._reads_rows else key.transpose(1, 2)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x."""
+        return self._down.layers
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         latent_cache, metadata = batch.of_layer(self._layer)
         down, latent = self._down(x)
         self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping)

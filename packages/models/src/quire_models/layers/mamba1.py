@@ -5,7 +5,7 @@ Shape legend: T tokens of the step, C inner channels, N numbers of state per cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.mixer_shapes import Mamba1Shape
-from quire_ops import ops
+from quire_ops import QuantizedTokens, ops
 
 __all__ = ["Mamba1Mixer"]
 
@@ -52,7 +52,12 @@ class Mamba1Mixer:
     def _finish(self) -> None:
         self._fixed = (-self._a_log.take().exp(), self._d.take(), self._dt_bias.take())
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layer that takes x."""
+        return (self.in_proj,)
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         shape = self._shape
         (conv_state, ssm_state), layout = batch.states_of_layer(self._cache)
         inner, gate = self.in_proj(x).chunk(2, dim=-1)

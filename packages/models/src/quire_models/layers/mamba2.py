@@ -5,6 +5,8 @@ Shape legend: T tokens of the step, H heads, P channels of a head, G groups, N n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
 from quire_models.mixer_shapes import Mamba2Shape
-from quire_ops import ops
+from quire_ops import QuantizedTokens, ops
 
 __all__ = ["Mamba2Mixer"]
 
@@ -51,7 +53,12 @@ class Mamba2Mixer:
     def _finish(self) -> None:
         self._fixed = (-self._a_log.take().exp(), self._d.take(), self._dt_bias.take())
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layer that takes x."""
+        return (self.in_proj,)
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         shape = self._shape
         (conv_state, ssm_state), layout = batch.states_of_layer(self._cache)
         projected = self.in_proj(x)

@@ -51,6 +51,11 @@ class MergedLinear:
         scope.when_loaded(self._finish)
 
     @property
+    def layers(self) -> tuple[Linear, ...]:
+        """The layers that take the input."""
+        return self._layers
+
+    @property
     def is_joined(self) -> bool:
         """Whether it is one product, once the layers are loaded."""
         return self._weights is not None

@@ -72,8 +72,8 @@ class GatedMLP:
 
     @property
     def consumers(self) -> Sequence[Linear]:
-        """See `FeedForward`."""
-        return self.gate_proj, self.up_proj
+        """The linear layers that take x."""
+        return self._gate_and_up.layers
 
     def stack_weights(self) -> dict[str, Any] | None:
         """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
@@ -104,5 +104,10 @@ class MLP:
         self.down = Linear(scope / names[1], inner, size, bias=bias)
         self._act = activation(scope, act) if isinstance(act, str) else act
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layer that takes x."""
+        return (self.up,)
+
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         return self.down(self._act(self.up(x)))

@@ -266,11 +266,11 @@ class SparseMoE:
 
     @property
     def consumers(self) -> Sequence[Linear]:
-        """See `FeedForward`: experts take x as it is."""
+        """None: the router and the experts take x as it is."""
         return ()
 
     def stack_weights(self) -> dict[str, Any] | None:
-        """See `FeedForward`."""
+        """The field `feed_forward` of `DecoderLayerWeights`, or None when op `decoder_stack` cannot compute it."""
         experts, choice, shared = self.experts.stack_weights, self.router.select, self._shared_weights()
         if experts is None or shared is None or not isinstance(choice, ExpertChoice):
             return None

@@ -7,15 +7,16 @@ from torch import Tensor
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 
-__all__ = ["AddRMSNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm"]
+__all__ = ["LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm"]
 
 
 class RMSNorm:
     """x [..., size] -> like x (Zhang & Sennrich 2019)."""
 
-    __slots__ = ("_norm", "_parameter", "eps", "weight")
+    __slots__ = ("_norm", "_parameter", "eps", "scope", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
+        self.scope = scope
         self._norm = scope.op(ops.rms_norm)
         self.eps = eps
         self._parameter = scope.parameter("weight", size)
@@ -27,26 +28,6 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self.weight, self.eps)
-        return out
-
-
-class AddRMSNorm:
-    """(x, residual) [N, size] each -> (norm(x + residual), x + residual). May write over `residual`."""
-
-    __slots__ = ("_norm", "_parameter", "eps", "weight")
-
-    def __init__(self, scope: Scope, size: int, eps: float) -> None:
-        self._norm = scope.op(ops.add_rms_norm)
-        self.eps = eps
-        self._parameter = scope.parameter("weight", size)
-        self.weight: Tensor
-        scope.when_loaded(self._finish)
-
-    def _finish(self) -> None:
-        self.weight = self._parameter.take()
-
-    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self._norm(x, residual, self.weight, self.eps)
         return out
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.attention import SelfAttention, head_norms
+from quire_models.layers.blocks import Mixer, SequentialBlock
 from quire_models.layers.convolution import ShortConvolution
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.mixer_shapes import ShortConvShape
 from quire_models.recurrent_config import HybridConfig
+from quire_ops import QuantizedTokens
 
 __all__ = ["GatedShortConvolution", "Lfm2ForCausalLM"]
 
@@ -35,42 +37,40 @@ class GatedShortConvolution:
         self.out_proj = Linear(scope / "out_proj", hidden, hidden, bias=shape.bias)
         self._cache = cache
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layer that takes x."""
+        return (self.in_proj,)
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         (state,), layout = batch.states_of_layer(self._cache)
         b, c, inner = self.in_proj(x).chunk(3, dim=-1)
         return self.out_proj(c * self.conv(b * inner, state, layout))
 
 
-class Lfm2Layer:
-    """x + mixer(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: HybridConfig, layer: int, scope: Scope) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.mixer_norm = RMSNorm(scope / "operator_norm", hidden, eps)
-        self.attention: SelfAttention | None = None
-        if config.attention_layers[layer]:
-            inner = scope / "self_attn"
-            norms = HeadNorms(
-                RMSNorm(inner / "q_layernorm", config.head_dim, eps),
-                RMSNorm(inner / "k_layernorm", config.head_dim, eps),
-            )
-            self.attention = SelfAttention(config, layer, inner, norms=norms, out="out_proj")
-        else:
-            self.conv = GatedShortConvolution(scope / "conv", config.mixer, layer)
-        self.mlp_norm = RMSNorm(scope / "ffn_norm", hidden, eps)
-        self.mlp = GatedMLP(scope / "feed_forward", hidden, config.intermediate_size, act=config.hidden_act)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.mixer_norm(x)
-        x = x + (self.conv(normed, batch) if self.attention is None else self.attention(normed, cos, sin, batch))
-        return x + self.mlp(self.mlp_norm(x))
+def make_layer(config: HybridConfig, layer: int, scope: Scope) -> SequentialBlock:
+    """One layer, with attention or a gated short convolution."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    mixer: Mixer
+    if config.attention_layers[layer]:
+        inner = scope / "self_attn"
+        norms = head_norms(config, inner, names=("q_layernorm", "k_layernorm"))
+        mixer = SelfAttention(config, layer, inner, norms=norms, out="out_proj")
+    else:
+        mixer = GatedShortConvolution(scope / "conv", config.mixer, layer)
+    return SequentialBlock(
+        input_norm=RMSNorm(scope / "operator_norm", hidden, eps),
+        mixer=mixer,
+        feed_forward_norm=RMSNorm(scope / "ffn_norm", hidden, eps),
+        feed_forward=GatedMLP(scope / "feed_forward", hidden, config.intermediate_size, act=config.hidden_act),
+    )
 
 
-class Lfm2ForCausalLM(RecurrentLM):
+class Lfm2ForCausalLM(DecoderLM):
     """The LFM2 network."""
 
     def __init__(self, config: HybridConfig, scope: Scope) -> None:
-        super().__init__(config, scope, Lfm2Layer, RMSNorm, norm="embedding_norm")
+        super().__init__(config, scope, make_layer, norm="embedding_norm")
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Names the parts of the feed-forward networks as other families do."""

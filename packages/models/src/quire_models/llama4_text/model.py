@@ -11,11 +11,10 @@ from torch import Tensor
 
 from quire_models.layers.activations import activation
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts
-from quire_models.layers.norm import RMSNorm
 from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
@@ -67,7 +66,7 @@ class WeightedInputMoE:
         return self._shared(x) + out.view(*ids.shape, -1).sum(dim=1)
 
 
-def make_layer(config: Llama4Config, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: Llama4Config, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     rotated, norms = config.rotated_layers[layer], None
     if rotated and config.normed_heads:
@@ -98,4 +97,4 @@ class Llama4ForCausalLM(DecoderLM):
     """Llama 4's text network."""
 
     def __init__(self, config: Llama4Config, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

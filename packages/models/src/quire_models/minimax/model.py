@@ -13,10 +13,11 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.activations import activation
+from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.minimax.config import MiniMaxConfig
 from quire_models.mixtral.model import make_moe
@@ -80,23 +81,25 @@ class MiniMaxLayer:
             self.attention = LightningAttention(config, layer, inner)
             self.kept, self.added = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
         self.mlp_kept, self.mlp_added = config.mlp_alpha_factor, config.mlp_beta_factor
-        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
-        self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
+        self.input_norm = AddNorm(RMSNorm(scope / "input_layernorm", hidden, eps))
+        self.mlp_norm = AddNorm(RMSNorm(scope / "post_attention_layernorm", hidden, eps))
         self.mlp = make_moe(config, scope / "block_sparse_moe", scope / "mlp")
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = self.input_norm(x)
-        x = self.mlp_norm(x * self.kept + self.attention(x, cos, sin, batch) * self.added)
-        return x * self.mlp_kept + self.mlp(x) * self.mlp_added
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        x, _ = self.input_norm(x, residual)
+        x, _ = self.mlp_norm(self.attention(x, cos, sin, batch) * self.added, x * self.kept)
+        return self.mlp(x) * self.mlp_added, x * self.mlp_kept
 
 
-class MiniMaxForCausalLM(RecurrentLM):
+class MiniMaxForCausalLM(DecoderLM):
     """The MiniMax-Text-01 network."""
 
     config: MiniMaxConfig
 
     def __init__(self, config: MiniMaxConfig, scope: Scope) -> None:
-        super().__init__(config, scope, MiniMaxLayer, RMSNorm)
+        super().__init__(config, scope, MiniMaxLayer)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Leaves out what is derived."""

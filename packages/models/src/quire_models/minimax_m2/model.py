@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.moe import FusedExperts, SparseMoE
-from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_models.moe_config import MoEConfig
@@ -33,7 +32,7 @@ def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
     return SparseMoE(router, experts)
 
 
-def make_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     attention = make_attention(config, layer, scope / "self_attn")
     return pre_norm_block(config, scope, attention, make_moe(config, scope / "block_sparse_moe"))
@@ -43,4 +42,4 @@ class MiniMaxM2ForCausalLM(DecoderLM):
     """The MiniMax-M2 network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

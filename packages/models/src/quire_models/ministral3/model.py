@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
@@ -14,17 +14,17 @@ from quire_models.ministral3.config import Ministral3Config
 __all__ = ["Ministral3ForCausalLM"]
 
 
-def make_layer(config: Ministral3Config, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: Ministral3Config, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     beta, context = config.query_scaling_beta, config.rope.original_max_position_embeddings
 
     factor = QueryGrowth(beta, context, config.max_model_len, scope.device) if beta else None
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, scope / "self_attn", query_factor=factor),
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, scope / "self_attn", query_factor=factor),
+        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
     )
 
 
@@ -32,4 +32,4 @@ class Ministral3ForCausalLM(DecoderLM):
     """The Ministral 3 network."""
 
     def __init__(self, config: Ministral3Config, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_models.layers.causal_lm import CausalLM
-from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
 from quire_ops import RoutingRule
 
@@ -43,14 +43,14 @@ def make_moe(config: MoEConfig | MiniMaxConfig, scope: Scope, mlp: Scope) -> Spa
     return SparseMoE(router, experts)
 
 
-def make_mixtral_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+def make_mixtral_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
-    attention = LlamaAttention(config, layer, scope / "self_attn")
+    attention = SelfAttention(config, layer, scope / "self_attn")
     moe = make_moe(config, scope / "block_sparse_moe", scope / "mlp")
-    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=moe)
+    return pre_norm_block(config, scope, attention, moe)
 
 
-class MixtralForCausalLM(CausalLM):
+class MixtralForCausalLM(DecoderLM):
     """The Mixtral network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire_models.layers.alibi import mpt_slopes
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mlp import MLP
@@ -24,7 +24,7 @@ def make_norm(scope: Scope, size: int, eps: float) -> LayerNorm:
     return LayerNorm(scope, size, eps, bias=False)
 
 
-def make_layer(config: MptConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: MptConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
     attention = SelfAttention(
@@ -38,11 +38,13 @@ def make_layer(config: MptConfig, layer: int, scope: Scope) -> PreNormBlock:
         out="out_proj",
     )
     names = ("up_proj", "down_proj")
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=make_norm(scope / "norm_1", hidden, eps),
-        attention=attention,
-        mlp_norm=make_norm(scope / "norm_2", hidden, eps),
-        mlp=MLP(scope / "ffn", hidden, config.intermediate_size, act=config.hidden_act, bias=False, names=names),
+        mixer=attention,
+        feed_forward_norm=make_norm(scope / "norm_2", hidden, eps),
+        feed_forward=MLP(
+            scope / "ffn", hidden, config.intermediate_size, act=config.hidden_act, bias=False, names=names
+        ),
     )
 
 

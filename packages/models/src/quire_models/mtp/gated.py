@@ -14,13 +14,15 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.delta_config import GatedDeltaConfig
+from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.mtp.head import FurtherTokenHead
+from quire_models.qwen2_moe.model import make_moe
 from quire_models.qwen3_next.config import Qwen3NextConfig
-from quire_models.qwen3_next.model import DeltaLayer
+from quire_models.qwen3_next.model import delta_layer
 from quire_ops import LoraTokens
 
 __all__ = ["GatedMtpHead"]
@@ -37,9 +39,11 @@ class GatedMtpHead(FurtherTokenHead):
         self.hidden_norm = OffsetRMSNorm(body / "pre_fc_norm_hidden", size, eps)
         # Quantized checkpoints keep the projection as numbers.
         self.fc = Linear(dataclasses.replace(body, quantization=None) / "fc", 2 * size, size)
-        sparse = isinstance(config, Qwen3NextConfig) and config.sparse_layers[0]
-        self.layer = DeltaLayer(config, 0, body / "layers" / "0", sparse=sparse)
-        self.norm = OffsetRMSNorm(body / "norm", size, eps)
+        inner, experts = body / "layers" / "0", None
+        if isinstance(config, Qwen3NextConfig) and config.sparse_layers[0]:
+            experts = make_moe(config, inner / "mlp")
+        self.layer = delta_layer(config, 0, inner, feed_forward=experts)
+        self.add_norm = AddNorm(OffsetRMSNorm(body / "norm", size, eps))
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
@@ -54,7 +58,8 @@ class GatedMtpHead(FurtherTokenHead):
         cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self.embedding_norm(self.target.embedding(batch.input_ids))
         x = self.fc(torch.cat((embedded, self.hidden_norm(states)), dim=-1))
-        return self.norm(self.layer(x, cos, sin, batch))
+        hidden: Tensor = self.add_norm(*self.layer(x, None, cos, sin, batch))[0]
+        return hidden
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:

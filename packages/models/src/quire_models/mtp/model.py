@@ -62,7 +62,8 @@ class MtpHead(FurtherTokenHead):
         cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self.enorm(self.target.embedding(batch.input_ids))
         x = self.eh_proj(torch.cat((embedded, self.hnorm(states)), dim=-1))
-        return self.layer(x, cos, sin, batch)
+        x, residual = self.layer(x, None, cos, sin, batch)
+        return x if residual is None else x + residual
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:

@@ -7,20 +7,20 @@ Shape legend: T tokens of the step, E experts, K experts per token, I what exper
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from quire_attention import ForwardBatch
 from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_models.nemotron_h.config import ATTENTION, MAMBA, MOE, NemotronHConfig
@@ -87,47 +87,30 @@ class NemotronHMoE:
         return up(self.experts(down(x), topk_ids, topk_weights)) + self.shared(x)
 
 
-class NemotronHLayer:
-    """x + part(norm(x))."""
-
-    def __init__(self, config: NemotronHConfig, layer: int, scope: Scope) -> None:
-        kind, inner = config.pattern[layer], scope / "mixer"
-        self.norm = RMSNorm(scope / "norm", config.hidden_size, config.rms_norm_eps)
-        self.mamba: Mamba2Mixer | None = None
-        self.attention: SelfAttention | None = None
-        self.mlp: Callable[[Tensor], Tensor]
-        if kind == MAMBA:
-            self.mamba = Mamba2Mixer(inner, config.mixer, config.cache_index(inner.prefix[:-1]))
-        elif kind == ATTENTION:
-            self.attention = SelfAttention(config, config.cache_index(inner.prefix[:-1]), inner, rotated=False)
-        elif kind == MOE:
-            self.mlp = NemotronHMoE(config, inner)
-        else:
-            self.mlp = MLP(
-                inner,
-                config.hidden_size,
-                config.intermediate_size,
-                act=config.hidden_act,
-                bias=config.mlp_bias,
-                names=NAMES,
-            )
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.norm(x)
-        if self.mamba is not None:
-            return x + self.mamba(normed, batch)
-        if self.attention is not None:
-            return x + self.attention(normed, cos, sin, batch)
-        return x + self.mlp(normed)
+def make_layer(config: NemotronHConfig, layer: int, scope: Scope) -> SequentialBlock:
+    """One layer: x + part(norm(x))."""
+    kind, inner, hidden = config.pattern[layer], scope / "mixer", config.hidden_size
+    norm = RMSNorm(scope / "norm", hidden, config.rms_norm_eps)
+    if kind == MAMBA:
+        mamba = Mamba2Mixer(inner, config.mixer, config.cache_index(inner.prefix[:-1]))
+        return SequentialBlock(input_norm=norm, mixer=mamba)
+    if kind == ATTENTION:
+        attention = SelfAttention(config, config.cache_index(inner.prefix[:-1]), inner, rotated=False)
+        return SequentialBlock(input_norm=norm, mixer=attention)
+    if kind == MOE:
+        return SequentialBlock(feed_forward_norm=norm, feed_forward=NemotronHMoE(config, inner))
+    act, bias = config.hidden_act, config.mlp_bias
+    mlp = MLP(inner, hidden, config.intermediate_size, act=act, bias=bias, names=NAMES)
+    return SequentialBlock(feed_forward_norm=norm, feed_forward=mlp)
 
 
-class NemotronHForCausalLM(RecurrentLM):
+class NemotronHForCausalLM(DecoderLM):
     """The Nemotron-H network."""
 
     config: NemotronHConfig
 
     def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
-        super().__init__(config, scope, NemotronHLayer, RMSNorm, body="backbone", embedding="embeddings", norm="norm_f")
+        super().__init__(config, scope, make_layer, body="backbone", embedding="embeddings", norm="norm_f")
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Leaves out layers that predict further tokens."""

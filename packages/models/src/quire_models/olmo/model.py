@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import LayerNorm
@@ -18,14 +18,14 @@ def make_norm(scope: Scope, size: int, eps: float) -> LayerNorm:
     return LayerNorm(scope, size, eps, weight=False, bias=False)
 
 
-def make_layer(config: OlmoConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: OlmoConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     norm = make_norm(scope / "norm", config.hidden_size, config.rms_norm_eps)
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=norm,
-        attention=SelfAttention(config, layer, scope / "self_attn", clip=config.clip_qkv),
-        mlp_norm=norm,
-        mlp=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, scope / "self_attn", clip=config.clip_qkv),
+        feed_forward_norm=norm,
+        feed_forward=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PostNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import ProjectionRMSNorm, RMSNorm
@@ -13,18 +13,18 @@ from quire_models.layers.scope import Scope
 __all__ = ["Olmo2ForCausalLM"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PostNormBlock:
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     inner, eps = scope / "self_attn", config.rms_norm_eps
     norms = HeadNorms(
         ProjectionRMSNorm(inner / "q_norm", config.query_size, eps),
         ProjectionRMSNorm(inner / "k_norm", config.kv_size, eps),
     )
-    return PostNormBlock(
-        attention=SelfAttention(config, layer, inner, norms=norms),
-        attention_norm=RMSNorm(scope / "post_attention_layernorm", config.hidden_size, eps),
-        mlp=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
-        output_norm=RMSNorm(scope / "post_feedforward_layernorm", config.hidden_size, eps),
+    return SequentialBlock(
+        mixer=SelfAttention(config, layer, inner, norms=norms),
+        attention_out_norm=RMSNorm(scope / "post_attention_layernorm", config.hidden_size, eps),
+        feed_forward=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+        feed_forward_out_norm=RMSNorm(scope / "post_feedforward_layernorm", config.hidden_size, eps),
     )
 
 
@@ -32,4 +32,4 @@ class Olmo2ForCausalLM(DecoderLM):
     """The OLMo 2 network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+        super().__init__(config, scope, make_layer)

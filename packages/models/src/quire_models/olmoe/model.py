@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock, pre_norm_block
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.norm import ProjectionRMSNorm, RMSNorm
+from quire_models.layers.norm import ProjectionRMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.moe_config import MoEConfig
 from quire_models.qwen2_moe.model import make_moe
@@ -23,7 +23,7 @@ def make_attention(config: MoEConfig, layer: int, scope: Scope) -> SelfAttention
     return SelfAttention(config, layer, scope, norms=norms)
 
 
-def make_olmoe_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_olmoe_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer."""
     attention = make_attention(config, layer, scope / "self_attn")
     return pre_norm_block(config, scope, attention, make_moe(config, scope / "mlp"))
@@ -33,4 +33,4 @@ class OlmoeForCausalLM(DecoderLM):
     """The OLMoE network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_olmoe_layer, RMSNorm)
+        super().__init__(config, scope, make_olmoe_layer)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PostLNBlock, PreNormBlock
+from quire_models.layers.blocks import PostLNBlock, SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Embedding, Linear
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
 from quire_models.opt.config import POSITION_OFFSET, OPTConfig
-from quire_ops import LoraTokens
 
 __all__ = ["OPTForCausalLM"]
 
 
-def make_layer(config: OPTConfig, layer: int, scope: Scope) -> PreNormBlock | PostLNBlock:
+def make_layer(config: OPTConfig, layer: int, scope: Scope) -> SequentialBlock | PostLNBlock:
     """One layer."""
     hidden = config.hidden_size
     attention = SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj")
@@ -27,8 +25,8 @@ def make_layer(config: OPTConfig, layer: int, scope: Scope) -> PreNormBlock | Po
     mlp = MLP(scope, hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias)
     mlp_norm = make_norm(config, scope / "final_layer_norm")
     if config.norm_before:
-        return PreNormBlock(input_norm=attention_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp)
-    return PostLNBlock(attention=attention, attention_norm=attention_norm, mlp=mlp, output_norm=mlp_norm)
+        return SequentialBlock(input_norm=attention_norm, mixer=attention, feed_forward_norm=mlp_norm, feed_forward=mlp)
+    return PostLNBlock(mixer=attention, mixer_norm=attention_norm, feed_forward=mlp, feed_forward_norm=mlp_norm)
 
 
 def make_norm(config: OPTConfig, scope: Scope) -> LayerNorm:
@@ -64,7 +62,6 @@ class OPTForCausalLM(DecoderLM):
             x = self.project_in(x)
         return x + self.positions(batch.positions + POSITION_OFFSET)
 
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
-        """See `Network.compute_logits`; in as many dimensions as the embedding has."""
-        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden), lora)
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """Hidden states in as many dimensions as the embedding has."""
+        return hidden if self.project_out is None else self.project_out(hidden)

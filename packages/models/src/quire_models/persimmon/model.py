@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_heads
 from quire_models.layers.mlp import MLP
@@ -18,7 +18,7 @@ from quire_models.persimmon.config import PersimmonConfig
 __all__ = ["PersimmonForCausalLM"]
 
 
-def make_layer(config: PersimmonConfig, layer: int, scope: Scope) -> PreNormBlock:
+def make_layer(config: PersimmonConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One layer."""
     inner, hidden, eps = scope / "self_attn", config.hidden_size, config.rms_norm_eps
     norms = None
@@ -26,11 +26,11 @@ def make_layer(config: PersimmonConfig, layer: int, scope: Scope) -> PreNormBloc
         query_norm = LayerNorm(inner / "q_layernorm", config.head_dim, eps)
         norms = HeadNorms(query_norm, LayerNorm(inner / "k_layernorm", config.head_dim, eps))
     names = ("dense_h_to_4h", "dense_4h_to_h")
-    return PreNormBlock(
+    return SequentialBlock(
         input_norm=LayerNorm(scope / "input_layernorm", hidden, eps),
-        attention=SelfAttention(config, layer, inner, norms=norms, out="dense"),
-        mlp_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
+        mixer=SelfAttention(config, layer, inner, norms=norms, out="dense"),
+        feed_forward_norm=LayerNorm(scope / "post_attention_layernorm", hidden, eps),
+        feed_forward=MLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, names=names),
     )
 
 

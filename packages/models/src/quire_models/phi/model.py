@@ -22,8 +22,8 @@ def make_layer(config: PhiConfig, layer: int, scope: Scope) -> ParallelBlock:
         norms = HeadNorms(query_norm, LayerNorm(inner / "k_layernorm", config.head_dim, eps))
     return ParallelBlock(
         input_norm=LayerNorm(scope / "input_layernorm", config.hidden_size, eps),
-        attention=SelfAttention(config, layer, inner, norms=norms, out="dense"),
-        mlp=MLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+        mixer=SelfAttention(config, layer, inner, norms=norms, out="dense"),
+        feed_forward=MLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
     )
 
 

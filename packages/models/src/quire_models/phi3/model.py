@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from quire_models.config import ModelConfig
-from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import make_llama_layer
@@ -15,7 +15,7 @@ from quire_models.llama.model import make_llama_layer
 __all__ = ["Phi3ForCausalLM"]
 
 
-class Phi3ForCausalLM(CausalLM):
+class Phi3ForCausalLM(DecoderLM):
     """The Phi-3 network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from quire_models.config import ModelConfig
-from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import make_llama_layer
 
 __all__ = ["Qwen2ForCausalLM"]
 
 
-class Qwen2ForCausalLM(CausalLM):
+class Qwen2ForCausalLM(DecoderLM):
     """The Qwen2 network; its biases are in `config.qkv_bias`, its windows in `config.sliding_windows`."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:

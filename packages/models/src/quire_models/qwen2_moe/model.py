@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_models.layers.causal_lm import CausalLM
-from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SharedExpert, SparseMoE
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
 from quire_ops import RoutingRule
 
@@ -39,14 +39,14 @@ def make_moe(config: MoEConfig | Qwen3NextConfig, scope: Scope) -> SparseMoE:
     return SparseMoE(router, experts, SharedExpert(scope, shared, gate))
 
 
-def make_qwen2_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+def make_qwen2_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer, with experts or without."""
-    attention = LlamaAttention(config, layer, scope / "self_attn")
+    attention = SelfAttention(config, layer, scope / "self_attn")
     moe = make_moe(config, scope / "mlp") if config.sparse_layers[layer] else None
-    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=moe)
+    return pre_norm_block(config, scope, attention, moe)
 
 
-class Qwen2MoeForCausalLM(CausalLM):
+class Qwen2MoeForCausalLM(DecoderLM):
     """The Qwen2-MoE network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from quire_models.layers.causal_lm import CausalLM
-from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.attention import SelfAttention, head_norms
+from quire_models.layers.blocks import SequentialBlock, pre_norm_block
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.scope import Scope
 from quire_models.moe_config import MoEConfig
 from quire_models.qwen2_moe.model import make_moe
-from quire_models.qwen3.model import Qwen3Attention
 
 __all__ = ["Qwen3MoeForCausalLM"]
 
 
-def make_qwen3_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+def make_qwen3_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> SequentialBlock:
     """One decoder layer, with experts or without."""
-    attention = Qwen3Attention(config, layer, scope / "self_attn")
+    inner = scope / "self_attn"
+    attention = SelfAttention(config, layer, inner, norms=head_norms(config, inner))
     moe = make_moe(config, scope / "mlp") if config.sparse_layers[layer] else None
-    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=moe)
+    return pre_norm_block(config, scope, attention, moe)
 
 
-class Qwen3MoeForCausalLM(CausalLM):
+class Qwen3MoeForCausalLM(DecoderLM):
     """The Qwen3-MoE network."""
 
     def __init__(self, config: MoEConfig, scope: Scope) -> None:

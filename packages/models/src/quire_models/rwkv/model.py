@@ -11,9 +11,10 @@ from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_models.layers.activations import activation
+from quire_models.layers.add_norm import AddNorm
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import LayerNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.rwkv.config import RwkvConfig
 from quire_ops import ops
@@ -52,8 +53,8 @@ class RwkvLayer:
         eps = config.rms_norm_eps * config.eps_factor(layer)
         self._cache = config.cache_index(f"rwkv.blocks.{layer}")
         self.outer_norm = LayerNorm(scope / "pre_ln", hidden, eps) if layer == 0 else None
-        self.time_norm = LayerNorm(scope / "ln1", hidden, eps)
-        self.channel_norm = LayerNorm(scope / "ln2", hidden, eps)
+        self.time_norm = AddNorm(LayerNorm(scope / "ln1", hidden, eps))
+        self.channel_norm = AddNorm(LayerNorm(scope / "ln2", hidden, eps))
         time, channel = scope / "attention", scope / "feed_forward"
         self.time_shift = TokenShift(time, hidden, ("key", "value", "receptance"))
         self.key, self.value, self.receptance = (Linear(time / n, hidden, size) for n in ("key", "value", "receptance"))
@@ -74,20 +75,23 @@ class RwkvLayer:
     def _finish(self) -> None:
         self.decay, self.first = -self._decay.take().exp(), self._first.take()
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
         (time_state, wkv_state, channel_state), layout = batch.states_of_layer(self._cache)
         if self.outer_norm is not None:
             x = self.outer_norm(x)
-        key, value, receptance = self.time_shift(self.time_norm(x), time_state, layout)
+        normed, x = self.time_norm(x, residual)
+        key, value, receptance = self.time_shift(normed, time_state, layout)
         mixed = self._wkv(self.key(key), self.value(value), self.decay, self.first, wkv_state, layout)
-        x = x + self.output(self._weigh(self.receptance(receptance), mixed))
-        key, receptance = self.channel_shift(self.channel_norm(x), channel_state, layout)
+        normed, x = self.channel_norm(self.output(self._weigh(self.receptance(receptance), mixed)), x)
+        key, receptance = self.channel_shift(normed, channel_state, layout)
         inner = self.channel_value(self._relu2(self.channel_key(key)))
         weighed: Tensor = self._weigh(self.channel_receptance(receptance), inner)
-        return x + weighed
+        return weighed, x
 
 
-class RwkvForCausalLM(RecurrentLM):
+class RwkvForCausalLM(DecoderLM):
     """The RWKV-4 network."""
 
     config: RwkvConfig

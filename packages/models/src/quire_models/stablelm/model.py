@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import ParallelBlock, PreNormBlock
+from quire_models.layers.blocks import ParallelBlock, SequentialBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import LayerNorm
@@ -35,7 +35,7 @@ class HeadLayerNorms:
         return self._norm(x) * self._weight
 
 
-def make_layer(config: StableLmConfig, layer: int, scope: Scope) -> ParallelBlock | PreNormBlock:
+def make_layer(config: StableLmConfig, layer: int, scope: Scope) -> ParallelBlock | SequentialBlock:
     """One layer."""
     inner, hidden, eps = scope / "self_attn", config.hidden_size, config.rms_norm_eps
     norms = None
@@ -48,9 +48,9 @@ def make_layer(config: StableLmConfig, layer: int, scope: Scope) -> ParallelBloc
     attention = SelfAttention(config, layer, inner, norms=norms)
     mlp = GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act)
     if config.use_parallel_residual:
-        return ParallelBlock(input_norm=input_norm, attention=attention, mlp=mlp)
+        return ParallelBlock(input_norm=input_norm, mixer=attention, feed_forward=mlp)
     mlp_norm = LayerNorm(scope / "post_attention_layernorm", hidden, eps)
-    return PreNormBlock(input_norm=input_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp)
+    return SequentialBlock(input_norm=input_norm, mixer=attention, feed_forward_norm=mlp_norm, feed_forward=mlp)
 
 
 class StableLmForCausalLM(DecoderLM):

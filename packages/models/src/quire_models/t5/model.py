@@ -186,7 +186,6 @@ class T5ForConditionalGeneration(EncoderDecoderLM):
         """See `EncoderDecoderLM.embed`."""
         return self.tokens(input_ids, lora)
 
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
-        """See `Network.compute_logits`."""
-        return self.lm_head(hidden * self._logits_scale, lora)
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """Hidden states, scaled where the head is the embedding."""
+        return hidden * self._logits_scale

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.activations import activation
+from quire_models.layers.add_norm import AddNorm
+from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.zamba2.config import Zamba2Config
@@ -99,23 +100,29 @@ class Zamba2Layer:
 
     def __init__(self, config: Zamba2Config, layer: int, scope: Scope) -> None:
         inner = scope / "mamba_decoder" if layer in config.hybrid_layers else scope
-        self.norm = RMSNorm(inner / "input_layernorm", config.hidden_size, config.rms_norm_eps)
+        self.norm = AddNorm(RMSNorm(inner / "input_layernorm", config.hidden_size, config.rms_norm_eps))
         self.mamba = Mamba2Mixer(inner / "mamba", config.mixer, config.cache_index(f"model.layers.{layer}.mamba"))
         self.use: BlockUse | None = None
 
-    def __call__(self, x: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        taken = x if self.use is None else x + self.use(x, embedded, cos, sin, batch)
-        return x + self.mamba(self.norm(taken), batch)
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, embedded: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        if self.use is None:
+            normed, total = self.norm(x, residual)
+        else:
+            total = x if residual is None else x + residual
+            normed, _ = self.norm(self.use(total, embedded, cos, sin, batch), total.clone())
+        return self.mamba(normed, cos, sin, batch), total
 
 
-class Zamba2ForCausalLM(RecurrentLM):
+class Zamba2ForCausalLM(DecoderLM):
     """The Zamba2 network."""
 
     config: Zamba2Config
     layers: list[Zamba2Layer]  # type: ignore[assignment]
 
     def __init__(self, config: Zamba2Config, scope: Scope) -> None:
-        super().__init__(config, scope, Zamba2Layer, RMSNorm, norm="final_layernorm")  # type: ignore[arg-type]
+        super().__init__(config, scope, Zamba2Layer, norm="final_layernorm")  # type: ignore[arg-type]
         at = [self.body / "layers" / str(layer) for layer in config.hybrid_layers]
         blocks = [SharedBlock(config, each / "shared_transformer") for each in at[: config.num_shared_blocks]]
         for use, (layer, inner) in enumerate(zip(config.hybrid_layers, at, strict=True)):
@@ -127,14 +134,17 @@ class Zamba2ForCausalLM(RecurrentLM):
         """Leaves out what files repeat of shared blocks."""
         return () if name.startswith(self._copies) else ((name, tensor),)
 
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `Network.forward`."""
+    def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
+        """As `DecoderLM._forward`; layers take the embedding, too."""
         self.use_adapters(batch.lora)
         cos = sin = self._unrotated
         if self.config.rotary_dim:
             cos, sin = self._tables[self.config.rope](batch.positions, max(batch.attention[0].kv_lens))
-        x = embedded = self.embed(batch)
-        for layer in self.layers:
-            x = layer(x, embedded, cos, sin, batch)
-        return self.norm(x)
+        embedded, residual = self.embed(batch), None
+        x = embedded.clone()  # additions may be written over it
+        for i, layer in enumerate(self.layers):
+            self._tap(taps, i, x, residual)
+            x, residual = layer(x, residual, embedded, cos, sin, batch)
+        self._tap(taps, len(self.layers), x, residual)
+        hidden: Tensor = self._add_norm(x, residual)[0]
+        return hidden

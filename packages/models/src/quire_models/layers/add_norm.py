@@ -1,0 +1,73 @@
+"""The addition of a layer's part to the residual stream, fused with the norm behind it.
+
+Knows norms and the linear layers that take their result; does not know what was computed before the addition.
+
+Shape legend: T tokens of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quire_models.layers.activation_quant import ActivationQuant
+from quire_models.layers.linear import Linear
+from quire_models.layers.norm import RMSNorm
+from quire_ops import QuantizedTokens, ops
+
+__all__ = ["AddNorm", "consumers_of"]
+
+
+class AddNorm:
+    """(x, residual), both [T, hidden_size] -> (norm(x + residual), x + residual). May write over `residual`.
+
+    With an `RMSNorm` that is one op, `add_rms_norm`; where a backend has `add_rms_norm_quant` and the
+    result quantize their inputs alike, it quantizes the result for all of them, too.
+    """
+
+    __slots__ = ("_fused", "norm", "quant")
+
+    quant: ActivationQuant[..., tuple[QuantizedTokens, Tensor]] | None
+    """How the result is quantized; None with a norm of another kind."""
+
+    def __init__(self, norm: Callable[[Tensor], Tensor] | None, consumers: Sequence[Linear] = ()) -> None:
+        """Args:
+        norm: None for none: then the sum stands in the place of its norm.
+        consumers: The linear layers that take the normalised sum, if nothing else takes it. They are made before this.
+        """
+        self.norm = norm
+        self._fused: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self.quant = None
+        if isinstance(norm, RMSNorm):
+            self._fused = norm.scope.op(ops.add_rms_norm)
+            self.quant = ActivationQuant(norm.scope, ops.add_rms_norm_quant, consumers)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether addition and norm are one op."""
+        return self._fused is not None
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Any, Tensor]:
+        """x and residual [T, hidden_size]; without a residual, x is the stream and nothing is added.
+
+        Returns:
+            The normalised sum [T, hidden_size], or `QuantizedTokens` of it for its consumers, and the sum.
+        """
+        norm = self.norm
+        if residual is None:
+            return x if norm is None else norm(x), x
+        if self._fused is None or not isinstance(norm, RMSNorm):
+            total = x + residual
+            return total if norm is None else norm(total), total
+        if self.quant is None or self.quant.rounding is None:
+            return self._fused(x, residual, norm.weight, norm.eps)
+        return self.quant.function(x, residual, norm.weight, norm.eps, self.quant.rounding)
+
+
+def consumers_of(part: object) -> Sequence[Linear]:
+    """The linear layers that take the input of a mixer or feed-forward network, if nothing else in it does; else
+    none."""
+    layers: Sequence[Linear] = getattr(part, "consumers", ())
+    return layers
