@@ -61,7 +61,7 @@ def _tell(scope: Scope, status: int, seconds: float, requests: list[RequestTimes
     if not _logger.isEnabledFor(level):
         return
     client = scope.get("client")
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "client": client[0] if client else "",
         "method": scope.get("method", "WEBSOCKET"),
         "path": path,
@@ -71,7 +71,7 @@ def _tell(scope: Scope, status: int, seconds: float, requests: list[RequestTimes
     text = "{client} {method} {path} {status} {duration_ms:.1f} ms"
     if requests:
         # The n completions of a prompt are n requests of the engine, which reads the prompt once.
-        told["prompt_tokens"] = round(sum(each.num_prompt_tokens / each.n for each in requests))
-        told["generation_tokens"] = sum(each.num_generation_tokens for each in requests)
+        fields["prompt_tokens"] = round(sum(each.num_prompt_tokens / each.n for each in requests))
+        fields["generation_tokens"] = sum(each.num_generation_tokens for each in requests)
         text += ", {prompt_tokens} prompt tokens, {generation_tokens} generation tokens"
-    _logger.log(level, text.format(**told).lstrip(), extra=told)
+    _logger.log(level, text.format(**fields).lstrip(), extra=fields)

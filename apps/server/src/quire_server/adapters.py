@@ -49,11 +49,11 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
             f"{body.lora_name!r} is the name of the model itself; choose another", param="lora_name", code="name_taken"
         )
     engine_name = _engine_name(context, body.lora_name)
-    known = context.adapters.get(body.lora_name)
-    if known is not None and (known != engine_name or not body.load_inplace):
+    known_as = context.adapters.get(body.lora_name)
+    if known_as is not None and (known_as != engine_name or not body.load_inplace):
         remedy = (
             "unload it, or set load_inplace to put another in its place"
-            if known == engine_name
+            if known_as == engine_name
             else "ask an administrator to unload it"
         )
         raise RequestError(
@@ -76,7 +76,7 @@ async def unload_lora_adapter(context: ServerContext, request: Request) -> Respo
     body = await read_model(context, request, UnloadLoRAAdapterRequest)
     engine_name = _engine_name(context, body.lora_name)
     if context.adapters.get(body.lora_name) != engine_name:
-        own = [name for name, known in context.adapters.items() if known == _engine_name(context, name)]
+        own = [name for name, loaded in context.adapters.items() if loaded == _engine_name(context, name)]
         raise ModelNotFoundError(
             f"no adapter {body.lora_name!r} of yours is loaded; loaded: {', '.join(map(repr, own)) or 'none'}"
         )

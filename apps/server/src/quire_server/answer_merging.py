@@ -41,25 +41,25 @@ async def _merged(
             (completion,) = output.outputs
             completion.index = index
             latest[index] = output
-            told = dataclasses.replace(
+            merged_output = dataclasses.replace(
                 output,
                 finished=len(latest) == len(answers) and all(each.finished for each in latest.values()),
                 num_generation_tokens=sum(each.num_generation_tokens for each in latest.values()),
                 num_cached_tokens=max(each.num_cached_tokens for each in latest.values()),
             )
             if kind is OutputKind.DELTA:
-                told.prompt_logprobs = None if has_told_prompt else output.prompt_logprobs
+                merged_output.prompt_logprobs = None if has_told_prompt else output.prompt_logprobs
                 has_told_prompt = has_told_prompt or output.prompt_logprobs is not None
-                yield told
+                yield merged_output
                 continue
             if output.prompt_logprobs is not None:
                 prompt_logprobs = output.prompt_logprobs
                 has_told_prompt = True
             _append(wholes, completion)
-            if told.finished:
-                told.outputs = _best([wholes[place] for place in sorted(wholes)], params)
-                told.prompt_logprobs = prompt_logprobs if has_told_prompt else None
-                yield told
+            if merged_output.finished:
+                merged_output.outputs = _best([wholes[place] for place in sorted(wholes)], params)
+                merged_output.prompt_logprobs = prompt_logprobs if has_told_prompt else None
+                yield merged_output
 
 
 def _best(wholes: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:

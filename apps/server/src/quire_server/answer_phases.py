@@ -186,18 +186,18 @@ class _Answer:
         """Deltas of the whole answer."""
         last: RequestOutput | None = None
         if not self._is_at_once:
-            cut: _Cut | None = None
+            end: _Cut | None = None
             async with contextlib.aclosing(first) as outputs:
                 async for output in outputs:
-                    cut = self._take(output)
-                    last = self._told(output, cut)
+                    end = self._take(output)
+                    last = self._told(output, end)
                     if last.outputs[0].token_ids or last.outputs[0].text or last.finished or last.prompt_logprobs:
                         yield last
-                    if cut is not None:
+                    if end is not None:
                         break
-            if cut is None or last is None:
+            if end is None or last is None:
                 return
-            first = self._rest(is_closed=cut.is_closed)
+            first = self._rest(is_closed=end.is_closed)
         async for output in self._behind_written(first, last):
             yield output
 
@@ -210,15 +210,15 @@ class _Answer:
         self._text += delta.text
         self._parser.feed(delta.text)
         self._tokens.add(delta.text_offsets, len(delta.text))
-        cut = self._cut_at_budget(delta)
-        return self._cut_before_call(delta) if cut is None and self._plan.forced else cut
+        end = self._cut_at_budget(delta)
+        return self._cut_before_call(delta) if end is None and self._plan.forced else end
 
     def _cut_at_budget(self, delta: CompletionOutput) -> _Cut | None:
         budget, spans = self._plan.budget, self._parser.thinking_spans
         if budget is None or not spans:
             return None
-        left = budget - sum(self._tokens.behind(span) - self._tokens.first(span) for span in spans[:-1])
-        limit = self._tokens.first(spans[-1]) + max(0, left)
+        num_left = budget - sum(self._tokens.behind(span) - self._tokens.first(span) for span in spans[:-1])
+        limit = self._tokens.first(spans[-1]) + max(0, num_left)
         settled, total = self._tokens.settled(), len(self._tokens.offsets)
         if spans[-1].end is not None:
             return _Cut(limit, None, False) if self._tokens.behind(spans[-1]) > limit else None
@@ -245,20 +245,20 @@ class _Answer:
             return _Cut(self._tokens.behind(span), span.end, False)
         return _Cut(bisect_left(self._tokens.offsets, span.after), span.after, True)
 
-    def _told(self, output: RequestOutput, cut: _Cut | None) -> RequestOutput:
+    def _told(self, output: RequestOutput, end: _Cut | None) -> RequestOutput:
         """What of the held tokens can be told now."""
         (delta,) = output.outputs
-        finished = output.finished and cut is None
-        if cut is not None:
-            told = self._held.take(max(0, cut.num_tokens - len(self._output_ids)), cut.num_chars)
+        finished = output.finished and end is None
+        if end is not None:
+            piece = self._held.take(max(0, end.num_tokens - len(self._output_ids)), end.num_chars)
         elif finished or not (self._parser.is_thinking or not self._parser.has_begun):
-            told = self._held.take(len(self._held.token_ids))
+            piece = self._held.take(len(self._held.token_ids))
         else:
-            told = self._held.take(self._num_safe() - len(self._output_ids))
-        if cut is None:
-            told.finish_reason, told.stop_reason = delta.finish_reason, delta.stop_reason
-            told.error, told.error_code, told.error_param = delta.error, delta.error_code, delta.error_param
-        return self._add(output, told, finished=finished)
+            piece = self._held.take(self._num_safe() - len(self._output_ids))
+        if end is None:
+            piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
+            piece.error, piece.error_code, piece.error_param = delta.error, delta.error_code, delta.error_param
+        return self._add(output, piece, finished=finished)
 
     def _num_safe(self) -> int:
         """Tokens that stay whatever comes."""
@@ -268,18 +268,18 @@ class _Answer:
         settled = self._tokens.settled()
         if self._plan.budget is None or not spans:
             return max(settled, len(self._output_ids))
-        done = sum(self._tokens.behind(span) - self._tokens.first(span) for span in spans[:-1])
-        limit = self._tokens.first(spans[-1]) + max(0, self._plan.budget - done)
+        num_thought = sum(self._tokens.behind(span) - self._tokens.first(span) for span in spans[:-1])
+        limit = self._tokens.first(spans[-1]) + max(0, self._plan.budget - num_thought)
         return max(min(settled, limit), len(self._output_ids))
 
-    def _add(self, output: RequestOutput, told: CompletionOutput, *, finished: bool) -> RequestOutput:
+    def _add(self, output: RequestOutput, piece: CompletionOutput, *, finished: bool) -> RequestOutput:
         if self._params.logprobs is None:
-            told.logprobs = None
-        self._output_ids += told.token_ids
-        self._num_chars += len(told.text)
+            piece.logprobs = None
+        self._output_ids += piece.token_ids
+        self._num_chars += len(piece.text)
         return dataclasses.replace(
             output,
-            outputs=[told],
+            outputs=[piece],
             prompt_token_ids=self._prompt.token_ids,
             finished=finished,
             num_generation_tokens=len(self._output_ids),
@@ -294,25 +294,25 @@ class _Answer:
         if pieces or self._output_ids:
             pieces.append(form.behind_thinking(calls=bool(forced)))
         pieces.append(forced)
-        written = _Written([], "", [])
+        insertion = _Written([], "", [])
         most = self._most_tokens()
         for text in pieces:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-            room = max(0, most - len(self._output_ids) - len(written.token_ids))
-            begin = len(written.text)
+            room = max(0, most - len(self._output_ids) - len(insertion.token_ids))
+            begin = len(insertion.text)
             for place in range(min(room, len(ids))):
                 before = self._tokenizer.decode(ids[:place], skip_special_tokens=False)
-                written.offsets.append(self._num_chars + begin + min(len(before), len(text)))
-            written.token_ids += ids[:room]
+                insertion.offsets.append(self._num_chars + begin + min(len(before), len(text)))
+            insertion.token_ids += ids[:room]
             if room < len(ids):
                 # Half a marker is read as the whole, for nothing of it is thinking; half a call is one.
                 is_call = text == self._plan.forced
-                written.text += self._tokenizer.decode(ids[:room], skip_special_tokens=False) if is_call else text
-                written.is_cut = True
+                insertion.text += self._tokenizer.decode(ids[:room], skip_special_tokens=False) if is_call else text
+                insertion.is_cut = True
                 break
-            written.text += text
-        written.is_cut = written.is_cut or len(self._output_ids) + len(written.token_ids) >= most
-        return written
+            insertion.text += text
+        insertion.is_cut = insertion.is_cut or len(self._output_ids) + len(insertion.token_ids) >= most
+        return insertion
 
     def _most_tokens(self) -> int:
         """Most tokens of the answer."""
@@ -322,12 +322,12 @@ class _Answer:
 
     def _rest(self, *, is_closed: bool) -> AsyncGenerator[RequestOutput, None]:
         """The request that goes on behind what is written."""
-        self._written = written = self._write(is_closed=is_closed)
-        answer = self._output_ids + written.token_ids
+        self._written = insertion = self._write(is_closed=is_closed)
+        answer = self._output_ids + insertion.token_ids
         changes: dict[str, Any] = {"min_tokens": max(0, self._params.min_tokens - len(answer))}
         if self._params.max_tokens is not None:
             changes["max_tokens"] = max(1, self._params.max_tokens - len(answer))
-        if written.is_cut:
+        if insertion.is_cut:
             changes |= {"max_tokens": 1, "min_tokens": 0, "structured_outputs": None}
         elif self._params.structured_outputs is not None:
             # The constraint waited for the end of the thinking, which is here.
@@ -336,9 +336,9 @@ class _Answer:
         if self._params.seed is not None and self._output_ids:
             changes["seed"] = self._params.seed ^ _SECOND_STREAM
         # The first request has told the prompt's log probabilities; those of written tokens are a prompt's, too.
-        known = self._params.prompt_logprobs if not self._output_ids else None
-        wanted = [each for each in (known, self._params.logprobs) if each is not None]
-        changes["prompt_logprobs"] = max(wanted) if wanted else None
+        num_of_prompt = self._params.prompt_logprobs if not self._output_ids else None
+        counts = [each for each in (num_of_prompt, self._params.logprobs) if each is not None]
+        changes["prompt_logprobs"] = max(counts) if counts else None
         prompt = dataclasses.replace(self._prompt, text=None, token_ids=self._prompt.token_ids + answer)
         return self._generate(prompt, dataclasses.replace(self._params, **changes))
 
@@ -347,45 +347,45 @@ class _Answer:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The second request's deltas, the first of which has the written text in front."""
         assert self._written is not None
-        written, positions = self._written, None
-        begun = False
-        base = self._num_chars + len(written.text)
+        insertion, positions = self._written, None
+        has_begun = False
+        base = self._num_chars + len(insertion.text)
         async with contextlib.aclosing(rest) as outputs:
             async for output in outputs:
                 (delta,) = output.outputs
                 positions = positions or output.prompt_logprobs
-                if delta.error is None and not (begun or delta.token_ids or delta.finished):
+                if delta.error is None and not (has_begun or delta.token_ids or delta.finished):
                     continue
-                told = dataclasses.replace(delta, text_offsets=[base + offset for offset in delta.text_offsets])
-                if written.is_cut and delta.error is None:
-                    told = CompletionOutput(index=0, logprobs=[], finish_reason=FinishReason.LENGTH)
-                if not begun:
-                    told = self._with_written(told, written, positions)
-                result = self._add(output, told, finished=told.finished)
-                result.prompt_logprobs = None if begun else self._of_prompt(positions, before)
+                piece = dataclasses.replace(delta, text_offsets=[base + offset for offset in delta.text_offsets])
+                if insertion.is_cut and delta.error is None:
+                    piece = CompletionOutput(index=0, logprobs=[], finish_reason=FinishReason.LENGTH)
+                if not has_begun:
+                    piece = self._with_written(piece, insertion, positions)
+                result = self._add(output, piece, finished=piece.finished)
+                result.prompt_logprobs = None if has_begun else self._of_prompt(positions, before)
                 if before is not None:
                     result.num_cached_tokens = before.num_cached_tokens
                     result.metrics = [*before.metrics, *output.metrics]
                 result.num_cached_tokens = min(result.num_cached_tokens, len(self._prompt.token_ids))
-                begun = True
+                has_begun = True
                 yield result
-                if told.finished:
+                if piece.finished:
                     return
 
     def _with_written(
-        self, told: CompletionOutput, written: _Written, positions: Sequence[list[Logprob] | None] | None
+        self, piece: CompletionOutput, insertion: _Written, positions: Sequence[list[Logprob] | None] | None
     ) -> CompletionOutput:
         logprobs = None
         if self._params.logprobs is not None:
             behind = len(self._prompt.token_ids) + len(self._output_ids)
-            found = (positions or [])[behind : behind + len(written.token_ids)]
-            kept = [each[: 1 + self._params.logprobs] for each in found if each is not None]
-            logprobs = [*kept, *(told.logprobs or ())]
+            own_positions = (positions or [])[behind : behind + len(insertion.token_ids)]
+            inserted = [each[: 1 + self._params.logprobs] for each in own_positions if each is not None]
+            logprobs = [*inserted, *(piece.logprobs or ())]
         return dataclasses.replace(
-            told,
-            text=written.text + told.text,
-            token_ids=[*written.token_ids, *told.token_ids],
-            text_offsets=[*written.offsets, *told.text_offsets],
+            piece,
+            text=insertion.text + piece.text,
+            token_ids=[*insertion.token_ids, *piece.token_ids],
+            text_offsets=[*insertion.offsets, *piece.text_offsets],
             logprobs=logprobs,
         )
 
@@ -393,8 +393,8 @@ class _Answer:
         self, positions: Sequence[list[Logprob] | None] | None, before: RequestOutput | None
     ) -> list[list[Logprob] | None] | None:
         """The prompt's own log probabilities, where the request asked for them and they were not told."""
-        wanted = self._params.prompt_logprobs
-        if wanted is None or before is not None or positions is None:
+        count = self._params.prompt_logprobs
+        if count is None or before is not None or positions is None:
             return None
         own = positions[: len(self._prompt.token_ids)]
-        return [None if each is None else each[: 1 + wanted] for each in own]
+        return [None if each is None else each[: 1 + count] for each in own]

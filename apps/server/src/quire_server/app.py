@@ -66,6 +66,7 @@ from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
+from quire_server.responses_turns import ResponsePreparer
 from quire_server.resting import is_paused, is_sleeping, pause, reset_prefix_cache, resume, sleep, wake_up
 from quire_server.token_protocol import (
     AbortRequest,
@@ -134,7 +135,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     routes.add("GET", "/v1/models/{name:path}", one_model)
     routes.add("GET", "/metrics", metrics, TEXT)
     routes.add("GET", "/", page, HTML)
-    _socket(app, context, "/v1/responses", responses)
+    _socket(app, context, "/v1/responses", responses.preparer)
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
     routes.add("GET", "/v1/responses/{id}", responses.retrieve, JSON_OR_EVENTS, query=part)
@@ -231,9 +232,9 @@ class _Routes:
             self._app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
-def _socket(app: FastAPI, context: ServerContext, path: str, service: ResponsesService) -> None:
+def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponsePreparer) -> None:
     async def endpoint(socket: WebSocket) -> None:
-        await responses_socket(service, context.of_caller(socket.state.caller), socket)
+        await responses_socket(preparer, context.of_caller(socket.state.caller), socket)
 
     app.add_api_websocket_route(path, endpoint)
 

@@ -59,8 +59,8 @@ class BegunCalls:
             row = (*key, response_id, now_s)
             if db.execute("INSERT OR IGNORE INTO begun_calls VALUES (?, ?, ?, ?)", row).rowcount:
                 return None
-            found = db.execute("SELECT response FROM begun_calls WHERE owner = ? AND digest = ?", key)
-            return str(found.fetchone()[0])
+            rows = db.execute("SELECT response FROM begun_calls WHERE owner = ? AND digest = ?", key)
+            return str(rows.fetchone()[0])
 
     def close(self) -> None:
         """Give everything back. Idempotent."""

@@ -53,8 +53,8 @@ class CallInput:
         except (ValueError, RecursionError):
             return self._raw
         if isinstance(value, dict):
-            found = value.get(INPUT) if INPUT in value else next(iter(value.values()), "") if len(value) < 2 else None
-            value = found
+            text = value.get(INPUT) if INPUT in value else next(iter(value.values()), "") if len(value) < 2 else None
+            value = text
         return _plain(value) if isinstance(value, str) else self._raw
 
     def _look_at_head(self) -> None:
@@ -89,25 +89,25 @@ class CallInput:
 
 def _escaped(raw: str, place: int) -> tuple[str | None, int]:
     """The characters of the escape at this place and where it ends; None for one that is not there as a whole."""
-    found = _ESCAPE.match(raw, place)
-    if found is None:
+    match = _ESCAPE.match(raw, place)
+    if match is None:
         is_short = len(raw) - place < 6
         return (None, place) if is_short else (raw[place : place + 2], place + 2)
-    if found[0][1] != "u":
+    if match[0][1] != "u":
         try:
-            return json.loads(f'"{found[0]}"'), found.end()
+            return json.loads(f'"{match[0]}"'), match.end()
         except ValueError:
-            return found[0], found.end()
-    code = int(found[0][2:], 16)
+            return match[0], match.end()
+    code = int(match[0][2:], 16)
     if code in _HIGH:
-        rest = raw[found.end() : found.end() + 6]
+        rest = raw[match.end() : match.end() + 6]
         if len(rest) < 6 and "\\u".startswith(rest[:2]) and '"' not in rest:
             return None, place
         low = _ESCAPE.match(rest)
         if low is not None and low[0][1] == "u" and int(low[0][2:], 16) in _LOW:
             pair = 0x10000 + ((code - 0xD800) << 10) + (int(low[0][2:], 16) - 0xDC00)
-            return chr(pair), found.end() + 6
-    return _plain(chr(code)), found.end()
+            return chr(pair), match.end() + 6
+    return _plain(chr(code)), match.end()
 
 
 def _plain(text: str) -> str:

@@ -76,10 +76,10 @@ class APIKeys:
         """Whether some are administrators'."""
         return any(caller.is_admin for _, caller in self._callers)
 
-    def caller_of(self, given: bytes) -> Caller | None:
+    def caller_of(self, presented: bytes) -> Caller | None:
         """Who sends this key; None for an unknown or missing one, where one is needed."""
         # All keys are compared, whichever fits, so that the time tells nothing.
-        matches = [caller for key, caller in self._callers if hmac.compare_digest(given, key)]
+        matches = [caller for key, caller in self._callers if hmac.compare_digest(presented, key)]
         if matches:
             return matches[0]
         return KEYLESS if self.is_open else None
@@ -101,12 +101,12 @@ def read_api_keys(config: ServerConfig) -> APIKeys:
     plain = [_NamedKey(None, key, False) for key in config.api_key]
     admins = [_NamedKey(None, key, True) for key in config.admin_api_key]
     keys = [*named, *plain, *admins]
-    seen: set[str] = set()
+    names: set[str] = set()
     for each in keys:
-        if each.key in seen:
+        if each.key in names:
             where = "" if each.name is None else f" (at {each.name!r} in the key file)"
             raise ConfigError(f"an API key is given twice{where}; each must be one caller's", field="api_key")
-        seen.add(each.key)
+        names.add(each.key)
     return APIKeys(keys, _owner_secret(config) if keys else None)
 
 

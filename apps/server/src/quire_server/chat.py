@@ -213,8 +213,8 @@ class ChatAnswer:
                 raise_failed(output)
                 choices = [self._chunk_choice(each) for each in output.outputs]
                 usage = self._usage(output) if continuous else None
-                told = [each for each in choices if continuous or _tells(each)]
-                chunks = [self._chunk([each], usage) for each in told]
+                telling = [each for each in choices if continuous or _tells(each)]
+                chunks = [self._chunk([each], usage) for each in telling]
                 if output.prompt_logprobs is not None and output is not first and chunks:
                     chunks[0].prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
                 events = opening + b"".join(map(sse, chunks))

@@ -211,10 +211,10 @@ def run_compile_kernels(given: Given) -> int:
     from quire.kernel_list import compile_kernels
 
     args = given.args
-    found = compile_kernels(
+    results = compile_kernels(
         QuireConfig(**given.sections), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
     )
-    print(f"{found['kernels']} kernels for {args.target} in {args.out}, {found['compiled']} of them compiled now")
+    print(f"{results['kernels']} kernels for {args.target} in {args.out}, {results['compiled']} of them compiled now")
     return 0
 
 
@@ -334,20 +334,20 @@ def run_explain(given: Given) -> int:
     from quire.vllm_settings import VLLM_SETTINGS, other_name
 
     fields, origins = config_fields(server_sections()), given.origins
-    wanted = given.args.FIELD
-    if wanted is None:
+    field_name = given.args.FIELD
+    if field_name is None:
         for name, spec in fields.items():
             print(f"{name:<34}{_shown(spec, origins[name].value):<20} {spec.help}")
         print("\nenvironment variables that are no settings:")
         for name, text in OTHER_VARIABLES.items():
             print(f"{name:<34}{os.environ.get(name, 'not set'):<20} {text}")
         return 0
-    name = other_name(wanted.removeprefix("--").replace("-", "_"))
+    name = other_name(field_name.removeprefix("--").replace("-", "_"))
     if name not in fields and name in VLLM_SETTINGS:
         print(f"{name}: a setting of vLLM's. Here: {VLLM_SETTINGS[name].words}")
         return 0
     if name not in fields:
-        raise unknown_name_error(wanted, fields, "quire explain")
+        raise unknown_name_error(field_name, fields, "quire explain")
     _print_field(fields[name], origins[name])
     return 0
 

@@ -64,16 +64,16 @@ class ClientTools:
             self.warnings.append(duplicate_tool(tool.name, at))
             return
         joined = tool.name if tool.namespace is None else f"{tool.namespace}{SEPARATOR}{tool.name}"
-        shown, number = joined, 1
-        while shown in self._by_shown_name:  # "a" of "b__c", and "c__a" of "b"
+        shown_name, number = joined, 1
+        while shown_name in self._by_shown_name:  # "a" of "b__c", and "c__a" of "b"
             number += 1
-            shown = f"{joined}_{number}"
-        self._by_shown_name[shown] = replace(
+            shown_name = f"{joined}_{number}"
+        self._by_shown_name[shown_name] = replace(
             tool,
-            function={**tool.function, "name": shown},
+            function={**tool.function, "name": shown_name},
             parameters_at=tool.parameters_at or f"{at}.parameters",
         )
-        self._shown_names[tool.namespace, tool.name] = shown
+        self._shown_names[tool.namespace, tool.name] = shown_name
 
     def warn(self, warning: RequestWarning) -> None:
         """Tell of it, once."""
@@ -109,16 +109,16 @@ class ClientTools:
             namespace: The tool's, where the client says it.
             kinds: Types that the tool may have; empty for any.
         """
-        for shown, tool in self._by_shown_name.items():
+        for shown_name, tool in self._by_shown_name.items():
             is_named = name is None or (name == tool.name and namespace == tool.namespace)
-            is_shown = namespace is None and name == shown
+            is_shown = namespace is None and name == shown_name
             if (is_named or is_shown) and (not kinds or tool.kind in kinds):
-                return shown
+                return shown_name
         return None
 
     def of_namespace(self, namespace: Any) -> list[str]:
         """Shown names of all tools of a namespace."""
-        return [shown for shown, tool in self._by_shown_name.items() if tool.namespace == namespace]
+        return [shown_name for shown_name, tool in self._by_shown_name.items() if tool.namespace == namespace]
 
 
 def custom_tool(

@@ -237,9 +237,9 @@ def _set_member(whole: dict[str, Any], path: str, text: str) -> None:
 
 
 def _members_as_json(members: dict[str, dict[str, Any]], others: list[str]) -> list[str]:
-    given = {argument.partition("=")[0] for argument in others}
+    flags = {argument.partition("=")[0] for argument in others}
     for flag in members:
-        if flag in given:
+        if flag in flags:
             raise ConfigError(f"{flag} is given whole and by its members; give one of them", field=flag)
     return [f"{flag}={json.dumps(value)}" for flag, value in members.items()]
 
@@ -303,9 +303,9 @@ def _flat(value: Any, *, is_secret: bool) -> Any:
     return tuple(items)
 
 
-def _compilation(level: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _compilation(level: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's short flag. Its levels differ in passes of its own: here each above 0 is torch.compile."""
-    if "compilation_config" in given:
+    if "compilation_config" in values:
         raise ConfigError(
             f"-O{level} and --compilation-config say the same thing; give one of them", field="compilation_config"
         )
@@ -336,8 +336,8 @@ def _of_field(spec: ConfigField | None, value: Any) -> Any:
     if spec is None or value is None:
         return value
     kinds = {typing.get_origin(kind) or kind for kind in (spec.type, *typing.get_args(spec.type))}
-    shown = "a value of the kind" if spec.secret else repr(value)
-    wrong = ConfigError(f"{spec.name} does not take {shown} ({type(value).__name__})", field=spec.name)
+    value_text = "a value of the kind" if spec.secret else repr(value)
+    wrong = ConfigError(f"{spec.name} does not take {value_text} ({type(value).__name__})", field=spec.name)
     if isinstance(value, list):
         if tuple not in kinds:
             raise wrong

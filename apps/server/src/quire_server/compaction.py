@@ -42,17 +42,17 @@ async def start_summary(
     kwargs = {"enable_thinking": False, "thinking": False, **(getattr(body, "chat_template_kwargs", None) or {})}
     limit = context.llm.engine.info.max_model_len
     room = min(_MAX_ROOM_TOKENS, limit // _ROOM_SHARE, params.max_tokens or limit)
-    said = list(messages)
+    conversation = list(messages)
     for _ in range(_MAX_SHORTENINGS):
         make_turn = functools.partial(
             ChatTurn,
-            messages=[*said, {"role": "user", "content": SUMMARIZE}],
+            messages=[*conversation, {"role": "user", "content": SUMMARIZE}],
             params=params,
             chat_template_kwargs=context.template_kwargs(kwargs),
             fills_context=True,
             options=context.request_options(body, streams=stream),
         )
-        shorter = _shortened(said)
+        shorter = _shortened(conversation)
         try:
             running = await start_turn(context, make_turn, is_large=True)
         except ContextLengthError:
@@ -62,7 +62,7 @@ async def start_summary(
             if shorter is None or len(running.prompt.token_ids) + room <= limit:
                 return running
             await running.outputs.aclose()
-        said = shorter
+        conversation = shorter
     raise ContextLengthError("the conversation cannot be made short enough to be summarized; send less of it")
 
 
@@ -72,9 +72,9 @@ def _shortened(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     head = next((index for index, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
     instructions, rest = messages[:head], messages[head:]
     if len(rest) > 1:
-        kept = rest[len(rest) // 2 :]
-        begun = next((index for index, each in enumerate(kept) if each["role"] != "tool"), len(kept) - 1)
-        return [*instructions, *kept[begun:]]  # no result without its call
+        newer = rest[len(rest) // 2 :]
+        first = next((index for index, each in enumerate(newer) if each["role"] != "tool"), len(newer) - 1)
+        return [*instructions, *newer[first:]]  # no result without its call
     text = str(rest[0].get("content") or "") if rest else ""
     if len(text) < 2:
         return None

@@ -126,11 +126,13 @@ def render_prompts(context: ServerContext, body: CompletionRequest, params: Samp
     for index, prompt in enumerate(prompts):
         with naming_prompt(index, len(prompts), "prompt"):
             rendered.append(renderer.render_prompt(prompt, add_special_tokens=special))
-    cut = [truncated(context, each, body.truncate_prompt_tokens, body.truncation_side, params) for each in rendered]
+    prompts_in = [
+        truncated(context, each, body.truncate_prompt_tokens, body.truncation_side, params) for each in rendered
+    ]
     # What is echoed is what the model reads.
     return [
         each if each is whole else dataclasses.replace(each, text=None)
-        for each, whole in zip(cut, rendered, strict=True)
+        for each, whole in zip(prompts_in, rendered, strict=True)
     ]
 
 
@@ -263,22 +265,22 @@ class CompletionAnswer:
         """One element per engine step and prompt."""
         wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
         latest: dict[int, RequestOutput] = {}
-        begun: set[int] = set()
-        held: dict[int, list[RequestOutput]] = {}
+        begun_choices: set[int] = set()
+        deferred: dict[int, list[RequestOutput]] = {}
         async with contextlib.aclosing(after(first, rest)) as outputs:
             async for number, output in outputs:
                 raise_failed(output)
                 if self._waits_for_prompt(number, output):
-                    held.setdefault(number, []).append(output)
+                    deferred.setdefault(number, []).append(output)
                     continue
                 events = []
-                for now in (output, *held.pop(number, ())):
+                for now in (output, *deferred.pop(number, ())):
                     if number not in latest or now.num_generation_tokens >= latest[number].num_generation_tokens:
                         latest[number] = now
                     for each in now.outputs:
                         index = number * self.params.n + each.index
-                        choice = self._choice(number, each, now, is_first=index not in begun)
-                        begun.add(index)
+                        choice = self._choice(number, each, now, is_first=index not in begun_choices)
+                        begun_choices.add(index)
                         events.append(sse(self._completion([choice], self._usage(latest) if continuous else None)))
                 yield b"".join(events)
         if wants_usage:

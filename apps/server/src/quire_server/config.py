@@ -60,7 +60,7 @@ class ServerConfig(Settings):
     )
     served_model_name: tuple[str, ...] | None = setting(
         None,
-        help="Names that requests may ask for, the first one is shown; empty takes the model's own.",
+        help="Model names that requests may use, of which answers show the first; empty: the model's own name.",
         check=_not_empty,
     )
     api_key: tuple[str, ...] = setting(

@@ -59,14 +59,14 @@ class Connections:
         return len(self._open) > self.limit
 
 
-def connection_limit(wanted: int) -> int:
+def connection_limit(setting: int) -> int:
     """`wanted`, or fewer when the process may not have so many files open. Raises its soft limit as far as is needed
     and allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
-    needed = wanted + RESERVED_CONNECTIONS + OTHER_FILES
+        return setting
+    needed = setting + RESERVED_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -74,5 +74,5 @@ def connection_limit(wanted: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
+        return setting
     return max(1, soft - RESERVED_CONNECTIONS - OTHER_FILES)

@@ -111,7 +111,7 @@ class ServerContext:
         self.state.is_asleep = value
 
     def of_caller(self, caller: Caller) -> ServerContext:
-        """The same server for requests of another caller."""
+        """This server for requests of another caller."""
         context = copy.copy(self)
         context.caller = caller
         return context
@@ -154,7 +154,7 @@ class ServerContext:
             return name or self.model_names[0]
         served = (*self.model_names, *self.adapters)
         raise ModelNotFoundError(
-            f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in served)}"
+            f"the model {name!r} is not served here; served: {', '.join(repr(each) for each in served)}"
         )
 
     @property
@@ -189,13 +189,13 @@ class ServerContext:
 
     def usage_wanted(self, options: StreamOptions | None) -> tuple[bool, bool]:
         """Whether a stream ends with its usage, and whether each of its events has one."""
-        wanted = self.config.enable_force_include_usage or (options is not None and options.include_usage)
-        return wanted, wanted and options is not None and options.continuous_usage_stats
+        has_usage = self.config.enable_force_include_usage or (options is not None and options.include_usage)
+        return has_usage, has_usage and options is not None and options.continuous_usage_stats
 
-    def template_kwargs(self, asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    def template_kwargs(self, values: dict[str, Any] | None) -> dict[str, Any] | None:
         """Variables of the chat template: what the request asks for, and for the rest the server's defaults."""
         defaults = self.config.default_chat_template_kwargs
-        return {**defaults, **(asked or {})} if defaults else asked
+        return {**defaults, **(values or {})} if defaults else values
 
     def check_request(self, params: SamplingParams, priority: int) -> None:
         """Raises RequestError when this server does not give what is asked for."""
@@ -214,17 +214,17 @@ async def in_thread_when(is_large: bool, work: Callable[[], Result]) -> Result:
 
 async def all_of(works: Iterable[Awaitable[Result]]) -> list[Result]:
     """All results in order. When one fails, the others are cancelled, so that nothing runs on for nobody."""
-    working: list[asyncio.Future[Result]] = []
+    futures: list[asyncio.Future[Result]] = []
     try:
         for number, work in enumerate(works):
             if number % _STARTED_AT_ONCE == _STARTED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # a thousand requests are not sent to the engine in one go
-            working.append(asyncio.ensure_future(work))
-        return list(await asyncio.gather(*working))
+            futures.append(asyncio.ensure_future(work))
+        return list(await asyncio.gather(*futures))
     finally:
-        for each in working:
+        for each in futures:
             each.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        await asyncio.gather(*futures, return_exceptions=True)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
@@ -238,15 +238,15 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working: asyncio.Future[Result] = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(watch())
+    result: asyncio.Future[Result] = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return result.result()
         raise ClientGoneError
     finally:
-        for task in (working, watching):
+        for task in (result, leaving):
             if not task.done():
                 task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await asyncio.gather(result, leaving, return_exceptions=True)

@@ -136,10 +136,10 @@ class ConversationsService:
     async def item(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID/items/ITEM."""
         items = await self.items(context, request.path_params["id"])
-        found = [item for item in items if item["id"] == request.path_params["item"]]
-        if not found:
+        matches = [item for item in items if item["id"] == request.path_params["item"]]
+        if not matches:
             raise _unknown_item(request.path_params["item"])
-        return JSONResponse(listed_item(found[0]))
+        return JSONResponse(listed_item(matches[0]))
 
     async def delete_item(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/conversations/ID/items/ITEM; answers the conversation."""

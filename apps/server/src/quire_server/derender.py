@@ -172,7 +172,7 @@ async def completion_answer(
     num_prompts: int,
     num_choices: int | None,
 ) -> CompletionAnswer:
-    """The same of completions, with the prompts of the request, which are empty without one.
+    """The answer of completions, with the prompts of the request, which are empty without one.
 
     Raises:
         RequestError: naming the field of the completion request; or it has another number of prompts.

@@ -49,11 +49,11 @@ class ChoiceOutputs:
         """What a chunk adds, as the engine told it. Without a `finish_reason` more may come."""
         token_ids = choice.token_ids or []
         reason = None if choice.finish_reason is None else _reason(choice.finish_reason)
-        shown, num_held = self._held + token_ids, len(self._held)
+        shown_ids, num_held = self._held + token_ids, len(self._held)
         # An end token has no text if it was what ended the output, which may be said later.
-        may_hide = reason in (None, FinishReason.STOP) and bool(shown) and shown[-1] in self._hidden
-        self._held = shown[-1:] if may_hide else []
-        delta = self._detokenizer.add(shown[:-1] if may_hide else shown)
+        may_hide = reason in (None, FinishReason.STOP) and bool(shown_ids) and shown_ids[-1] in self._hidden
+        self._held = shown_ids[-1:] if may_hide else []
+        delta = self._detokenizer.add(shown_ids[:-1] if may_hide else shown_ids)
         text, stop_string = delta.text, delta.stop_string
         if reason is not None:
             rest = self._detokenizer.finish()
@@ -93,7 +93,7 @@ def request_output(
     """
     usage = response.usage
     details = None if usage is None else usage.prompt_tokens_details
-    told = None if usage is None else usage.completion_tokens
+    num_reported = None if usage is None else usage.completion_tokens
     positions = response.prompt_logprobs
     return RequestOutput(
         request_id="",
@@ -101,7 +101,7 @@ def request_output(
         prompt_token_ids=[],
         outputs=outputs,
         finished=all(each.finished for each in outputs),
-        num_generation_tokens=num_tokens if told is None else told,
+        num_generation_tokens=num_tokens if num_reported is None else num_reported,
         num_cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
         prompt_logprobs=None if positions is None else [_at_position(context, each) for each in positions],
     )
@@ -119,12 +119,12 @@ def check_response(context: ServerContext, response: GenerateResponse, at: str) 
         RequestError: naming the field at fault.
     """
     longest = context.llm.engine.info.max_model_len
-    seen: set[int] = set()
+    indices: set[int] = set()
     for place, choice in enumerate(response.choices):
         here, token_ids = f"{at}choices[{place}]", choice.token_ids or []
-        if choice.index in seen:
+        if choice.index in indices:
             raise RequestError(f"{here}.index: there are two choices {choice.index}", param=f"{here}.index")
-        seen.add(choice.index)
+        indices.add(choice.index)
         if len(token_ids) > longest:
             raise RequestError(
                 f"{here}.token_ids holds {len(token_ids)} tokens, but this model's context is {longest} tokens",

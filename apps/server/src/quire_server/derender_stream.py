@@ -128,13 +128,13 @@ async def _chat_chunk(context: ServerContext, body: DerenderChatStreamRequest, r
     answer, params = await chat_answer(context, request, body, chunk, index + 1)
     prompt = answer.running.prompt.token_ids
     output = await _replayed(context, prompt, params, chunk, state, answer.pass_over)
-    told = answer.chunk(output, has_usage=chunk.usage is not None)
-    if told.choices and not state.role_sent:
-        told.choices[0].delta.role = "assistant"
-        told.warnings = answer.running.turn.warnings or UNSET
+    parsed = answer.chunk(output, has_usage=chunk.usage is not None)
+    if parsed.choices and not state.role_sent:
+        parsed.choices[0].delta.role = "assistant"
+        parsed.warnings = answer.running.turn.warnings or UNSET
         if answer.body.return_token_ids:
-            told.prompt_token_ids = prompt
-    return json_response(DerenderedChatChunk(told, _next_state(state, chunk)))
+            parsed.prompt_token_ids = prompt
+    return json_response(DerenderedChatChunk(parsed, _next_state(state, chunk)))
 
 
 async def _completion_chunk(
@@ -148,8 +148,8 @@ async def _completion_chunk(
     answer.prompt_tokens = prompt_length(body.prompt_tokens, len(rendered), chunk)
     prompt = rendered or body.prompt_token_ids or chunk.prompt_token_ids or []
     output = await _replayed(context, prompt, answer.params, chunk, state, lambda old: None)
-    told = answer.chunk(output, is_first=not state.role_sent, has_usage=chunk.usage is not None)
-    return json_response(DerenderedCompletionChunk(told, _next_state(state, chunk)))
+    parsed = answer.chunk(output, is_first=not state.role_sent, has_usage=chunk.usage is not None)
+    return json_response(DerenderedCompletionChunk(parsed, _next_state(state, chunk)))
 
 
 def _check_chunk(context: ServerContext, chunk: GenerateChunk, state: DerenderStreamState) -> int:
@@ -166,15 +166,15 @@ def _check_chunk(context: ServerContext, chunk: GenerateChunk, state: DerenderSt
             param="generate_chunk.choices",
         )
     check_response(context, chunk, "generate_chunk.")
-    known, lengths = state.output_token_ids, state.output_chunk_lens
-    check_ids(context, known, "stream_state.output_token_ids")
-    if sum(lengths) != len(known):
+    known_ids, lengths = state.output_token_ids, state.output_chunk_lens
+    check_ids(context, known_ids, "stream_state.output_token_ids")
+    if sum(lengths) != len(known_ids):
         raise RequestError(
-            f"stream_state.output_chunk_lens adds up to {sum(lengths)}, but output_token_ids holds {len(known)} "
+            f"stream_state.output_chunk_lens adds up to {sum(lengths)}, but output_token_ids holds {len(known_ids)} "
             "tokens; send the stream_state of the chunk before as it came",
             param="stream_state.output_chunk_lens",
         )
-    num_tokens = len(known) + sum(len(choice.token_ids or []) for choice in chunk.choices)
+    num_tokens = len(known_ids) + sum(len(choice.token_ids or []) for choice in chunk.choices)
     longest = context.llm.engine.info.max_model_len
     if num_tokens > longest:
         raise RequestError(
@@ -316,8 +316,8 @@ async def _chunks(context: ServerContext, events: AsyncIterator[bytes]) -> Async
 
 def _check_no_error(chunk: GenerateChunk, at: str) -> None:
     if chunk.error is not None:
-        told = str(chunk.error.get("message") or "it says no more")[:1000]
-        raise RequestError(f"the request failed where it was generated: {told}", param=at, code="generation_failed")
+        reason = str(chunk.error.get("message") or "it says no more")[:1000]
+        raise RequestError(f"the request failed where it was generated: {reason}", param=at, code="generation_failed")
 
 
 async def _data_of_events(request: Request, config: ServerConfig) -> AsyncGenerator[bytes, None]:
@@ -328,7 +328,7 @@ async def _data_of_events(request: Request, config: ServerConfig) -> AsyncGenera
     """
     if encoding_of(request.headers.getlist("content-encoding")) is not None:
         raise HTTPError(415, "a body of events must not be compressed", code="unsupported_media_type")
-    parts, held, size = aiter(request.stream()), bytearray(), 0
+    parts, pending, size = aiter(request.stream()), bytearray(), 0
     while True:
         try:
             async with asyncio.timeout(config.body_timeout_s):
@@ -344,14 +344,14 @@ async def _data_of_events(request: Request, config: ServerConfig) -> AsyncGenera
         if size > config.max_body_bytes:
             message = f"the request body is larger than {config.max_body_bytes} bytes (--max-body-bytes)"
             raise HTTPError(413, message, code="body_too_large")
-        begin = max(0, len(held) - 3)  # before it no end begins: nothing is searched twice, however small the parts
-        held += part
-        while end := _END_OF_EVENT.search(held, begin):
-            event, begin = bytes(held[: end.start()]), 0
-            del held[: end.end()]
+        begin = max(0, len(pending) - 3)  # before it no end begins: nothing is searched twice, however small the parts
+        pending += part
+        while end := _END_OF_EVENT.search(pending, begin):
+            event, begin = bytes(pending[: end.start()]), 0
+            del pending[: end.end()]
             if data := _data(event):
                 yield data
-    if data := _data(bytes(held)):
+    if data := _data(bytes(pending)):
         yield data
 
 

@@ -135,15 +135,15 @@ def _too_long_for_chat(error: BaseException) -> str | None:
     if part is None or used is None or error.max_model_len is None:
         return None
     if error.max_tokens is None:
-        told = f"your {part} resulted in {used} tokens. Please reduce the length of the {part}."
+        text = f"your {part} resulted in {used} tokens. Please reduce the length of the {part}."
     else:
-        told = f"you requested {used + error.max_tokens} tokens ({used} in the {part}, {error.max_tokens} in the"
-        told += f" completion). Please reduce the length of the {part} or completion."
-    return f"This model's maximum context length is {error.max_model_len} tokens. However, {told} ({error})"
+        text = f"you requested {used + error.max_tokens} tokens ({used} in the {part}, {error.max_tokens} in the"
+        text += f" completion). Please reduce the length of the {part} or completion."
+    return f"This model's maximum context length is {error.max_model_len} tokens. However, {text} ({error})"
 
 
 def messages_error_body(error: BaseException, request_id: str | None) -> dict[str, Any]:
-    """The same as Anthropic's clients read it."""
+    """The body of an error as Anthropic's clients read it."""
     status = status_of(error)
     kind = _MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = _too_long_for_messages(error) or error_body(error)["error"]["message"]

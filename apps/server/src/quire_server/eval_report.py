@@ -42,13 +42,13 @@ def print_eval(
         settings = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization=method))
         start = time.perf_counter()
         with LLM(config=settings) as llm:
-            found = perplexity(llm, llm.tokenizer.encode(text), window=window)
+            result = perplexity(llm, llm.tokenizer.encode(text), window=window)
             weights = sum(size for name, size in llm.engine_info.memory_bytes.items() if name.startswith("weights"))
             form = llm.engine_info.choices["weights"]
             right = {"answers_right": answers_right(llm, tasks), "num_answers": len(tasks)} if tasks else {}
         figures.append(
             {"weights": form, "weight_bytes": weights, "seconds": time.perf_counter() - start}
-            | dataclasses.asdict(found)
+            | dataclasses.asdict(result)
             | right
         )
     first = figures[0]["perplexity"]

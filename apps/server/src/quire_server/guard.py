@@ -53,8 +53,8 @@ class Guard:
             if path.startswith(self._root_path + "/"):
                 path = path.removeprefix(self._root_path)
             scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
-        given = _given_key(scope, path, headers)
-        caller = self._keys.caller_of(given)
+        key = _given_key(scope, path, headers)
+        caller = self._keys.caller_of(key)
         if caller is None and path in PUBLIC_PATHS:
             caller = KEYLESS
         if caller is None and scope["type"] == "websocket":
@@ -62,7 +62,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
             return
         if caller is None:
-            await error_response(_refusal(given), scope)(scope, receive, send_with_id)
+            await error_response(_refusal(key), scope)(scope, receive, send_with_id)
             return
         state["caller"] = caller
         await self._app(scope, receive, send_with_id)
@@ -71,14 +71,14 @@ class Guard:
 def _given_key(scope: Scope, path: str, headers: Headers) -> bytes:
     """The key that a request carries, b"" for none."""
     kind, _, token = headers.get("authorization", "").partition(" ")
-    given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
-    if not given:  # as Anthropic's clients send it
-        given = headers.get("x-api-key", "").strip().encode("latin-1")
-    if not given and path == "/":
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
-    return given
+    key = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
+    if not key:  # as Anthropic's clients send it
+        key = headers.get("x-api-key", "").strip().encode("latin-1")
+    if not key and path == "/":
+        key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
+    return key
 
 
-def _refusal(given: bytes) -> HTTPError:
-    what = "is wrong" if given else "is missing"
+def _refusal(key: bytes) -> HTTPError:
+    what = "is wrong" if key else "is missing"
     return HTTPError(401, f"the API key {what}; send the header 'Authorization: Bearer KEY'", code="invalid_api_key")

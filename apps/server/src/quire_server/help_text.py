@@ -140,8 +140,8 @@ def _short_page(
     if not fields:
         return "\n".join(lines)
     if "port" in fields:
-        shown = [fields[name] for name in MOST_USED if name in fields]
-        lines += [_heading("Most used flags"), *_rows([(_flag(spec), one_line(spec)) for spec in shown])]
+        specs = [fields[name] for name in MOST_USED if name in fields]
+        lines += [_heading("Most used flags"), *_rows([(_flag(spec), one_line(spec)) for spec in specs])]
         lines += [*_rows([("--config FILE", "YAML file with settings by name")]), ""]
     else:
         lines += [f"It takes the flags of the engine, too, as `quire serve` does: `{prog} --help=all`.", ""]

@@ -150,18 +150,18 @@ class BodyInspector:
         """
         if len(data) < min(self._max_bytes, *self._bounds):
             return
-        found = await asyncio.to_thread(self._find, data)
-        if isinstance(found, TooMany):
+        excess = await asyncio.to_thread(self._find, data)
+        if isinstance(excess, TooMany):
             raise RequestError(
-                f"{found.field} holds {found.num} values; in the whole request body, {found.limit} {found.kind}",
-                param=found.field,
+                f"{excess.field} holds {excess.num} values; in the whole request body, {excess.limit} {excess.kind}",
+                param=excess.field,
                 code="too_many_values",
             )
-        if found is not None:
+        if excess is not None:
             raise RequestError(
-                f"{found.field} has {found.size} bytes, at most {found.limit} are taken "
-                f"(--structured-output-max-bytes); the largest part is {found.part}",
-                param=next((each for each in _PARAMS if found.part.startswith(each)), found.field),
+                f"{excess.field} has {excess.size} bytes, at most {excess.limit} are taken "
+                f"(--structured-output-max-bytes); the largest part is {excess.part}",
+                param=next((each for each in _PARAMS if excess.part.startswith(each)), excess.field),
                 code="grammar_too_large",
             )
 
@@ -211,8 +211,8 @@ def main() -> None:
         max_bytes, max_values, max_objects, size = _HEAD.unpack(head)
         with pauses():
             data = sys.stdin.buffer.read(size)
-            found = find_too_many(data, ValueBounds(max_values, max_objects)) or find_too_large(data, max_bytes)
-            answer = msgspec.json.encode(found)
+            excess = find_too_many(data, ValueBounds(max_values, max_objects)) or find_too_large(data, max_bytes)
+            answer = msgspec.json.encode(excess)
             del data
         sys.stdout.buffer.write(struct.pack("=Q", len(answer)) + answer)
         sys.stdout.buffer.flush()

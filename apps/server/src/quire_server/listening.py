@@ -106,8 +106,8 @@ def address_of(listening: socket.socket, server: ServerConfig) -> str:
     if server.uds is not None:
         return f"{scheme}+unix://{server.uds}"
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else shown}:{port}"
+    host_text = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else host_text}:{port}"
 
 
 def check_tls(server: ServerConfig) -> None:

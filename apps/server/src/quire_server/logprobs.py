@@ -34,11 +34,11 @@ def chat_logprobs(output: CompletionOutput, *, as_ids: bool = False) -> ChatLogp
 
 
 def _chat_token(candidates: list[Logprob], as_ids: bool) -> ChatTokenLogprob:
-    chosen, *top = candidates
+    sampled, *top = candidates
     return ChatTokenLogprob(
-        _name(chosen, as_ids),
-        max(chosen.logprob, LOWEST),
-        list(chosen.token_bytes),
+        _name(sampled, as_ids),
+        max(sampled.logprob, LOWEST),
+        list(sampled.token_bytes),
         [TopLogprob(_name(each, as_ids), max(each.logprob, LOWEST), list(each.token_bytes)) for each in top],
     )
 
@@ -65,9 +65,9 @@ class EchoedTokens:
         """The tokens of `text`. Those that the tokenizer put around it have no place in it: they stand at its ends."""
         names = [id_as_text(token_id) if as_ids else tokenizer.token_text(token_id) for token_id in token_ids]
         detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
-        made = detokenizer.add(token_ids)
-        begin = max(0, (made.text + detokenizer.finish().text).find(text))
-        offsets = [min(max(0, offset - begin), len(text)) for offset in made.text_offsets]
+        delta = detokenizer.add(token_ids)
+        begin = max(0, (delta.text + detokenizer.finish().text).find(text))
+        offsets = [min(max(0, offset - begin), len(text)) for offset in delta.text_offsets]
         return cls(names, offsets, logprobs)
 
 

@@ -36,17 +36,17 @@ _ID = re.compile(rb'"id"\s*:\s*(-?\d+|"[^"\\]{0,200}")')
 def bounded_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Lines without their ends: what is kept of each, and its whole length. Of a line above `max_bytes` both ends are
     kept, `_CHUNK_BYTES` at most."""
-    kept, length = bytearray(), 0
+    line, length = bytearray(), 0
     while chunk := source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
         *whole, rest = chunk.split(b"\n")
         for part in whole:
-            _keep(kept, part, length, max_bytes)
-            yield bytes(kept), length + len(part)
-            kept, length = bytearray(), 0
-        _keep(kept, rest, length, max_bytes)
+            _keep(line, part, length, max_bytes)
+            yield bytes(line), length + len(part)
+            line, length = bytearray(), 0
+        _keep(line, rest, length, max_bytes)
         length += len(rest)
     if length:
-        yield bytes(kept), length
+        yield bytes(line), length
 
 
 def _message(line: bytes) -> dict[str, Any] | None:
@@ -59,10 +59,10 @@ def _message(line: bytes) -> dict[str, Any] | None:
     return message if is_one else None
 
 
-def _keep(kept: bytearray, part: bytes, length: int, max_bytes: int) -> None:
-    kept += part
+def _keep(line: bytearray, part: bytes, length: int, max_bytes: int) -> None:
+    line += part
     if length + len(part) > max_bytes:
-        del kept[_CHUNK_BYTES // 2 : max(_CHUNK_BYTES // 2, len(kept) - _CHUNK_BYTES // 2)]
+        del line[_CHUNK_BYTES // 2 : max(_CHUNK_BYTES // 2, len(line) - _CHUNK_BYTES // 2)]
 
 
 class Relay:

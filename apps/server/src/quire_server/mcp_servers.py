@@ -190,18 +190,18 @@ class MCPServer:
         connection = self._connection
         if connection is None or connection.task.done():
             connection = self._connection = _Connection(self._serve)
-        asked = _Asked(work, asyncio.get_running_loop().create_future())
-        connection.asked.put_nowait(asked)
+        question = _Asked(work, asyncio.get_running_loop().create_future())
+        connection.asked.put_nowait(question)
         connection.num_waiting += 1
         try:
-            waited = (asked.answer, connection.task)
+            waited = (question.answer, connection.task)
             await asyncio.wait(waited, timeout=self._timeout_s, return_when="FIRST_COMPLETED")
-            if not asked.answer.done():
+            if not question.answer.done():
                 self._retire(connection)
                 raise MCPToolError(f"the MCP server {self.label!r} {self._why_no_answer(connection.task)}")
-            return asked.answer.result()
+            return question.answer.result()
         finally:
-            asked.answer.cancel()  # nobody waits for it any more, and so its work is cancelled, too
+            question.answer.cancel()  # nobody waits for it any more, and so its work is cancelled, too
             connection.num_waiting -= 1
             if connection.is_retired and not connection.num_waiting:
                 connection.end()
@@ -227,17 +227,17 @@ class MCPServer:
         """Holds the connection: it must be opened and closed by one task."""
         from mcp import Client
 
-        async with contextlib.AsyncExitStack() as held:
-            where = await self._where(held)
-            client = await held.enter_async_context(Client(where, read_timeout_seconds=self._timeout_s))
+        async with contextlib.AsyncExitStack() as resources:
+            where = await self._where(resources)
+            client = await resources.enter_async_context(Client(where, read_timeout_seconds=self._timeout_s))
             async with asyncio.TaskGroup() as group:
                 while True:
-                    asked = await connection.asked.get()
-                    if not asked.answer.done():
-                        task = group.create_task(self._answer(connection, client, asked))
-                        asked.answer.add_done_callback(functools.partial(_cancel, task))
+                    question = await connection.asked.get()
+                    if not question.answer.done():
+                        task = group.create_task(self._answer(connection, client, question))
+                        question.answer.add_done_callback(functools.partial(_cancel, task))
 
-    async def _where(self, held: contextlib.AsyncExitStack) -> Any:
+    async def _where(self, resources: contextlib.AsyncExitStack) -> Any:
         """What a client connects to; what must be closed behind it is held."""
         from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
@@ -248,7 +248,7 @@ class MCPServer:
         if spec.url is None:
             relay = ["-I", "-S", mcp_relay.__file__, str(MAX_ANSWER_BYTES), spec.command or "", *spec.args]
             relayed = StdioServerParameters(command=sys.executable, args=relay, env=spec.env or None, cwd=spec.cwd)
-            return stdio_client(relayed, errlog=held.enter_context(log_pipe(_logger, "mcp")))
+            return stdio_client(relayed, errlog=resources.enter_context(log_pipe(_logger, "mcp")))
         from quire_server.mcp_http import bounded_client
 
         if spec.type == "sse":
@@ -263,29 +263,31 @@ class MCPServer:
                 sse_read_timeout=math.inf,
                 httpx_client_factory=client_of,
             )
-        http = await held.enter_async_context(bounded_client(spec.headers, self._timeout_s, MAX_ANSWER_BYTES))
+        http = await resources.enter_async_context(bounded_client(spec.headers, self._timeout_s, MAX_ANSWER_BYTES))
         return streamable_http_client(spec.url, http_client=http)
 
-    async def _answer(self, connection: _Connection, client: Any, asked: _Asked) -> None:
+    async def _answer(self, connection: _Connection, client: Any, question: _Asked) -> None:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
         try:
-            result = await asked.work(client)
+            result = await question.work(client)
         except Exception as error:
             is_answer = isinstance(error, MCPToolError) or (
                 isinstance(error, MCPError) and error.code != CONNECTION_CLOSED
             )
             if not is_answer:
                 self._retire(connection)
-            if not asked.answer.done():
-                told = error if isinstance(error, MCPToolError) else MCPToolError(f"MCP server {self.label!r}: {error}")
-                asked.answer.set_exception(told)
+            if not question.answer.done():
+                refusal = (
+                    error if isinstance(error, MCPToolError) else MCPToolError(f"MCP server {self.label!r}: {error}")
+                )
+                question.answer.set_exception(refusal)
             if not is_answer:
                 raise
         else:
-            if not asked.answer.done():
-                asked.answer.set_result(result)
+            if not question.answer.done():
+                question.answer.set_result(result)
 
     async def close(self) -> None:
         """End the connection. Idempotent."""
@@ -313,11 +315,11 @@ def _part_text(part: Any) -> str:
     """One part of a tool's output as text; what is none is named, so that the model knows that there was something."""
     if part.type == "text":
         return str(part.text)
-    held = getattr(part, "resource", part)
-    if isinstance(getattr(held, "text", None), str):
-        return str(held.text)
-    kind = getattr(held, "mime_type", None) or "no stated type"
-    where = f" at {held.uri}" if getattr(held, "uri", None) else ""
+    resource = getattr(part, "resource", part)
+    if isinstance(getattr(resource, "text", None), str):
+        return str(resource.text)
+    kind = getattr(resource, "mime_type", None) or "no stated type"
+    where = f" at {resource.uri}" if getattr(resource, "uri", None) else ""
     return f"[{part.type} of {kind}{where}: left out, this model reads text only]"
 
 

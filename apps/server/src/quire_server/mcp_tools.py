@@ -81,10 +81,10 @@ class MCPTools:
         if not isinstance(label, str):
             raise RequestError(f"{at}.server_label must be the name of an MCP server", param=f"{at}.server_label")
         if label not in servers:
-            known = ", ".join(sorted(servers)) or "none"
+            labels = ", ".join(sorted(servers)) or "none"
             message = (
                 f"{at} was left out: there is no MCP server {label[:100]!r} in this server's configuration "
-                f"(--mcp-servers); named: {known}"
+                f"(--mcp-servers); named: {labels}"
             )
             self.warnings.append(RequestWarning(code="tool_left_out", param=at, message=message))
             return
@@ -97,9 +97,9 @@ class MCPTools:
             listed = self._usable(await servers[label].list_tools(), at)
         except MCPToolError as error:
             raise RequestError(str(error), param=at, code="mcp_server_unavailable") from None
-        wanted = _allowed(tool.get("allowed_tools"), [each["name"] for each in listed], f"{at}.allowed_tools")
-        asking = _asking(tool.get("require_approval"), wanted, f"{at}.require_approval")
-        listed = [each for each in listed if each["name"] in wanted and (label, each["name"]) not in self._tools]
+        allowed = _allowed(tool.get("allowed_tools"), [each["name"] for each in listed], f"{at}.allowed_tools")
+        asking = _asking(tool.get("require_approval"), allowed, f"{at}.require_approval")
+        listed = [each for each in listed if each["name"] in allowed and (label, each["name"]) not in self._tools]
         for each in listed:
             self._tools[label, each["name"]] = MCPTool(servers[label], each["name"], each["name"] in asking)
         for name in asking:  # an entry that names a server again may only ask more
@@ -130,16 +130,16 @@ class MCPTools:
         counts = Counter([*taken, *(name for _, name in self._tools)])
         used = {name for name, _ in counts.items() if counts[name] == 1 or name in taken}
         for (label, name), tool in self._tools.items():
-            shown = name
+            shown_name = name
             if counts[name] > 1:
-                joined = shown = f"{_NO_NAME.sub('_', label)}{SEPARATOR}{name}"
+                joined = shown_name = f"{_NO_NAME.sub('_', label)}{SEPARATOR}{name}"
                 number = 1
-                while shown in used:
+                while shown_name in used:
                     number += 1
-                    shown = f"{joined}_{number}"
-                used.add(shown)
-            self._shown_names[label, name] = shown
-            self._by_shown_name[shown] = tool
+                    shown_name = f"{joined}_{number}"
+                used.add(shown_name)
+            self._shown_names[label, name] = shown_name
+            self._by_shown_name[shown_name] = tool
 
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the chat API's form."""
@@ -159,8 +159,8 @@ class MCPTools:
     def names_by_label(self) -> dict[str, dict[str, str]]:
         """Label of each server -> names of its tools -> what the model knows them by."""
         names: dict[str, dict[str, str]] = {item["server_label"]: {} for item in self.lists}
-        for (label, name), shown in self._shown_names.items():
-            names[label][name] = shown
+        for (label, name), shown_name in self._shown_names.items():
+            names[label][name] = shown_name
         return names
 
     def get(self, shown_name: str) -> MCPTool | None:
@@ -200,14 +200,14 @@ class MCPTools:
             if not item["approve"] or name in ran:
                 continue
             ran.add(name)
-            asked = requests[name]
-            if self.shown_name(asked.get("server_label"), str(asked.get("name"))) is None:
+            call = requests[name]
+            if self.shown_name(call.get("server_label"), str(call.get("name"))) is None:
                 raise RequestError(
-                    f"{at} approves a call of {str(asked.get('name'))[:100]!r}, which is not among the tools of this "
+                    f"{at} approves a call of {str(call.get('name'))[:100]!r}, which is not among the tools of this "
                     "request: send the same tools again",
                     param=at,
                 )
-            calls.append({"approval_request_id": name, **{key: asked[key] for key in _CALL}})
+            calls.append({"approval_request_id": name, **{key: call[key] for key in _CALL}})
         return calls
 
     async def run(self, calls: Sequence[dict[str, Any]]) -> None:
@@ -259,36 +259,36 @@ _NO_NAME = re.compile(r"[^\w.-]")
 _CALL = ("server_label", "name", "arguments")
 
 
-def _asking(wanted: Any, names: Sequence[str], at: str) -> set[str]:
+def _asking(setting: Any, names: Sequence[str], at: str) -> set[str]:
     """`require_approval`: "always" (also when it is left out), "never", or an object that says which tools are which;
     those that it does not name wait for approval."""
-    if wanted in (None, "always"):
+    if setting in (None, "always"):
         return set(names)
-    if wanted == "never":
+    if setting == "never":
         return set()
-    if not isinstance(wanted, dict) or not set(wanted) <= {"always", "never"}:
+    if not isinstance(setting, dict) or not set(setting) <= {"always", "never"}:
         raise RequestError(
             f"{at} must be 'always', 'never', or an object with the tool_names of always and never", param=at
         )
     always, never = (
-        _allowed(wanted.get(key), list(names), f"{at}.{key}") if wanted.get(key) is not None else []
+        _allowed(setting.get(key), list(names), f"{at}.{key}") if setting.get(key) is not None else []
         for key in ("always", "never")
     )
     return (set(names) - set(never)) | set(always)
 
 
-def _allowed(wanted: Any, names: list[str], at: str) -> list[str]:
+def _allowed(setting: Any, names: list[str], at: str) -> list[str]:
     """`allowed_tools`: a list of names, or an object with one."""
-    if isinstance(wanted, dict):
-        wanted = wanted.get("tool_names")
-    if wanted is None:
+    if isinstance(setting, dict):
+        setting = setting.get("tool_names")
+    if setting is None:
         return names
-    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+    if not isinstance(setting, list) or not all(isinstance(name, str) for name in setting):
         raise RequestError(f"{at} must be a list of names", param=at)
-    missing = [name for name in wanted if name not in names]
+    missing = [name for name in setting if name not in names]
     if missing:
         raise RequestError(
             f"{at} names {missing[0][:100]!r}, which the server does not have; it has: {', '.join(names)[:500]}",
             param=at,
         )
-    return wanted
+    return setting

@@ -93,42 +93,42 @@ class _Blocks:
         self._json: list[str] = []
 
     def take(self, events: Sequence[OutputEvent], call_id: Callable[[int, str | None], str]) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
+        events_out: list[dict[str, Any]] = []
         for event in events:
             match event:
                 case ContentDelta(text):
-                    self._text(told, "text", "text", {"type": "text", "text": ""}, text)
+                    self._text(events_out, "text", "text", {"type": "text", "text": ""}, text)
                 case ReasoningDelta(text):
                     empty = {"type": "thinking", "thinking": "", "signature": ""}
-                    self._text(told, "thinking", "thinking", empty, text)
+                    self._text(events_out, "thinking", "thinking", empty, text)
                 case CallStart(index, name, own):
                     block = {"type": "tool_use", "id": call_id(index, own), "name": name, "input": {}}
-                    self._open(told, block)
+                    self._open(events_out, block)
                 case CallArguments(_, piece):
                     # The input is part of the answer's own JSON, which strict readers could not read for one escape.
                     piece = replace_lone_surrogates(piece)
                     self._json.append(piece)
-                    told.append(self._delta({"type": "input_json_delta", "partial_json": piece}))
+                    events_out.append(self._delta({"type": "input_json_delta", "partial_json": piece}))
                 case CallEnd():
-                    self._close(told)
-        return told
+                    self._close(events_out)
+        return events_out
 
-    def _text(self, told: list[dict[str, Any]], kind: str, key: str, empty: dict[str, Any], text: str) -> None:
+    def _text(self, events_out: list[dict[str, Any]], kind: str, key: str, empty: dict[str, Any], text: str) -> None:
         if not self._is_open or self.blocks[-1]["type"] != kind:
-            self._open(told, empty)
+            self._open(events_out, empty)
         self.blocks[-1][key] += text
-        told.append(self._delta({"type": f"{kind}_delta", key: text}))
+        events_out.append(self._delta({"type": f"{kind}_delta", key: text}))
 
-    def _open(self, told: list[dict[str, Any]], block: dict[str, Any]) -> None:
-        self._close(told)
+    def _open(self, events_out: list[dict[str, Any]], block: dict[str, Any]) -> None:
+        self._close(events_out)
         self.blocks.append(block)
         self._is_open, self._json = True, []
-        told.append({"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)})
+        events_out.append({"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)})
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    def _close(self, told: list[dict[str, Any]]) -> None:
+    def _close(self, events_out: list[dict[str, Any]]) -> None:
         if not self._is_open:
             return
         self._is_open = False
@@ -136,13 +136,13 @@ class _Blocks:
         if block["type"] == "tool_use":
             block["input"] = msgspec.Raw("".join(self._json) or "{}")  # as the model wrote it
         elif block["type"] == "thinking":
-            told.append(self._delta({"type": "signature_delta", "signature": ""}))
-        told.append({"type": "content_block_stop", "index": len(self.blocks) - 1})
+            events_out.append(self._delta({"type": "signature_delta", "signature": ""}))
+        events_out.append({"type": "content_block_stop", "index": len(self.blocks) - 1})
 
     def finish(self) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
-        self._close(told)
-        return told
+        events_out: list[dict[str, Any]] = []
+        self._close(events_out)
+        return events_out
 
 
 class _Answer:
@@ -188,14 +188,14 @@ class _Answer:
     def _usage(self, output: RequestOutput, *, is_last: bool = False) -> dict[str, Any]:
         """The prompt's tokens, told apart as found in the prefix cache, left there (the whole blocks behind those that
         were found), and the rest."""
-        total, read = len(self._running.prompt.token_ids), max(0, output.num_cached_tokens)
+        total, num_cached = len(self._running.prompt.token_ids), max(0, output.num_cached_tokens)
         llm, created = self._context.llm, 0
         if llm.config.kv_cache.enable_prefix_caching and llm.engine.info.block_size:
-            created = max(0, total - total % llm.engine.info.block_size - read)
+            created = max(0, total - total % llm.engine.info.block_size - num_cached)
         usage: dict[str, Any] = {
-            "input_tokens": total - read - created,
+            "input_tokens": total - num_cached - created,
             "cache_creation_input_tokens": created,
-            "cache_read_input_tokens": read,
+            "cache_read_input_tokens": num_cached,
             "output_tokens": output.num_generation_tokens,
         }
         if is_last:
@@ -207,10 +207,10 @@ class _Answer:
         if isinstance(completion.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
         reason = str(self._running.choices[0].finish_reason(completion))
-        told = _STOP_REASONS.get(reason, "end_turn")
-        if told == "max_tokens" and output.num_generation_tokens < (self._running.turn.params.max_tokens or 0):
-            told = "model_context_window_exceeded"
-        return {"stop_reason": told, "stop_sequence": None}
+        stop_reason = _STOP_REASONS.get(reason, "end_turn")
+        if stop_reason == "max_tokens" and output.num_generation_tokens < (self._running.turn.params.max_tokens or 0):
+            stop_reason = "model_context_window_exceeded"
+        return {"stop_reason": stop_reason, "stop_sequence": None}
 
     async def events(
         self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
@@ -221,15 +221,15 @@ class _Answer:
             async for output in outputs:
                 raise_failed(output)
                 (completion,) = output.outputs
-                told = self._take(completion)
+                new_events = self._take(completion)
                 if completion.finished:
-                    told += self._blocks.finish()
+                    new_events += self._blocks.finish()
                     delta = self._ending(output)
                     usage = self._usage(output, is_last=True)
-                    told.append({"type": "message_delta", "delta": delta, "usage": usage, **self._extras})
-                    told.append({"type": "message_stop"})
-                if opening or told:
-                    yield opening + b"".join(map(_sse, told))
+                    new_events.append({"type": "message_delta", "delta": delta, "usage": usage, **self._extras})
+                    new_events.append({"type": "message_stop"})
+                if opening or new_events:
+                    yield opening + b"".join(map(_sse, new_events))
                 opening = b""
 
 

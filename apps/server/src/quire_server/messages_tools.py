@@ -117,8 +117,8 @@ def deferred_tools(
     if any(str(tool.get("type")).startswith(_SEARCH) for tool in tools):
         return frozenset(), frozenset()  # nobody here does the search, so all are shown
     names = {tool["name"] for tool in tools if tool.get("defer_loading") is True and isinstance(tool.get("name"), str)}
-    told = names & set(described) - set(found)
-    return frozenset(names - set(found) - told), frozenset(told)
+    unknown = names & set(described) - set(found)
+    return frozenset(names - set(found) - unknown), frozenset(unknown)
 
 
 def _without_date(kind: str) -> str:

@@ -225,10 +225,10 @@ class SamplingFields(
 
     def _num_logprobs(self) -> int | None:
         """How many log probabilities per token; those of named tokens take the place of the most likely ones."""
-        wanted = self.logprobs_wanted()
+        has_logprobs = self.logprobs_wanted()
         if not self.logprob_token_ids:
-            return wanted
-        if wanted is None:
+            return has_logprobs
+        if has_logprobs is None:
             raise RequestError(
                 "logprob_token_ids needs log probabilities to be asked for (logprobs); leave it out, or ask for them",
                 param="logprob_token_ids",

@@ -25,6 +25,6 @@ def answer_id(request: Request, prefix: str, named: str | None = None) -> str:
         prefix: Of the route's ids.
         named: The id in the request's body, if there is one.
     """
-    given: str = request.state.request_id
+    own_id: str = request.state.request_id
     is_own = bool(request.headers.get("x-request-id"))
-    return prefix + (given if is_own or named is None else named)
+    return prefix + (own_id if is_own or named is None else named)

@@ -257,10 +257,10 @@ def is_function(name: str | None) -> TypeGuard[str]:
 def _find_function(name: str) -> Callable[[ServerConfig], ResponseStore]:
     module, _, function = name.partition(":")
     try:
-        found: Callable[[ServerConfig], ResponseStore] = getattr(importlib.import_module(module), function)
+        function_of: Callable[[ServerConfig], ResponseStore] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"there is no response store {name!r}: {error}; give a file, 'none', or module:function",
             field="response_store",
         ) from None
-    return found
+    return function_of

@@ -168,7 +168,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     audio: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """The same as `reasoning`, under its older name."""
+    """`reasoning`, under its older name."""
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     """In place of `tool_calls`, for requests with `functions`."""

@@ -57,7 +57,7 @@ class ItemReader:
         Raises:
             RequestError: naming the item at fault.
         """
-        told = _Told(instructions)
+        transcript = _Told(instructions)
         newest = _newest_message(items) if has_new else None
         refused = {
             str(item.get("approval_request_id")): item.get("reason")
@@ -65,50 +65,50 @@ class ItemReader:
             if item.get("type") == "mcp_approval_response" and item.get("approve") is False
         }
         for index, item in self._uncompacted(items):
-            self._read(told, item, f"{at}[{index}]", refused, is_new=index == newest)
-        return told.finished()
+            self._read(transcript, item, f"{at}[{index}]", refused, is_new=index == newest)
+        return transcript.finished()
 
-    def _read(self, told: _Told, item: Item, at: str, refused: dict[Any, Any], *, is_new: bool) -> None:
+    def _read(self, transcript: _Told, item: Item, at: str, refused: dict[Any, Any], *, is_new: bool) -> None:
         kind = item.get("type")
         if not isinstance(kind, str) or kind == "item_reference":
             raise _wrong(f"{at}.type", kind, "be the type of an item, like message or function_call_output")
         if kind == "message":
-            self._read_message(told, item, at, is_new=is_new)
+            self._read_message(transcript, item, at, is_new=is_new)
         elif kind == "reasoning":
-            told.think(self._thoughts(item, at))
+            transcript.think(self._thoughts(item, at))
         elif kind in ("function_call", "custom_tool_call"):
-            told.call(_call_id(item), self._name(item, at), _arguments(item))
+            transcript.call(_call_id(item), self._name(item, at), _arguments(item))
         elif kind in BUILTIN_BY_ITEM:
             built_in = BUILTIN_BY_ITEM[kind]
             if kind != "tool_search_call" or item.get("execution") == "client":
-                told.call(_call_id(item), built_in.name, built_in.arguments(item) or {})
+                transcript.call(_call_id(item), built_in.name, built_in.arguments(item) or {})
         elif kind.endswith("_output") and (item.get("call_id") or kind == "local_shell_call_output"):
-            told.result(_call_id(item), _output_text(item, f"{at}.output"))
+            transcript.result(_call_id(item), _output_text(item, f"{at}.output"))
         elif kind == "mcp_call":
             text = item.get("output") if item.get("output") is not None else str(item.get("error") or "")
-            told.call(str(item.get("id")), self._name(item, at), _arguments(item))
-            told.own_result(str(item.get("id")), content_text(text, f"{at}.output", is_new=False))
+            transcript.call(str(item.get("id")), self._name(item, at), _arguments(item))
+            transcript.own_result(str(item.get("id")), content_text(text, f"{at}.output", is_new=False))
         elif kind == "mcp_approval_request":
             name = str(item.get("id"))
             if name in refused:  # what was approved is there as the call itself
-                told.call(name, self._name(item, at), _arguments(item))
-                told.own_result(name, f"The user did not approve this call. {refused[name] or ''}".rstrip())
+                transcript.call(name, self._name(item, at), _arguments(item))
+                transcript.own_result(name, f"The user did not approve this call. {refused[name] or ''}".rstrip())
         elif kind in COMPACTIONS:
             if item.get("encrypted_content") is not None:
                 summary = open_summary(item["encrypted_content"], self.sealer)
                 text = _UNREADABLE_SUMMARY if summary is None else summary.text
-                told.message("user", f"Summary of the conversation so far:\n{text}")
+                transcript.message("user", f"Summary of the conversation so far:\n{text}")
         elif kind not in _SILENT and (line := _line(item)):
-            told.say(line)
+            transcript.say(line)
 
-    def _read_message(self, told: _Told, item: Item, at: str, *, is_new: bool) -> None:
+    def _read_message(self, transcript: _Told, item: Item, at: str, *, is_new: bool) -> None:
         if item.get("role") not in _ROLES:
             raise _wrong(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
         text = content_text(item.get("content"), f"{at}.content", is_new=is_new)
         if item["role"] == "assistant":
-            told.say(text)
+            transcript.say(text)
         else:
-            told.message(item["role"], text)
+            transcript.message(item["role"], text)
 
     def _thoughts(self, item: Item, at: str) -> str:
         for key in ("content", "summary"):
@@ -134,9 +134,9 @@ class ItemReader:
         place = next((index for index, item in reversed(numbered) if self._replaces(item)), None)
         if place is None:
             return numbered
-        asked = last_question(items[:place])
-        instructions = [each for each in numbered[:asked] if each[1].get("role") in ("system", "developer")]
-        return [*instructions, numbered[place], *numbered[asked:place], *numbered[place + 1 :]]
+        question_place = last_question(items[:place])
+        instructions = [each for each in numbered[:question_place] if each[1].get("role") in ("system", "developer")]
+        return [*instructions, numbered[place], *numbered[question_place:place], *numbered[place + 1 :]]
 
     def _replaces(self, item: Item) -> bool:
         if item.get("type") != "compaction":

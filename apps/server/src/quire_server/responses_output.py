@@ -89,8 +89,8 @@ class OutputItems:
         return self._taken()
 
     def _taken(self) -> list[Event]:
-        told, self._told = self._told, []
-        return told
+        new_events, self._told = self._told, []
+        return new_events
 
     @property
     def _current(self) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class OutputItems:
         called = {} if of_mcp is None else {"server_label": of_mcp.label, "name": of_mcp.name, "arguments": ""}
         if of_mcp is not None and of_mcp.asks_before:
             self._close("completed")
-            asked = {"type": "mcp_approval_request", **called}
-            self._open = {"id": f"mcpr_{secrets.token_hex(12)}", **asked}
+            request = {"type": "mcp_approval_request", **called}
+            self._open = {"id": f"mcpr_{secrets.token_hex(12)}", **request}
             return
         if of_mcp is not None:
             call = {"type": "mcp_call", **called, "output": None}
@@ -144,14 +144,14 @@ class OutputItems:
             self._close("completed")
             self._open = {"type": BUILTIN_TOOLS[tool.kind].item, "kind": tool.kind, "call_id": call_id, "arguments": ""}
             return
-        told = {"call_id": call_id, "name": name if tool is None else tool.name}
+        fields = {"call_id": call_id, "name": name if tool is None else tool.name}
         if tool is not None and tool.namespace is not None:
-            told["namespace"] = tool.namespace
+            fields["namespace"] = tool.namespace
         if tool is not None and tool.kind == "custom":
-            self._begin("ctc", {"type": "custom_tool_call", **told, "input": ""}, None)
+            self._begin("ctc", {"type": "custom_tool_call", **fields, "input": ""}, None)
             self._input = CallInput()
         else:
-            self._begin("fc", {"type": "function_call", **told, "arguments": ""}, None)
+            self._begin("fc", {"type": "function_call", **fields, "arguments": ""}, None)
 
     def _begin(self, prefix: str, item: dict[str, Any], part: dict[str, Any] | None) -> None:
         self._close("completed")
@@ -228,8 +228,8 @@ class OutputItems:
             place = {"item_id": call["id"], "output_index": self._place(call)}
             self._told.append(self._item_event("added", call))
             self._told.append({"type": "response.mcp_call.in_progress", **place})
-            done = {"type": "response.mcp_call_arguments.done", "arguments": call["arguments"]}
-            self._told.append({**done, **place})
+            end_event = {"type": "response.mcp_call_arguments.done", "arguments": call["arguments"]}
+            self._told.append({**end_event, **place})
         return self._taken()
 
     def take_calls(self) -> list[dict[str, Any]]:

@@ -112,8 +112,8 @@ class ResponsesRequest(CompactRequest):
         return {**names, **_FORMAT_NAMES}
 
     def logprobs_wanted(self) -> int | None:
-        wanted = "message.output_text.logprobs" in (self.include or ())
-        return (self.top_logprobs or 0) if wanted or self.top_logprobs else None
+        is_included = "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
 
     @property
     def compact_threshold(self) -> int | None:
@@ -161,10 +161,10 @@ class ResponsesRequest(CompactRequest):
 
     @property
     def conversation_id(self) -> str | None:
-        given = self.conversation.get("id") if isinstance(self.conversation, dict) else self.conversation
-        if self.conversation is not None and not (isinstance(given, str) and given):
+        name = self.conversation.get("id") if isinstance(self.conversation, dict) else self.conversation
+        if self.conversation is not None and not (isinstance(name, str) and name):
             raise _wrong("conversation", self.conversation, "be the id of a conversation, or an object with it")
-        return given
+        return name
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """`chat_template_kwargs`, with what `reasoning.effort` means to templates."""

@@ -46,7 +46,7 @@ class Compaction(NamedTuple):
     """What the first turn of a response is, where it summarizes the conversation."""
 
     replaces: bool
-    """See `quire_server.sealing.Summary`."""
+    """Whether the summary stands in place of the conversation that is kept here (`sealing.Summary`)."""
     goes_on: bool
     """Whether an answer follows."""
 
@@ -102,8 +102,8 @@ class ResponseRun:
     def response(self, status: str, **changes: Any) -> dict[str, Any]:
         """The response object as it stands."""
         output = [dict(item) for item in self._output.items]
-        told = {**self._fixed, **warnings_field(self._warnings)}
-        return {**told, "status": status, "output": output, **changes}
+        fields = {**self._fixed, **warnings_field(self._warnings)}
+        return {**fields, "status": status, "output": output, **changes}
 
     def snapshot(self) -> dict[str, Any]:
         """The response object at this moment."""
@@ -153,8 +153,8 @@ class ResponseRun:
         """Run to the end; events as they come, the last of which holds the whole response."""
         try:
             with full_context_told(), naming_fields(self._body.field_names()):
-                async with contextlib.aclosing(self._told()) as told:
-                    async for events in told:
+                async with contextlib.aclosing(self._told()) as batches:
+                    async for events in batches:
                         yield self._numbered(events)
         except QuireError as error:
             if self._sequence == 0:
@@ -164,8 +164,8 @@ class ResponseRun:
 
     async def _told(self) -> AsyncGenerator[list[Event], None]:
         with naming_fields(self._body.field_names()):
-            async with contextlib.aclosing(self._told_by_turns()) as told:
-                async for events in told:
+            async with contextlib.aclosing(self._told_by_turns()) as batches:
+                async for events in batches:
                     yield events
 
     async def _told_by_turns(self) -> AsyncGenerator[list[Event], None]:
@@ -185,8 +185,8 @@ class ResponseRun:
                 return
         if self._compaction is not None:
             is_first = False
-            async for told in self._compacted(self._compaction):
-                yield told
+            async for new_events in self._compacted(self._compaction):
+                yield new_events
             if not self._compaction.goes_on:
                 response = await self._keep_finished(None)
                 yield [{"type": "response.completed", "response": response}]
@@ -196,14 +196,14 @@ class ResponseRun:
             async with contextlib.aclosing(self._running.outputs) as outputs:
                 async for output in outputs:
                     raise_failed(output)
-                    told = self._opening() if is_first else []
+                    new_events = self._opening() if is_first else []
                     is_first = False
-                    told += self._take(output.outputs[0])
+                    new_events += self._take(output.outputs[0])
                     if output.finished:
-                        told += self._finish(output)
+                        new_events += self._finish(output)
                         last = output
-                    if told:
-                        yield told
+                    if new_events:
+                        yield new_events
             if last is None:
                 raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
             self._usage = _added(self._usage, usage_of(self._context, self._running, last))
@@ -274,8 +274,8 @@ class ResponseRun:
 
     def _opening(self) -> list[Event]:
         response = self.response("in_progress")
-        told = [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
-        return told + self._output.add_tool_lists(self._mcp.lists)
+        opening = [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
+        return opening + self._output.add_tool_lists(self._mcp.lists)
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         for event in events:
@@ -306,8 +306,8 @@ class ResponseRun:
         changes: dict[str, Any] = {"usage": self._usage}
         if output is not None and output.outputs[0].finish_reason is FinishReason.ABORT:
             # There is no reason among OpenAI's for an answer that the server ended.
-            told = {"code": "server_error", "message": "the server ended the request before the answer was complete"}
-            return await self.keep("incomplete", incomplete_details={"reason": None}, error=told, **changes)
+            failure = {"code": "server_error", "message": "the server ended the request before the answer was complete"}
+            return await self.keep("incomplete", incomplete_details={"reason": None}, error=failure, **changes)
         if is_full or (output is not None and _is_cut(output.outputs[0])):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
         return await self.keep("completed", completed_at=int(time.time()), **changes)
@@ -346,8 +346,8 @@ class LiveResponse:
         while True:
             news = self._news
             if start < len(self._events):
-                told, start = self._events[start:], len(self._events)
-                yield told
+                batches, start = self._events[start:], len(self._events)
+                yield batches
             elif self.task.done():
                 return
             else:
@@ -423,9 +423,9 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _failure(error: BaseException) -> dict[str, Any]:
     """The error of a response. Clients know a full context by its code."""
-    told = error_body(error)["error"]
-    code = told["code"] if isinstance(error, ContextLengthError) else "server_error"
-    return {"code": code, "message": told["message"]}
+    fields = error_body(error)["error"]
+    code = fields["code"] if isinstance(error, ContextLengthError) else "server_error"
+    return {"code": code, "message": fields["message"]}
 
 
 def _is_cut(completion: CompletionOutput) -> bool:

@@ -20,8 +20,9 @@ from quire_server.body import SMALL_BYTES, parse_body
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import error_body, status_of
 from quire_server.readiness import refuse_while_draining
-from quire_server.responses_api import RecentResponse, ResponsesService
+from quire_server.responses_history import RecentResponse
 from quire_server.responses_request import ResponsesRequest
+from quire_server.responses_turns import ResponsePreparer
 
 __all__ = ["responses_socket"]
 
@@ -31,12 +32,12 @@ DRAIN_LOOK_S = 0.2
 _logger = logging.getLogger(__name__)
 
 
-async def responses_socket(service: ResponsesService, context: ServerContext, socket: WebSocket) -> None:
+async def responses_socket(preparer: ResponsePreparer, context: ServerContext, socket: WebSocket) -> None:
     """Serve one connection until the client or the server leaves."""
     await socket.accept()
-    waiting = _Waiting(MAX_WAITING)
-    reading = asyncio.ensure_future(_read(socket, waiting, context.config.max_body_bytes))
-    answering = asyncio.ensure_future(_answer_all(service, context, socket, waiting))
+    messages = _Waiting(MAX_WAITING)
+    reading = asyncio.ensure_future(_read(socket, messages, context.config.max_body_bytes))
+    answering = asyncio.ensure_future(_answer_all(preparer, context, socket, messages))
     try:
         await asyncio.wait((reading, answering), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -72,13 +73,13 @@ class _Waiting(asyncio.Queue[str]):
         return item
 
 
-async def _read(socket: WebSocket, waiting: _Waiting, max_bytes: int) -> None:
+async def _read(socket: WebSocket, messages: _Waiting, max_bytes: int) -> None:
     """Reads all the time, so that a client that leaves is noticed at once."""
     while True:
         text = await socket.receive_text()
         if len(text) > max_bytes:
             raise RequestError(f"a message is larger than {max_bytes} bytes (--max-body-bytes)", param="body")
-        if waiting.num_chars + len(text) > max_bytes:
+        if messages.num_chars + len(text) > max_bytes:
             raise RequestError(
                 f"messages of more than {max_bytes} bytes (--max-body-bytes) wait; read the events of a response "
                 "before you ask for more",
@@ -86,7 +87,7 @@ async def _read(socket: WebSocket, waiting: _Waiting, max_bytes: int) -> None:
                 code="too_many_messages",
             )
         try:
-            waiting.put_nowait(text)
+            messages.put_nowait(text)
         except asyncio.QueueFull:
             raise RequestError(
                 f"{MAX_WAITING} messages wait already; read the events of a response before you ask for more",
@@ -95,18 +96,20 @@ async def _read(socket: WebSocket, waiting: _Waiting, max_bytes: int) -> None:
             ) from None
 
 
-async def _answer_all(service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: _Waiting) -> None:
+async def _answer_all(
+    preparer: ResponsePreparer, context: ServerContext, socket: WebSocket, messages: _Waiting
+) -> None:
     recent = RecentResponse()
-    while (text := await _next(context, waiting)) is not None:
+    while (text := await _next(context, messages)) is not None:
         try:
-            await _answer(service, context, socket, text, recent)
+            await _answer(preparer, context, socket, text, recent)
         except QuireError as error:
             await _send_error(socket, error)
 
 
-async def _next(context: ServerContext, waiting: asyncio.Queue[str]) -> str | None:
+async def _next(context: ServerContext, messages: asyncio.Queue[str]) -> str | None:
     """The next message; None where there is none and the server drains."""
-    getting = asyncio.ensure_future(waiting.get())
+    getting = asyncio.ensure_future(messages.get())
     try:
         while not getting.done():
             await asyncio.wait((getting,), timeout=DRAIN_LOOK_S)
@@ -118,7 +121,7 @@ async def _next(context: ServerContext, waiting: asyncio.Queue[str]) -> str | No
 
 
 async def _answer(
-    service: ResponsesService, context: ServerContext, socket: WebSocket, text: str, recent: RecentResponse
+    preparer: ResponsePreparer, context: ServerContext, socket: WebSocket, text: str, recent: RecentResponse
 ) -> None:
     refuse_while_draining(context)
     data = text.encode("utf-8", "surrogatepass")
@@ -127,7 +130,7 @@ async def _answer(
     if body.background:
         raise RequestError("background is not for websockets; leave it out", param="background")
     body.stream = True
-    run = await service.prepare(context, body, recent)
+    run = await preparer.prepare(context, body, recent)
     async with contextlib.aclosing(run.events()) as batches:
         async for events in batches:
             for event in events:
@@ -151,8 +154,8 @@ def _request(text: str) -> bytes:
 
 
 async def _send_error(socket: WebSocket, error: BaseException) -> None:
-    told: dict[str, Any] = {"type": "error", "status": status_of(error), **error_body(error)}
-    await socket.send_text(_encoder.encode(told).decode())
+    fields: dict[str, Any] = {"type": "error", "status": status_of(error), **error_body(error)}
+    await socket.send_text(_encoder.encode(fields).decode())
 
 
 _encoder = msgspec.json.Encoder()

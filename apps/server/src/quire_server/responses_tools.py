@@ -80,11 +80,11 @@ def _add_namespace(offered: ClientTools, group: dict[str, Any], at: str, *, hide
         if kind not in _MAKERS:
             offered.warnings.append(hosted_tool(kind, place))
             continue
-        made = _MAKERS[kind](tool, place, name)
+        client_tool = _MAKERS[kind](tool, place, name)
         if index == 0 and description:
-            told = f"{made.function.get('description') or ''}\n\nAll tools of {name}: {description}".strip()
-            made = replace(made, function={**made.function, "description": told})
-        offered.add(made, place)
+            text = f"{client_tool.function.get('description') or ''}\n\nAll tools of {name}: {description}".strip()
+            client_tool = replace(client_tool, function={**client_tool.function, "description": text})
+        offered.add(client_tool, place)
 
 
 def _function(tool: dict[str, Any], at: str, namespace: str | None) -> ClientTool:

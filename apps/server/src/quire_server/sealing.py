@@ -87,14 +87,14 @@ def kept_key(path: Path) -> bytes:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(_KEY_BYTES))
         try:
             with contextlib.suppress(FileExistsError):
-                os.link(made, path)
+                os.link(temporary, path)
         finally:
-            made.unlink()
+            temporary.unlink()
     key = path.read_bytes()
     if len(key) < _KEY_BYTES:
         raise OSError(f"{path} holds no key")

@@ -96,7 +96,7 @@ async def _serve(
     from quire_server.http_server import make_http_server
 
     gc.freeze()
-    watching: list[asyncio.Future[None]] = []
+    watchers: list[asyncio.Future[None]] = []
     throughput = ThroughputLog()
     try:
         with _progress(llm):
@@ -119,7 +119,7 @@ async def _serve(
         gc.enable()
         _tell_ready(info, server, listening, time.monotonic() - start_s)
         dead = asyncio.ensure_future(_engine_death(llm))
-        watching = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
+        watchers = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         await drain(context, http, running, delay_s=server.drain_delay_s if stopping.signal == signal.SIGTERM else 0.0)
@@ -127,12 +127,12 @@ async def _serve(
             dead.result()
         return ExitStatus.OK
     finally:
-        for task in watching:
+        for task in watchers:
             task.cancel()
         for mcp_server in mcp_servers.values():
             await mcp_server.close()
         await llm.client.shutdown(0.0)
-        if watching and not server.disable_log_stats:
+        if watchers and not server.disable_log_stats:
             throughput.tell_totals(metrics.stats, metrics.num_finished)
 
 
@@ -201,8 +201,8 @@ def _tell_ready(info: EngineInfo, server: ServerConfig, listening: socket.socket
     if server.banner and server.log_format == "text":
         print(banner(info, server, listening, seconds), flush=True)
         return
-    told = {"model": info.model, "address": address_of(listening, server), "ready_after_s": round(seconds, 1)}
-    _logger.info("ready: {model} at {address}, after {ready_after_s} s".format(**told), extra=told)
+    facts = {"model": info.model, "address": address_of(listening, server), "ready_after_s": round(seconds, 1)}
+    _logger.info("ready: {model} at {address}, after {ready_after_s} s".format(**facts), extra=facts)
 
 
 def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> str:

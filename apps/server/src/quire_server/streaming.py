@@ -113,11 +113,11 @@ async def merge(sources: Sequence[AsyncGenerator[Element, None]]) -> AsyncGenera
 
     readers = [asyncio.ensure_future(read(index, source)) for index, source in enumerate(sources)]
     try:
-        left = len(readers)
-        while left:
+        num_left = len(readers)
+        while num_left:
             item = await arrived.get()
             if item is None:
-                left -= 1
+                num_left -= 1
             elif isinstance(item, Exception):
                 raise item
             else:

@@ -59,9 +59,9 @@ def structured_outputs_of(body: ConstraintFields) -> StructuredOutputsParams | N
     Raises:
         RequestError: naming the field at fault, or the two that contradict each other.
     """
-    asked: dict[str, dict[str, Any]] = {}
+    forms: dict[str, dict[str, Any]] = {}
     if (values := _of_response_format(body.response_format)) is not None:
-        asked["response_format"] = values
+        forms["response_format"] = values
     if body.structured_outputs is not None:
         unknown = sorted(set(body.structured_outputs) - _FIELDS)
         if unknown:
@@ -75,16 +75,16 @@ def structured_outputs_of(body: ConstraintFields) -> StructuredOutputsParams | N
             if value is not None
         }
         if given:
-            asked["structured_outputs"] = given
+            forms["structured_outputs"] = given
     guided = {_GUIDED[name]: value for name in _GUIDED if (value := getattr(body, name)) is not None}
     if guided:
-        asked["the guided_ fields"] = guided
-    if len(asked) > 1:
+        forms["the guided_ fields"] = guided
+    if len(forms) > 1:
         raise RequestError(
-            f"{' and '.join(asked)} exclude each other; ask for the form of the output in one place",
+            f"{' and '.join(forms)} exclude each other; ask for the form of the output in one place",
             param="structured_outputs",
         )
-    return StructuredOutputsParams(**next(iter(asked.values()))) if asked else None
+    return StructuredOutputsParams(**next(iter(forms.values()))) if forms else None
 
 
 def _of_response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -145,8 +145,8 @@ def thinking_first(
         continued: Text of an answer that it goes on with.
         template_kwargs: What the request told the template.
     """
-    wanted, reasoning = params.structured_outputs, form.reasoning
-    if wanted is None or reasoning is None or not reasoning.end:
+    constraint, reasoning = params.structured_outputs, form.reasoning
+    if constraint is None or reasoning is None or not reasoning.end:
         return params
     is_open = form.opens_thinking(prompt.text, continued, template_kwargs)
     if not form.may_think(prompt.text, continued, template_kwargs):
@@ -157,7 +157,7 @@ def thinking_first(
         end_token_ids=tuple(tokenizer.encode(reasoning.end[0], add_special_tokens=False)),
         is_open=is_open,
     )
-    return dataclasses.replace(params, structured_outputs=dataclasses.replace(wanted, reasoning=span))
+    return dataclasses.replace(params, structured_outputs=dataclasses.replace(constraint, reasoning=span))
 
 
 def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> SamplingParams:
@@ -167,22 +167,22 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     some tool is strict. Where the answer has a JSON schema of its own, it is either that or a call. Formats whose
     arguments are no JSON stay free.
     """
-    wanted = params.structured_outputs
+    constraint = params.structured_outputs
     structures = form.call_grammar(use.callable_tools) if use.is_on else None
     if not structures:
         return params
-    begun = (form.forced_call(use.name) or "") if use.is_forced else ""
+    beginning = (form.forced_call(use.name) or "") if use.is_forced else ""
     grammars = use.offered.grammars()
     tags = [
-        _tag(tool, structure, begun, use.parameters_at(tool), grammars.get(tool["function"]["name"]))
+        _tag(tool, structure, beginning, use.parameters_at(tool), grammars.get(tool["function"]["name"]))
         for tool, structure in zip(use.callable_tools, structures, strict=True)
     ]
     names = {tool["function"]["name"] for tool in use.callable_tools}
     is_strict = any(tool["function"].get("strict") for tool in use.callable_tools) or not names.isdisjoint(grammars)
     if use.is_forced:
         tag: dict[str, Any] = {"type": "or", "elements": tags}
-    elif wanted is not None:
-        schema = _schema_of(wanted)
+    elif constraint is not None:
+        schema = _schema_of(constraint)
         if schema is None:
             return params
         calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
@@ -239,13 +239,13 @@ async def check_grammars(use: ToolUse, form: ChatFormat, *, has_backend: bool) -
             use.offered.warn(free_text(grammar.param))
 
 
-def _schema_of(wanted: StructuredOutputsParams) -> dict[str, Any] | None:
+def _schema_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
     """The JSON schema of a constraint that is one."""
-    if wanted.json_object:
+    if constraint.json_object:
         return {"type": "object"}
-    if isinstance(wanted.json, str):
+    if isinstance(constraint.json, str):
         try:
-            return msgspec.json.decode(wanted.json, type=dict)
+            return msgspec.json.decode(constraint.json, type=dict)
         except (msgspec.DecodeError, RecursionError):
             return None  # the constraint alone is then refused by whoever reads it
-    return wanted.json
+    return constraint.json

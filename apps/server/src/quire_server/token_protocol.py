@@ -142,12 +142,12 @@ class GenerateLogProb(Body):
     @classmethod
     def _take_id_of_token(cls, value: Any) -> Any:
         token = value.get("token") if isinstance(value, dict) and value.get("token_id") is None else None
-        written = _ID_AS_TEXT.fullmatch(token) if isinstance(token, str) else None
-        return value if written is None else {**value, "token_id": int(written[1])}
+        match = _ID_AS_TEXT.fullmatch(token) if isinstance(token, str) else None
+        return value if match is None else {**value, "token_id": int(match[1])}
 
 
 class GenerateLogProbsContent(GenerateLogProb):
-    """The same of an output token, with the most likely ones at its place."""
+    """An output token with its log probability, and the most likely ones at its place."""
 
     top_logprobs: Annotated[list[GenerateLogProb], Field(fail_fast=True)] = Field(default_factory=list)
 
@@ -241,7 +241,7 @@ class DerenderChatRequest(DerenderChatContext):
 
 
 class DerenderChatStreamRequest(DerenderChatContext):
-    """The same for one chunk of a stream."""
+    """Body of /v1/chat/completions/derender for one chunk of a stream."""
 
     stream: Literal[True]
     generate_chunk: GenerateChunk
@@ -272,7 +272,7 @@ class DerenderCompletionRequest(Body):
 
 
 class DerenderCompletionStreamRequest(DerenderCompletionContext):
-    """The same for one chunk of a stream."""
+    """Body of /v1/completions/derender for one chunk of a stream."""
 
     stream: Literal[True]
     generate_chunk: GenerateChunk
@@ -287,9 +287,9 @@ def sampling_params_from(values: dict[str, Any]) -> SamplingParams:
     """
     if isinstance(values.get("stop"), str):
         values = {**values, "stop": [values["stop"]]}
-    known = {name: value for name, value in values.items() if value is not None}
+    values_set = {name: value for name, value in values.items() if value is not None}
     try:
-        return msgspec.convert(known, SamplingParams, str_keys=True)
+        return msgspec.convert(values_set, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         name = f"sampling_params{path.rstrip('`')}"
@@ -304,12 +304,12 @@ _DEFAULTS = SamplingParams()
 
 def sampling_params_to_json(params: SamplingParams) -> dict[str, Any]:
     """What differs from the defaults, so that `sampling_params_from` gives the same again."""
-    changed = {
+    changes = {
         spec.name: getattr(params, spec.name)
         for spec in fields(params)
         if spec.name == "max_tokens" or getattr(params, spec.name) != getattr(_DEFAULTS, spec.name)
     }
-    result: dict[str, Any] = msgspec.to_builtins(changed, str_keys=True)
+    result: dict[str, Any] = msgspec.to_builtins(changes, str_keys=True)
     return result
 
 

@@ -99,7 +99,7 @@ class GeneratedTokens(_GeneratedBase, kw_only=True):
 
 
 class GeneratedText(_GeneratedBase, kw_only=True):
-    """The same where text was asked for."""
+    """Whole response and streaming chunk where text was asked for."""
 
     output_mode: str = "text"
     choices: list[TextChoice]

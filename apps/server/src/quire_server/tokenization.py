@@ -25,15 +25,15 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
     def answer() -> Response:
         token_ids = _rendered(context, body).token_ids
-        told = {
+        fields = {
             "count": len(token_ids),
             "max_model_len": context.llm.engine.info.max_model_len,
             "tokens": token_ids,
             "token_strs": None,
         }
         if body.return_token_strs:
-            told["token_strs"] = [context.llm.renderer.tokenizer.id_to_token(token_id) for token_id in token_ids]
-        return json_response(told)
+            fields["token_strs"] = [context.llm.renderer.tokenizer.id_to_token(token_id) for token_id in token_ids]
+        return json_response(fields)
 
     return await in_thread_when(body.is_large, answer)
 

@@ -50,7 +50,7 @@ class ToolUse:
         return cls(tools=(*offered.chat_tools(), *more), parallel=parallel, offered=offered)
 
     def without(self, names: Collection[str], *, unshown: Collection[str] = ()) -> ToolUse:
-        """The same without some tools; those of `unshown` can be called, but the conversation itself describes them."""
+        """This use without some tools; those of `unshown` can be called, but the conversation itself describes them."""
         tools = tuple(tool for tool in self.tools if tool["function"]["name"] not in names)
         return replace(self, tools=tools, unshown=frozenset(unshown))
 
@@ -102,9 +102,9 @@ def check_required(use: ToolUse, choice: Any) -> None:
     if use.mode != "required" or use.tools:
         return
     left_out = "; ".join(warning.message for warning in use.offered.warnings[:3])
-    told = f" ({left_out})" if left_out else ""
+    reason = f" ({left_out})" if left_out else ""
     raise RequestError(
-        f"tool_choice {reprlib.repr(choice)} needs tools{told}; give functions, or leave tool_choice out",
+        f"tool_choice {reprlib.repr(choice)} needs tools{reason}; give functions, or leave tool_choice out",
         param="tool_choice",
     )
 
@@ -177,7 +177,7 @@ def _from_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
 
 
 def named(use: ToolUse, name: Any, at: str) -> ToolUse:
-    """The same with one tool that must be called. Raises RequestError when it is not offered."""
+    """The use with one tool that must be called. Raises RequestError when it is not offered."""
     names = [tool["function"]["name"] for tool in use.tools]
     if name not in names:
         offered = ", ".join(repr(each) for each in names[:20]) or "none"
@@ -186,7 +186,7 @@ def named(use: ToolUse, name: Any, at: str) -> ToolUse:
 
 
 def allow_only(use: ToolUse, tools: Any, mode: str, at: str) -> ToolUse:
-    """The same with some of the tools. Raises RequestError when one is not offered."""
+    """The use with some of the tools only. Raises RequestError when one is not offered."""
     names = []
     for tool in tools if isinstance(tools, list) else [tools]:
         holder = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else {}
@@ -195,7 +195,7 @@ def allow_only(use: ToolUse, tools: Any, mode: str, at: str) -> ToolUse:
 
 
 def allow_names(use: ToolUse, names: Sequence[Any], mode: str, at: str) -> ToolUse:
-    """The same with the tools of these names. Raises RequestError when one is not offered."""
+    """The use with the tools of these names only. Raises RequestError when one is not offered."""
     by_name = {tool["function"]["name"]: tool for tool in use.tools}
     for name in names:
         if not isinstance(name, str) or name not in by_name:

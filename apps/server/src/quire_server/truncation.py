@@ -43,5 +43,5 @@ def truncated(
         )
     if len(prompt.token_ids) <= keep:
         return prompt
-    kept = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
-    return dataclasses.replace(prompt, token_ids=kept, num_reused_tokens=0)
+    kept_ids = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
+    return dataclasses.replace(prompt, token_ids=kept_ids, num_reused_tokens=0)

@@ -6,6 +6,7 @@ events of a `RunningTurn` into its own shapes. Knows no protocol.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -135,10 +136,10 @@ class TurnChoice:
         else:
             settled = max(self._num_logprobs, self._tokens.settled())
         thought = 0 if self._tokens is None else self._tokens.num_past_thinking()
-        taken = self._logprobs[max(0, thought - self._num_logprobs) : settled - self._num_logprobs]
+        new_logprobs = self._logprobs[max(0, thought - self._num_logprobs) : settled - self._num_logprobs]
         del self._logprobs[: settled - self._num_logprobs]
         self._num_logprobs = settled
-        return taken
+        return new_logprobs
 
     def _is_wanted(self, event: OutputEvent) -> bool:
         if isinstance(event, ReasoningDelta):
@@ -242,7 +243,11 @@ async def start_turn(
         OverloadedError: the queue is full.
     """
     prepared = await prepare_turn(context, make_turn, is_large=is_large)
-    return await in_thread_when(is_large, lambda: prepared.running(_generate(context, prepared)))
+    return await asyncio.to_thread(_run, context, prepared) if is_large else _run(context, prepared)
+
+
+def _run(context: ServerContext, prepared: PreparedTurn) -> RunningTurn:
+    return prepared.running(_generate(context, prepared))
 
 
 async def prepare_turn(

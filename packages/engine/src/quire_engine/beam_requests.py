@@ -102,10 +102,10 @@ def beams_output(
 def _completion(index: int, beam: Beam, params: BeamSearchParams, tokenizer: Tokenizer) -> CompletionOutput:
     token_ids = list(beam.token_ids)
     hides_last = beam.is_stopped and not params.include_stop_str_in_output
-    shown = token_ids[:-1] if hides_last else token_ids
+    shown_ids = token_ids[:-1] if hides_last else token_ids
     return CompletionOutput(
         index=index,
-        text=tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens),
+        text=tokenizer.decode(shown_ids, skip_special_tokens=params.skip_special_tokens),
         token_ids=token_ids,
         cumulative_logprob=beam.logprob,
         finish_reason=FinishReason.STOP if beam.is_stopped else FinishReason.LENGTH,

@@ -21,8 +21,8 @@ class EngineConfig(Settings):
     )
     seed: int | None = setting(
         None,
-        help="Requests without a seed of their own draw by this one and by their number, so that the same requests in "
-        "the same order give the same tokens; empty: other ones each time.",
+        help="Seed of requests that bring none, each by its number, so that the same requests in the same order give "
+        "the same tokens; empty: different tokens each time.",
     )
     stream_interval: int = setting(
         1,
@@ -60,7 +60,7 @@ class EngineConfig(Settings):
     )
     stall_timeout_s: float = setting(
         300.0,
-        help="An engine that has requests but takes no step for this long is told to be stalled, in the log and by "
+        help="An engine that has requests but takes no step for this long is reported as stalled, in the log and by "
         "GET /health.",
         unit="seconds",
         check=at_least(0.1),

@@ -1,6 +1,6 @@
 """The synchronous front: add requests, step by hand, collect outputs. For offline batches and for debugging.
 
-The same scheduler, executor and processors as behind a server, with no thread, no process and no event loop between.
+Scheduler, executor and processors are those of a server, with no thread, no process and no event loop between.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ class _SendingHandler(logging.Handler):
     """Writes records on standard error for a `LogReceiver`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = {"name": record.name, "level": record.levelno, "time": record.created}
+        fields = {"name": record.name, "level": record.levelno, "time": record.created}
         try:
-            told["message"] = record.getMessage()
+            fields["message"] = record.getMessage()
             if record.exc_info:
-                told["exception"] = logging.Formatter().formatException(record.exc_info)
-            sys.stderr.write(f"{MARK}{json.dumps(told)}\n")
+                fields["exception"] = logging.Formatter().formatException(record.exc_info)
+            sys.stderr.write(f"{MARK}{json.dumps(fields)}\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
@@ -106,13 +106,13 @@ class LogReceiver:
 def _record(data: str) -> logging.LogRecord | None:
     """The record in a marked line; None where something else was printed into it."""
     try:
-        told = json.loads(data)
-        level = int(told["level"])
-        time_s = float(told["time"])
-        fields = {"name": str(told["name"]), "levelno": level, "levelname": logging.getLevelName(level)}
-        fields |= {"msg": str(told["message"]), "created": time_s, "msecs": time_s % 1 * 1000}
-        if "exception" in told:
-            fields["exc_text"] = str(told["exception"])
+        record = json.loads(data)
+        level = int(record["level"])
+        time_s = float(record["time"])
+        fields = {"name": str(record["name"]), "levelno": level, "levelname": logging.getLevelName(level)}
+        fields |= {"msg": str(record["message"]), "created": time_s, "msecs": time_s % 1 * 1000}
+        if "exception" in record:
+            fields["exc_text"] = str(record["exception"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return logging.makeLogRecord(fields)

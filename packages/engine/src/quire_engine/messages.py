@@ -119,7 +119,7 @@ class AddRequest(_Message):
         )
 
     def resumed(self, output_token_ids: list[int]) -> AddRequest:
-        """The same request for a new engine process, after `output_token_ids` were produced by the former one."""
+        """This request for a new engine process, after `output_token_ids` were produced by the former one."""
         params = self.sampling_params
         if output_token_ids and params.prompt_logprobs is not None:
             params = replace(params, prompt_logprobs=None)  # they came before the first token

@@ -174,9 +174,9 @@ class RequestProcessor:
         }
         self._whole = [_empty(index, params) for index in range(len(core_ids))]
         # Who reads an output at its end only, and looks for nothing in it before, gets its text then, in one piece.
-        waits = kind is OutputKind.FINAL_ONLY and not params.stop and params.best_of is None
-        waits = waits and params.logprobs is None and params.prompt_logprobs is None
-        self._held: dict[str, list[int]] | None = {core_id: [] for core_id in core_ids} if waits else None
+        is_deferred = kind is OutputKind.FINAL_ONLY and not params.stop and params.best_of is None
+        is_deferred = is_deferred and params.logprobs is None and params.prompt_logprobs is None
+        self._held: dict[str, list[int]] | None = {core_id: [] for core_id in core_ids} if is_deferred else None
 
     @property
     def finished(self) -> bool:
@@ -195,11 +195,11 @@ class RequestProcessor:
         if self._params.max_tokens == 0:
             output = _scored(output)
         if self._held is not None:
-            held = self._held[output.request_id]
-            held += output.new_token_ids
+            token_ids = self._held[output.request_id]
+            token_ids += output.new_token_ids
             if output.finish_reason is None:
                 return None
-            output = replace(output, new_token_ids=held)
+            output = replace(output, new_token_ids=token_ids)
         completion = self._completions[output.request_id]
         if completion.finished:
             return None
@@ -253,7 +253,7 @@ class RequestProcessor:
 
 
 def _scored(output: EngineCoreOutput) -> EngineCoreOutput:
-    """The same of a request that generates nothing: the sampled token is the prompt's last one."""
+    """The output of a request that generates nothing: its sampled token is the prompt's last one."""
     positions = [*(output.prompt_logprobs or ()), *(output.logprobs or ())]
     return replace(output, new_token_ids=[], logprobs=None, prompt_logprobs=positions or None)
 

@@ -67,9 +67,9 @@ class Quarantine:
 
     def clear(self, request_ids: Iterable[str]) -> None:
         """These are no longer suspected (cleared, finished, aborted)."""
-        gone = {request_id for request_id in request_ids if self._targets.pop(request_id, None) is not None}
-        if gone:
-            self._remove(gone)
+        cleared = {request_id for request_id in request_ids if self._targets.pop(request_id, None) is not None}
+        if cleared:
+            self._remove(cleared)
 
     def _remove(self, request_ids: set[str]) -> None:
         groups = ([each for each in group if each not in request_ids] for group in self._groups)

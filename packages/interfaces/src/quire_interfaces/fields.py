@@ -61,11 +61,11 @@ class Fields:
         return view
 
     def named(self, **names: str) -> Fields:
-        """The same object for readers that ask by other names: `named(hidden_size="n_embd")`."""
+        """This object for readers that ask by other names: `named(hidden_size="n_embd")`."""
         return self._view(self._values, {**self._names, **names})
 
     def with_default(self, name: str, value: Any) -> Fields:
-        """The same object with a value for a field that is missing or null."""
+        """This object with a value for a field that is missing or null."""
         stored = self._names.get(name, name)
         return self if self.get(name) is not None else self._view({**self._values, stored: value}, self._names)
 

@@ -69,7 +69,7 @@ class SamplingParams:
     logprobs: Annotated[int | None, NumberRange(ALL_LOGPROBS, MAX_LOGPROBS)] = None
     """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
     prompt_logprobs: Annotated[int | None, NumberRange(ALL_LOGPROBS, MAX_LOGPROBS)] = None
-    """The same for each prompt token but the first."""
+    """Log probabilities at each prompt token but the first: its own, and those of this many most likely tokens."""
     logprob_token_ids: tuple[int, ...] | None = None
     """Log probabilities of these token ids, in their order, in place of the most likely ones; at most 128, whatever the
     server's bound on `logprobs`. `logprobs` is their number then, and may be left out."""

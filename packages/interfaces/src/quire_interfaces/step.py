@@ -150,7 +150,7 @@ class ModelRunnerOutput:
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """News of one request after one step, on its way to the client."""
+    """What one step produced for one request, on its way to the client."""
 
     request_id: str
     new_token_ids: list[int]
@@ -180,17 +180,18 @@ class SchedulerStats:
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_deferred: int = 0
-    """Of these, how many wait for something of their own (a grammar, a tenant's share, a pause); the rest want room."""
+    """Number of waiting requests that wait for something of their own (a grammar, a tenant's share, a pause), not for
+    room."""
     num_preempted: int = 0
-    """Of these, how many have run before."""
+    """Number of waiting requests that have run before."""
     kv_cache_usage: float = 0.0
     """Used share of the KV cache blocks, 0 to 1."""
     num_prompt_tokens_total: int = 0
     """Prompt tokens of requests that reached their first output token."""
     num_cached_prompt_tokens_total: int = 0
-    """Of these, how many were not computed because the prefix cache had them, in memory or in a tier."""
+    """Number of those prompt tokens that were not computed: the prefix cache had them, in memory or in a tier."""
     num_external_prompt_tokens_total: int = 0
-    """Of these, how many a tier brought."""
+    """Number of those cached prompt tokens that a tier brought."""
     num_generation_tokens_total: int = 0
     num_preemptions_total: int = 0
     prefix_cache_query_tokens_total: int = 0
@@ -198,7 +199,7 @@ class SchedulerStats:
     external_prefix_cache_query_tokens_total: int = 0
     """Tokens that were not in memory and looked up in a tier outside of it."""
     external_prefix_cache_hit_tokens_total: int = 0
-    """Of these, how many the tier brought; `prefix_cache_hit_tokens_total` does not count them."""
+    """Number of tokens that the tier brought; `prefix_cache_hit_tokens_total` does not count them."""
     num_draft_tokens_total: int = 0
     num_accepted_tokens_total: int = 0
     num_drafts_total: int = 0
@@ -212,7 +213,7 @@ class SchedulerStats:
     num_grammar_queries_total: int = 0
     """Constraints on outputs that requests asked for."""
     num_grammar_hits_total: int = 0
-    """Of these, how many were compiled, or being compiled, already."""
+    """Number of constraints that were compiled, or being compiled, already."""
     num_grammar_failures_total: int = 0
     """Compiles of constraints that ended in a refusal."""
     grammar_compile_counts_total: list[int] = field(default_factory=list)

@@ -90,13 +90,14 @@ class StructuredOutputsParams:
     """The constraint begins after this; None constrains the output from its first token on."""
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            found = f"got {' and '.join(given)}" if given else "got none"
+        kinds = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(kinds) != 1:
+            named = f"got {' and '.join(kinds)}" if kinds else "got none"
             raise RequestError(
-                f"structured_outputs must have exactly one of {', '.join(KINDS)}, {found}", param="structured_outputs"
+                f"structured_outputs must have exactly one of {', '.join(KINDS)}, {named}",
+                param="structured_outputs",
             )
-        _CHECKS[given[0]](self, given[0])
+        _CHECKS[kinds[0]](self, kinds[0])
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(f"structured_outputs.{name}", getattr(self, name), "be true or false")
@@ -121,7 +122,7 @@ class StructuredOutputsParams:
         return len(value) if isinstance(value, str) else len(self.spec().text)
 
     def normalized(self) -> StructuredOutputsParams:
-        """The same with JSON as text: cheap to send, and to compare.
+        """The constraint with its JSON as text: cheap to send, and to compare.
 
         Raises:
             RequestError: the text is no JSON object.

@@ -35,12 +35,12 @@ def offered_adapters(config: QuireConfig) -> dict[str, str]:
     """Name -> folder of each adapter that is there from the start; empty where none are served."""
     if not takes_adapters(config):
         return {}
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     if config.model.model is None:
         from quire_demo_model import adapter_paths
 
-        found = {name: str(path) for name, path in adapter_paths().items()}
-    return found | config.lora.adapters()
+        folders = {name: str(path) for name, path in adapter_paths().items()}
+    return folders | config.lora.adapters()
 
 
 def adapter_folder(config: QuireConfig, place: str) -> Path:

@@ -24,15 +24,15 @@ def available_memory_bytes(device: str = "cpu") -> int:
     """
     if not device.startswith("cpu"):
         return _accelerator_bytes(device)
-    found = control_group_bytes()
+    sizes = control_group_bytes()
     with contextlib.suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    if not found:
-        found = _sysconf_bytes()
-    if not found:
+        sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    if not sizes:
+        sizes = _sysconf_bytes()
+    if not sizes:
         raise ConfigError("cannot tell how much memory is free; give --kv-cache-memory-bytes")
-    return max(0, min(found))
+    return max(0, min(sizes))
 
 
 def control_group_bytes(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
@@ -47,7 +47,7 @@ def control_group_bytes(root: Path = Path("/sys/fs/cgroup"), membership: Path = 
         lines = membership.read_text().splitlines()
     except OSError:
         lines = []
-    left = []
+    sizes_left = []
     for line in lines or ["0::/"]:
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
@@ -58,8 +58,8 @@ def control_group_bytes(root: Path = Path("/sys/fs/cgroup"), membership: Path = 
             groups = _with_parents(root / "memory", path)
         else:
             continue
-        left += [size for group in groups if (size := _left(group, *names)) is not None]
-    return left
+        sizes_left += [size for group in groups if (size := _left(group, *names)) is not None]
+    return sizes_left
 
 
 def _with_parents(mount: Path, path: str) -> Iterator[Path]:

@@ -92,8 +92,8 @@ class Calibrator:
     @staticmethod
     def place(layer: str) -> str:
         """What the names of all parts of a layer's decoder layer begin with; empty for what is in none."""
-        found = re.match(r".*?\.\d+\.", layer)
-        return found.group() if found else ""
+        match = re.match(r".*?\.\d+\.", layer)
+        return match.group() if match else ""
 
     def take(self, layer: str) -> tuple[Rounded, Tensor | None]:
         """What was made of a layer, and the scale of its inputs where the scheme has one. A layer that saw no input (an
@@ -142,8 +142,8 @@ class Calibrator:
             return
         del self._places[self._place]
         self._done(self._place)
-        for held in (self._rounded, self._input_scales, self._factors):
-            held.clear()
+        for statistics in (self._rounded, self._input_scales, self._factors):
+            statistics.clear()
         self._last, self._place = None, None
 
     def _factor(self, x: Tensor) -> InverseFactor:
@@ -249,8 +249,8 @@ def _batch(network: Network, sequences: Sequence[Sequence[int]]) -> ForwardBatch
             tensor_block_bytes=(spec.block_bytes,),
         )
         shape = network.attention_backend.kv_cache_shape
-        made = allocate_kv_caches(plan, device=network.device, cache_shape=shape)
-        caches[spec], states[spec] = made[name], layer_states(plan, made).get(name, ())
+        layer_caches = allocate_kv_caches(plan, device=network.device, cache_shape=shape)
+        caches[spec], states[spec] = layer_caches[name], layer_states(plan, layer_caches).get(name, ())
     lens = [len(sequence) for sequence in sequences]
     starts = torch.tensor([0, *lens]).cumsum(0)
     positions = torch.cat([torch.arange(size) for size in lens])

@@ -36,11 +36,11 @@ def read_calibration(file: str | Path, renderer: ChatRenderer, *, max_tokens: in
         token_ids = renderer.tokenizer.encode(text)[:max_tokens]
         sequences = [token_ids[i : i + SEQUENCE_TOKENS] for i in range(0, len(token_ids), SEQUENCE_TOKENS)]
     else:
-        left = max_tokens
+        num_left = max_tokens
         for number, line in enumerate(text.splitlines(), 1):
-            if left > 0 and line.strip():
-                sequences.append(_sequence(f"{file}, line {number}", line, renderer)[: min(left, SEQUENCE_TOKENS)])
-                left -= len(sequences[-1])
+            if num_left > 0 and line.strip():
+                sequences.append(_sequence(f"{file}, line {number}", line, renderer)[: min(num_left, SEQUENCE_TOKENS)])
+                num_left -= len(sequences[-1])
     sequences = [sequence for sequence in sequences if sequence]
     if not sequences:
         raise ConfigError(f"{file} has no text to calibrate with", field="calibration")

@@ -90,18 +90,18 @@ class ModelSettings(Settings):
     )
     generation_config: str = setting(
         "auto",
-        help="Where defaults of sampling come from: auto, the model's generation_config.json; vllm, nowhere, so that "
-        "what a request leaves out is neutral; or a folder with such a file.",
+        help="Source of default sampling parameters: auto (the model's generation_config.json), vllm (none: what a "
+        "request leaves out is neutral), or a folder with such a file.",
     )
     override_generation_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
         None,
-        help="Defaults of sampling that come before those, as JSON: temperature, top_p, top_k, min_p and "
-        'repetition_penalty, e.g. {"temperature": 0.6}; null takes the neutral one.',
+        help="Default sampling parameters in place of those, as JSON: temperature, top_p, top_k, min_p and "
+        'repetition_penalty, e.g. {"temperature": 0.6}; null makes one neutral.',
     )
     use_modelscope: bool = setting(
         False,
-        help="Get models that are no folders (drafts and adapters, too) from ModelScope, not the Hugging Face hub; "
-        "needs the package modelscope-hub.",
+        help="Download models, drafts and adapters that are not local folders from ModelScope instead of the Hugging "
+        "Face hub; needs the package modelscope-hub.",
     )
     load_format: str = setting(
         "auto",
@@ -111,24 +111,23 @@ class ModelSettings(Settings):
     )
     dtype: str = setting(
         "auto",
-        help="Type of weights and activations; auto takes the checkpoint's.",
+        help="Data type of weights and activations; auto: that of the checkpoint.",
         check=one_of("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
     quantization: str | None = setting(
         None,
-        help="Form in which weights are held: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8; empty as the "
-        "checkpoint has them, which may be named too (awq, gptq, compressed-tensors, ...).",
+        help="Weight format: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8; empty: that of the checkpoint, which "
+        "may be named, too (awq, gptq, compressed-tensors, ...).",
     )
     disabled_linear_kernels: tuple[str, ...] = setting(
         (),
-        help="Ops that may not multiply with quantized weights, of w8a8_linear, int8_linear, fp8_linear, "
-        "grouped_linear and linear (which takes any, widened), or run experts at once, fused_moe; the report at the "
-        "start says which do.",
+        help="Ops not to use for quantized weights: w8a8_linear, int8_linear, fp8_linear, grouped_linear, linear "
+        "(which widens any format), fused_moe (all experts in one call); the start-up report lists those in use.",
     )
     max_model_len: int | None = setting(
         None,
-        help="Longest sequence, prompt and output together; empty takes the model's, auto (or -1) the longest up to "
-        "that for which the memory for keys and values is enough.",
+        help="Longest sequence, prompt and output together; empty: as long as the model allows; auto (or -1): as long "
+        "as the memory for keys and values allows, up to that.",
         unit="tokens",
         check=_no_length,
     )
@@ -141,9 +140,9 @@ class ModelSettings(Settings):
     )
     kv_cache_dtype: str = setting(
         "auto",
-        help="What keys and values are kept in; auto takes fp8 where the checkpoint asks for it and brings "
-        "scales (kv_cache_scheme), else the dtype of the activations. fp8 is fp8_e4m3; "
-        "int8 and int4 scale each token and head by itself.",
+        help="Data type of keys and values; auto: fp8 where the checkpoint asks for it and brings scales "
+        "(kv_cache_scheme), else that of the activations. fp8 is fp8_e4m3; int8 and int4 scale each token and head by "
+        "itself.",
         check=one_of("auto", *KV_CACHE_DTYPES, *KV_CACHE_ALIASES),
     )
     kv_cache_memory_bytes: int | None = setting(
@@ -332,8 +331,8 @@ def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str
     best = max((_likeness(plain, each) for each in nearest), default=0.0)
     nearest = [each for each in nearest if _likeness(plain, each) >= best - (0.0 if best > 0.9 else 0.05)]
     is_flag = source == "command line"
-    shown = [f"--{each.replace('_', '-')}" if is_flag else repr(each) for each in nearest]
-    hint = f"did you mean {' or '.join(shown)}?" if shown else "`quire explain` lists all settings"
+    suggestions = [f"--{each.replace('_', '-')}" if is_flag else repr(each) for each in nearest]
+    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else "`quire explain` lists all settings"
     text = f"there is no flag {name}" if is_flag else f"unknown setting {name!r} ({source})"
     return ConfigError(f"{text}; {hint}", field=name)
 

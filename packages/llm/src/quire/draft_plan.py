@@ -185,14 +185,14 @@ def _tokens(folder: Path) -> dict[str, int] | None:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
         vocab = stored["model"]["vocab"]
         table = dict(vocab) if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}
-        table |= {added["content"]: added["id"] for added in stored.get("added_tokens", ())}
+        table |= {token["content"]: token["id"] for token in stored.get("added_tokens", ())}
     except (ValueError, KeyError, TypeError):
         return None
     return table
 
 
 def _tokens_of_other_files(folder: Path) -> dict[str, int] | None:
-    """The same of tokenizers that are kept in other formats."""
+    """Text -> id of each token of a tokenizer that is kept in another format."""
     try:
         tokenizer = load_tokenizer(folder)
     except CheckpointError:

@@ -69,12 +69,12 @@ def unknown_variables(fields: Mapping[str, ConfigField], environ: Mapping[str, s
         environ: None takes this process's environment.
     """
     environ = os.environ if environ is None else environ
-    known = {spec.env for spec in fields.values()} | OTHER_VARIABLES.keys()
-    strange = sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known)
+    known_names = {spec.env for spec in fields.values()} | OTHER_VARIABLES.keys()
+    strange = sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known_names)
     if not strange:
         return []
-    known |= _variables_of_other_packages()
-    return [_complaint(name, known) for name in strange if name not in known]
+    known_names |= _variables_of_other_packages()
+    return [_complaint(name, known_names) for name in strange if name not in known_names]
 
 
 def warn_unknown_variables(fields: Mapping[str, ConfigField]) -> None:
@@ -87,8 +87,8 @@ def warn_unknown_variables(fields: Mapping[str, ConfigField]) -> None:
             logging.getLogger("quire").warning(complaint)
 
 
-def _complaint(name: str, known: set[str]) -> str:
-    short = {each.removeprefix(PREFIX): each for each in sorted(known)}
+def _complaint(name: str, known_names: set[str]) -> str:
+    short = {each.removeprefix(PREFIX): each for each in sorted(known_names)}
     nearest = difflib.get_close_matches(name.upper().removeprefix(PREFIX), short, n=1, cutoff=0.5)
     hint = f"did you mean {short[nearest[0]]}?" if nearest else "`quire explain` lists all settings"
     return f"quire: the environment variable {name} is not known and has no effect; {hint}"

@@ -52,8 +52,8 @@ def perplexity(llm: LLM, token_ids: Sequence[int], *, window: int = 512) -> Perp
         raise RequestError(f"the text has {len(token_ids)} tokens; at least two are needed to predict one")
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     outputs = llm.generate(windows, params, use_tqdm=False)
-    given = [entries for output in outputs for entries in output.prompt_logprobs or () if entries]
-    logprobs = [logprob.logprob for entries in given for logprob in entries.values()]  # of the text's own tokens alone
+    scored = [entries for output in outputs for entries in output.prompt_logprobs or () if entries]
+    logprobs = [logprob.logprob for entries in scored for logprob in entries.values()]  # of the text's own tokens alone
     return Perplexity(
         perplexity=math.exp(-math.fsum(logprobs) / len(logprobs)), num_tokens=len(logprobs), num_windows=len(windows)
     )

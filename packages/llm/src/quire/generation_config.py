@@ -71,12 +71,12 @@ def generation_defaults(settings: ModelSettings, folder: Path) -> dict[str, Any]
         CheckpointError: a generation_config.json cannot be used, or is not where the settings say.
         ConfigError: an override that is no sampling field, or has no value that a request may have.
     """
-    source, found = settings.generation_config, {}
+    source, defaults = settings.generation_config, {}
     if source != "vllm":
         where = folder if source == "auto" else Path(source)
         if source != "auto" and not (where / "generation_config.json").is_file():
             raise CheckpointError(f"there is no generation_config.json in {source!r}; name its folder, auto or vllm")
-        found = read_generation_defaults(where)
+        defaults = read_generation_defaults(where)
     override = settings.override_generation_config or {}
     for name in override:
         if name not in GENERATION_FIELDS:
@@ -84,12 +84,12 @@ def generation_defaults(settings: ModelSettings, folder: Path) -> dict[str, Any]
                 f"override_generation_config takes {', '.join(GENERATION_FIELDS)}, and no {name!r}",
                 field="override_generation_config",
             )
-    found = {name: value for name, value in (found | override).items() if value is not None}
+    defaults = {name: value for name, value in (defaults | override).items() if value is not None}
     try:
-        SamplingParams(**found)
+        SamplingParams(**defaults)
     except RequestError as error:
         raise ConfigError(f"override_generation_config: {error}", field="override_generation_config") from None
-    return found
+    return defaults
 
 
 def read_generation_defaults(folder: Path) -> dict[str, Any]:
@@ -124,12 +124,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(values, dict):
             raise ValueError(f"it holds a {type(values).__name__}, not an object")
         fields = Fields(values, str(path))
-        found = {name: value for name in GENERATION_FIELDS if (value := fields.get(name)) is not None}
+        defaults = {name: value for name in GENERATION_FIELDS if (value := fields.get(name)) is not None}
         if banned := _banned(fields):
-            found["bad_words_token_ids"] = banned
+            defaults["bad_words_token_ids"] = banned
         if stop := _stop_strings(fields):
-            found["stop"] = stop
-        SamplingParams(**found)
+            defaults["stop"] = stop
+        SamplingParams(**defaults)
     except (ValueError, RequestError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}; correct it, or remove the file") from None
     neutral = (name for name, value in _NEUTRAL.items() if values.get(name) == value)
@@ -137,7 +137,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     unread = fields.unread()
     if "num_beams" not in unread:
         unread = {name: value for name, value in unread.items() if name not in _OF_BEAMS}
-    return found, unread
+    return defaults, unread
 
 
 def _banned(fields: Fields) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""`LLM`: offline batches in this process. The same scheduler, KV cache and runner as behind the server."""
+"""`LLM`: offline batches in this process, with the scheduler, KV cache and runner of a server."""
 
 from __future__ import annotations
 
@@ -226,15 +226,15 @@ class LLM:
             elif each is not None:
                 self._adapters.resolve(each)
 
-    def _load_requested(self, wanted: LoRARequest) -> None:
+    def _load_requested(self, request: LoRARequest) -> None:
         """Have the adapter under its name: read where the name is new or stands for another one now."""
-        known = {info.name: info for info in self.list_adapters()}.get(wanted.lora_name)
-        last = self._loaded_requests.get(wanted.lora_name)
-        is_same = known is not None and known.path == wanted.lora_path
-        is_same = is_same and (last is None or last.lora_int_id == wanted.lora_int_id)
-        if wanted.load_inplace or not is_same:
-            self.load_adapter(wanted.lora_name, wanted.lora_path, replace=True)
-        self._loaded_requests[wanted.lora_name] = wanted
+        loaded_info = {info.name: info for info in self.list_adapters()}.get(request.lora_name)
+        last = self._loaded_requests.get(request.lora_name)
+        is_same = loaded_info is not None and loaded_info.path == request.lora_path
+        is_same = is_same and (last is None or last.lora_int_id == request.lora_int_id)
+        if request.load_inplace or not is_same:
+            self.load_adapter(request.lora_name, request.lora_path, replace=True)
+        self._loaded_requests[request.lora_name] = request
 
     def beam_search(
         self,

@@ -26,10 +26,10 @@ def check_logprobs(params: SamplingParams, setting: int, vocab_size: int, *, rem
     """
     bound = resolved_max_logprobs(setting, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
-        asked = getattr(params, name)
+        count = getattr(params, name)
         if name == "logprobs" and params.logprob_token_ids is not None:
             continue  # of which there are few, and none has to be found
-        if asked is None or (vocab_size if asked == ALL_LOGPROBS else asked) <= bound:
+        if count is None or (vocab_size if count == ALL_LOGPROBS else count) <= bound:
             continue
-        shown = f"{asked} (the whole vocabulary, {vocab_size} tokens)" if asked == ALL_LOGPROBS else asked
-        raise RequestError(f"{name} must be at most {bound} on this server, got {shown}; {remedy}", param=name)
+        count_text = f"{count} (the whole vocabulary, {vocab_size} tokens)" if count == ALL_LOGPROBS else count
+        raise RequestError(f"{name} must be at most {bound} on this server, got {count_text}; {remedy}", param=name)

@@ -82,19 +82,19 @@ def ways_to_fit(config: QuireConfig, fits: Fits, *, max_model_len: int, is_plain
     """
     ways = []
     for section, field, least in SEARCHED:
-        asked = getattr(getattr(config, section), field)
+        current = getattr(getattr(config, section), field)
         if field == "max_model_len":
-            asked = None if asked == LONGEST_THAT_FITS else max_model_len
-        if asked is None:
+            current = None if current == LONGEST_THAT_FITS else max_model_len
+        if current is None:
             continue
-        largest = _largest(_fits_with(fits, config, section, field), least, asked)
+        largest = _largest(_fits_with(fits, config, section, field), least, current)
         if largest is not None:
-            ways.append(f"--{field.replace('_', '-')} {largest} (it is {asked})")
+            ways.append(f"--{field.replace('_', '-')} {largest} (it is {current})")
     ways += _shares(config, fits)
     for section, field, values in TRIED:
         is_open = is_plain if field == "quantization" else getattr(config.model, field) == "auto"
-        found = [value for value in values if is_open and _fits_with(fits, config, section, field)(value)]
-        ways += [f"--{field.replace('_', '-')} {value}" for value in found[:1]]
+        fitting = [value for value in values if is_open and _fits_with(fits, config, section, field)(value)]
+        ways += [f"--{field.replace('_', '-')} {value}" for value in fitting[:1]]
     if config.model.kv_cache_memory_bytes is not None or config.model.num_gpu_blocks_override is not None:
         unsized = dataclasses.replace(config.model, kv_cache_memory_bytes=None, num_gpu_blocks_override=None)
         if _holds(fits, lambda: dataclasses.replace(config, model=unsized)):
@@ -106,10 +106,10 @@ def _shares(config: QuireConfig, fits: Fits) -> list[str]:
     """The smallest --gpu-memory-utilization that is enough."""
     if config.model.kv_cache_memory_bytes is not None or config.model.num_gpu_blocks_override is not None:
         return []
-    asked = config.model.gpu_memory_utilization
-    for percent in range(5 * (int(asked * 100) // 5 + 1), 100, 5):
+    share = config.model.gpu_memory_utilization
+    for percent in range(5 * (int(share * 100) // 5 + 1), 100, 5):
         if _fits_with(fits, config, "model", "gpu_memory_utilization")(percent / 100):
-            return [f"--gpu-memory-utilization {percent / 100:g} (it is {asked:g})"]
+            return [f"--gpu-memory-utilization {percent / 100:g} (it is {share:g})"]
     return []
 
 
@@ -117,10 +117,10 @@ def _fits_with(fits: Fits, config: QuireConfig, section: str, field: str) -> Cal
     return lambda value: _holds(fits, lambda: _with(config, section, field, value))
 
 
-def _largest(fits: Callable[[int], bool], least: int, asked: int) -> int | None:
+def _largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
     """The largest whole number from `least` that fits and is less than `asked`, to 1 % and rounded down to something
     readable; None where none does. Smaller ones may be too small: it is sought from above."""
-    high = asked
+    high = most
     low = high // 2
     while low >= least and not fits(low):
         low, high = low // 2, low
@@ -149,7 +149,7 @@ def _with(config: QuireConfig, section: str, field: str, value: Any) -> QuireCon
     Raises:
         ConfigError: the value does not go with the others.
     """
-    changed: dict[str, Any] = {section: dataclasses.replace(getattr(config, section), **{field: value})}
+    sections: dict[str, Any] = {section: dataclasses.replace(getattr(config, section), **{field: value})}
     if field == "max_model_len":
-        changed["scheduler"] = dataclasses.replace(config.scheduler, max_model_len=value)
-    return dataclasses.replace(config, **changed)
+        sections["scheduler"] = dataclasses.replace(config.scheduler, max_model_len=value)
+    return dataclasses.replace(config, **sections)

@@ -35,7 +35,7 @@ class RequestStateStats:
     """Seconds from arrival to the first token."""
     num_preemptions: int = 0
     completions: list[RequestMetrics] = field(default_factory=list)
-    """The same of each completion."""
+    """Times and counts of each completion."""
 
 
 @dataclass(slots=True)
@@ -126,10 +126,10 @@ def _completion(output: quire_engine.CompletionOutput, lora_request: LoRARequest
 
 def _by_token_id(position: Sequence[Logprob]) -> dict[int, Logprob]:
     """The sampled token may be among the most likely ones again; its own entry has its true rank."""
-    found: dict[int, Logprob] = {}
+    entries: dict[int, Logprob] = {}
     for entry in position:
-        found.setdefault(entry.token_id, entry)
-    return found
+        entries.setdefault(entry.token_id, entry)
+    return entries
 
 
 def _stats(metrics: Sequence[RequestMetrics]) -> RequestStateStats | None:

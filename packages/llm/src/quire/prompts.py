@@ -75,11 +75,11 @@ def parse_prompts(prompts: Prompt | Iterable[Prompt], renderer: _Renderer) -> li
             param="prompts",
         )
     many = list(prompts)
-    found = []
+    parsed = []
     for index, prompt in enumerate(many):
         with naming_prompt(index, len(many)):
-            found.append(parse_prompt(cast(Prompt, prompt), renderer))
-    return found
+            parsed.append(parse_prompt(cast(Prompt, prompt), renderer))
+    return parsed
 
 
 @contextlib.contextmanager
@@ -130,22 +130,22 @@ def _render_pair(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedProm
         if prompt.get(key) is not None:
             raise RequestError(f"{key} cannot come with encoder_prompt, which takes its place", param=key)
     encoder = parse_prompt(prompt["encoder_prompt"], renderer)
-    begun: list[int] = []
+    decoder_token_ids: list[int] = []
     if decoder_prompt := prompt.get("decoder_prompt"):
         if isinstance(decoder_prompt, Mapping):
             _check_keys(decoder_prompt)
             decoder_prompt = decoder_prompt.get("prompt_token_ids") or decoder_prompt.get("prompt") or []
         if decoder_prompt:  # a text that is to be continued gets no end token
-            begun = list(renderer.render_prompt(decoder_prompt, add_special_tokens=False).token_ids)
-    return dataclasses.replace(encoder.rendered, decoder_token_ids=begun)
+            decoder_token_ids = list(renderer.render_prompt(decoder_prompt, add_special_tokens=False).token_ids)
+    return dataclasses.replace(encoder.rendered, decoder_token_ids=decoder_token_ids)
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
     for key, value in prompt.items():
         if key in _KEYS or (key in _MEDIA_KEYS and value is None):
             continue
-        known = ", ".join(_KEYS)
-        raise RequestError(f"a prompt dictionary has no key {key!r}; there are {known}", param=str(key))
+        known_keys = ", ".join(_KEYS)
+        raise RequestError(f"a prompt dictionary has no key {key!r}; there are {known_keys}", param=str(key))
 
 
 def _cache_salt(prompt: Mapping[str, Any]) -> str | None:

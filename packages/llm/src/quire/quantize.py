@@ -223,8 +223,8 @@ class _Writer:
                 self._add(name, tensor, matrices, None)
                 continue
             factors = self._folds.pop(name, None)
-            kept = tensor.clone() if factors is None else (tensor.float() / factors).to(tensor.dtype)
-            self._add_tensors({name: kept}, name, tensor)
+            copy = tensor.clone() if factors is None else (tensor.float() / factors).to(tensor.dtype)
+            self._add_tensors({name: copy}, name, tensor)
             if tensor.ndim > 1 and name.endswith(".weight") and "embed" not in name:
                 left.append(name.removesuffix(".weight"))
         if not self._quantized:
@@ -245,11 +245,11 @@ class _Writer:
         """Why none of the matrices is quantized, and what to do."""
         architecture = self._network.config.architecture
         start = f"there is nothing to quantize as {scheme}: none of the matrices of {architecture}"
-        found = [layer.shape[1] for layer in self._linears.values()]
-        if not found:
+        layer_widths = [layer.shape[1] for layer in self._linears.values()]
+        if not layer_widths:
             return f"{start} is in a linear layer whose weights can be"
-        if not any(self._scheme.fits(inputs) for inputs in found):
-            group, widths = self._scheme.weights["group_size"], sorted(set(found))
+        if not any(self._scheme.fits(inputs) for inputs in layer_widths):
+            group, widths = self._scheme.weights["group_size"], sorted(set(layer_widths))
             fitting = [name for name, each in SCHEMES.items() if any(map(each.fits, widths))]
             return (
                 f"{start} has inputs in whole groups of {group} (they have {', '.join(map(str, widths[:5]))}); "
@@ -272,13 +272,15 @@ class _Writer:
             return ()
         # What becomes of numbered rows says what becomes of the tensor's.
         numbers = torch.arange(len(tensor))[:, None].expand(-1, 2).contiguous()
-        found = list(self._network.checkpoint_tensors(name, numbers))
-        whole = all(part.ndim == 2 and part.shape[1] == 2 and torch.equal(part[:, 0], part[:, 1]) for _, part in found)
-        if not whole or not torch.equal(torch.cat([part[:, 0] for _, part in found]).sort().values, numbers[:, 0]):
+        tensors = list(self._network.checkpoint_tensors(name, numbers))
+        whole = all(
+            part.ndim == 2 and part.shape[1] == 2 and torch.equal(part[:, 0], part[:, 1]) for _, part in tensors
+        )
+        if not whole or not torch.equal(torch.cat([part[:, 0] for _, part in tensors]).sort().values, numbers[:, 0]):
             return ()
-        if not all(self._fits(part_name, tensor[: len(part)]) for part_name, part in found):
+        if not all(self._fits(part_name, tensor[: len(part)]) for part_name, part in tensors):
             return ()
-        parts_of = tuple(_Part(part_name.removesuffix(".weight"), part[:, 0]) for part_name, part in found)
+        parts_of = tuple(_Part(part_name.removesuffix(".weight"), part[:, 0]) for part_name, part in tensors)
         return (_Matrix(name.removesuffix(".weight"), parts_of),)
 
     def _fits(self, name: str, weight: Tensor) -> bool:
@@ -302,10 +304,10 @@ class _Writer:
         weights = [tensor] if pack is None else [part for _, part in pack.split(tensor)]
         for matrix, weight in zip(matrices, weights, strict=True):
             if take is None:
-                made = self._scheme.tensors(self._scheme.round(weight), tensor.dtype)
+                parts = self._scheme.tensors(self._scheme.round(weight), tensor.dtype)
             else:
-                made = self._put_together(matrix, take, len(weight), tensor.dtype)
-            self._add_tensors({f"{matrix.name}.{kind}": part for kind, part in made.items()}, name, None)
+                parts = self._put_together(matrix, take, len(weight), tensor.dtype)
+            self._add_tensors({f"{matrix.name}.{kind}": part for kind, part in parts.items()}, name, None)
         self._quantized += len(matrices)
         self._add_tensors({}, name, tensor)
 
@@ -316,9 +318,9 @@ class _Writer:
         places = torch.argsort(torch.cat([part.rows for part in matrix.parts]))
         elements = torch.cat([rounded.elements.view(torch.int8) for rounded, _ in pieces])[places]
         scale = torch.cat([rounded.scale.float() for rounded, _ in pieces])[places]
-        made = self._scheme.tensors(Rounded(elements.view(pieces[0][0].elements.dtype), scale), dtype)
+        parts = self._scheme.tensors(Rounded(elements.view(pieces[0][0].elements.dtype), scale), dtype)
         input_scales = [one for _, one in pieces if one is not None]
-        return {**made, "input_scale": max(input_scales, key=float).to(dtype)} if input_scales else made
+        return {**parts, "input_scale": max(input_scales, key=float).to(dtype)} if input_scales else parts
 
     def _add_tensors(self, tensors: dict[str, Tensor], name: str, done: Tensor | None) -> None:
         """done: the tensor of the checkpoint that nothing is left to do for."""

@@ -53,14 +53,14 @@ class Scheme(NamedTuple):
 
     def round(self, weight: Tensor) -> Rounded:
         """weight [O, I] float -> the same to the nearest step, as `--quantization` rounds it."""
-        made = linear_method(self.method, OpRequest()).make_weights(weight, None)
+        weights = linear_method(self.method, OpRequest()).make_weights(weight, None)
         outputs, inputs = weight.shape
         if self.method == "int8":
-            return Rounded(made["weight"], made["scale"][:, None])
-        scale = unblock_groups(made["scale"], outputs)
+            return Rounded(weights["weight"], weights["scale"][:, None])
+        scale = unblock_groups(weights["scale"], outputs)
         if self.method == "fp8":
-            return Rounded(made["weight"], scale[:, :1])
-        return Rounded(unpack_int4(made["weight"], inputs), scale)
+            return Rounded(weights["weight"], scale[:, :1])
+        return Rounded(unpack_int4(weights["weight"], inputs), scale)
 
     def tensors(self, rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
         """What a layer has in the checkpoint, by the names behind its own; scales in `dtype`."""

@@ -46,10 +46,10 @@ def parse_whole_number(text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None or found[2] not in _FACTORS:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in _FACTORS:
         raise ValueError(f"not a whole number: {text!r}")
-    value = Decimal(found[1].replace("_", "")) * _FACTORS[found[2]]
+    value = Decimal(match[1].replace("_", "")) * _FACTORS[match[2]]
     if value != value.to_integral_value():
         raise ValueError(f"not a whole number: {text!r}")
     return int(value)

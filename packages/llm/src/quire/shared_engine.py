@@ -211,11 +211,11 @@ def _interrupts_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
         return
-    held: list[tuple[int, Any]] = []
+    pending: list[tuple[int, Any]] = []
 
     def hold(number: int, frame: Any) -> None:
-        held.append((number, frame))
-        if len(held) > 1:
+        pending.append((number, frame))
+        if len(pending) > 1:
             previous(number, frame)
 
     signal.signal(signal.SIGINT, hold)
@@ -223,5 +223,5 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-        if len(held) == 1:
-            previous(*held[0])
+        if len(pending) == 1:
+            previous(*pending[0])

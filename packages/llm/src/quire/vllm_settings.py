@@ -43,14 +43,16 @@ def _is_accepted(setting: VLLMSetting, value: Any) -> bool:
     if value is None or setting.values is None:
         return True
     texts = [str(each).strip().lower() for each in (value if isinstance(value, (list, tuple, set)) else [value])]
-    return all(text in ("", "none", "null") or any(_is_same(text, known) for known in setting.values) for text in texts)
+    return all(
+        text in ("", "none", "null") or any(_is_same(text, accepted) for accepted in setting.values) for text in texts
+    )
 
 
-def _is_same(text: str, known: str) -> bool:
+def _is_same(text: str, value: str) -> bool:
     try:
-        return float(text) == float(known)
+        return float(text) == float(value)
     except ValueError:
-        return text == known
+        return text == value
 
 
 def _spelled(name: str, value: Any, source: str) -> str:

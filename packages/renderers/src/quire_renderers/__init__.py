@@ -21,8 +21,9 @@ from quire_renderers.output_events import (
     fold_events,
     merge_events,
 )
-from quire_renderers.output_parser import OutputParser, ThinkingSpan
+from quire_renderers.output_parser import OutputParser
 from quire_renderers.segment_cache import SegmentCacheStats
+from quire_renderers.thinking_spans import ThinkingSpan
 from quire_renderers.tokenizer_loading import load_tokenizer
 
 __version__ = "0.2.0"

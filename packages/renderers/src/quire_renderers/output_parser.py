@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from quire_renderers.call_writer import CallWriter, ParsedCall
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Tag, Until
-from quire_renderers.literal_relay import LiteralRelay, json_string
-from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_renderers.literal_relay import LiteralRelay
+from quire_renderers.output_events import ContentDelta, OutputEvent, ReasoningDelta
 from quire_renderers.tagged_values import TaggedValue
-from quire_renderers.tool_schemas import ToolSchemas, value_as_json
+from quire_renderers.thinking_spans import SourceText, ThinkingSpan, ThinkingSpans
+from quire_renderers.tool_schemas import ToolSchemas
 
-__all__ = ["OutputParser", "ThinkingSpan"]
+__all__ = ["OutputParser"]
 
 _MAX_CAPTURED_CHARS = 256
 _NOT_IN = {
@@ -62,37 +64,6 @@ class _Attempt:
     """Where its marker begins in the text that was fed."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """The call being read."""
-
-    name: str | None = None
-    id: str | None = None
-    index: int = -1
-    """Its place in the message once it was given out, else -1: until then it can still become text again."""
-    arguments_done: bool = False
-    has_arguments: bool = False
-    """Whether anything of them was given out."""
-    is_open: bool = False
-    """Whether the object of parameters is open."""
-    in_doubt: bool = False
-    """Whether the output may have been cut inside it: where it ends is a guess."""
-    waiting: list[str] = field(default_factory=list)
-    """Arguments that came before the name."""
-
-
-@dataclass(slots=True)
-class ThinkingSpan:
-    """Where in an output the model thinks, in characters of the text that was fed."""
-
-    begin: int
-    """Behind the marker that opened it."""
-    end: int | None = None
-    """Before the marker that closed it; None while it is open."""
-    after: int | None = None
-    """Behind that marker."""
-
-
 class OutputParser:
     """Parses one output.
 
@@ -104,8 +75,6 @@ class OutputParser:
         must_call: Whether the output is certain to be a call: what has a name is one then, whatever follows.
 
     Attributes:
-        num_calls: Tool calls given out so far.
-        thinking_spans: Where the model thought so far, in order.
         has_begun: Whether it is settled if the output begins with thinking.
     """
 
@@ -121,36 +90,23 @@ class OutputParser:
         self._table = table
         self._must_call = must_call
         self._tools = tools or ToolSchemas()
-        self._dropped = dropped
-        self._undropped = ""
-        self._names = frozenset(self._tools.names)
+        self._source = SourceText(dropped)
         self._events: list[OutputEvent] = []
         self._buffer = ""
         self._raw: list[str] = []
         self._space = ""
         self._is_fresh = False
-        self._call: _Call | None = None
+        self._calls = CallWriter(table, self._tools, self._raw, lambda event: self._events.append(event))
         self._attempt: _Attempt | None = None
         self._num_long_attempts = 0
         self._undecided: list[str] | None = None
         """Text behind a call inside the thinking, None before one: the answer's, if nothing ends the thinking."""
         self._last_chars = ""
         self._is_in_mention = False
-        self.num_calls = 0
-        self._key = ""
-        self._value: list[str] | None = None
-        self._newline = ""
-        self._skips_newline = False
-        self._tagged: TaggedValue | None = None
         self._stopped = False
         self._relay: LiteralRelay | None = None
-        self._has_key = False
-        self._num_buffered = 0
-        self._left_out: list[tuple[int, int]] = []
-        """Of each dropped text: how many characters had entered the buffer before it, and its length."""
         self._marker_begin = 0
-        self._undecided_begin: int | None = None
-        self.thinking_spans: list[ThinkingSpan] = []
+        self._spans = ThinkingSpans()
         self.has_begun = False
         self._state = ""
         if thinking and table.start_thinking is not None:
@@ -158,6 +114,16 @@ class OutputParser:
             self._go_to(table.start_thinking)
         else:
             self._go_to(table.start)
+
+    @property
+    def num_calls(self) -> int:
+        """Number of tool calls given out so far."""
+        return self._calls.num_calls
+
+    @property
+    def thinking_spans(self) -> list[ThinkingSpan]:
+        """Where the model thought so far, in order."""
+        return self._spans.spans
 
     @property
     def is_thinking(self) -> bool:
@@ -174,15 +140,12 @@ class OutputParser:
         """Characters of the text that was fed whose meaning is settled; what may still become a marker is not."""
         if self._attempt is not None:
             return self._attempt.begin
-        place = self._num_buffered - len(self._buffer)
-        return place + sum(length for before, length in self._left_out if before < place)
+        return self._source.place(len(self._buffer))
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Take in more output; what it says."""
-        if self._dropped is not None:
-            text = self._without_dropped(text, self._dropped, final=False)
+        text = self._source.feed(text)
         self._buffer += text
-        self._num_buffered += len(text)
         if self._attempt is not None:
             self._attempt.parts.append(text)
         while self._buffer and self._step(final=False):
@@ -204,12 +167,10 @@ class OutputParser:
             stopped: The model ended it by itself, perhaps with a token that is no part of the text.
         """
         self._stopped = stopped
-        if self._dropped is not None:
-            rest = self._without_dropped("", self._dropped, final=True)
-            self._buffer += rest
-            self._num_buffered += len(rest)
-            if self._attempt is not None:
-                self._attempt.parts.append(rest)
+        rest = self._source.feed("", final=True)
+        self._buffer += rest
+        if self._attempt is not None:
+            self._attempt.parts.append(rest)
         self._read_rest()
         while self._attempt is not None:
             if self._is_cut_call(self._attempt):
@@ -219,8 +180,13 @@ class OutputParser:
                 self._read_rest()
         rest, self._buffer = self._buffer, ""
         state = self._table.states[self._state]
-        if self._must_call and isinstance(state, Until) and state.sink is Sink.NAME and rest.strip() in self._names:
-            self._take_name(rest.strip())
+        if (
+            self._must_call
+            and isinstance(state, Until)
+            and state.sink is Sink.NAME
+            and rest.strip() in self._calls.names
+        ):
+            self._calls.take_name(rest.strip())
         if not self._table.is_text(self._state):
             self._raw.append(rest)
             self._give_up(is_whole=self._stopped and isinstance(state, Expect) and state.is_whole)
@@ -245,52 +211,20 @@ class OutputParser:
             if self._relay.done:
                 self._end_literal(state)
         if self._stopped and isinstance(state, Until) and state.key:
-            self._end_value(state.sink)
+            self._calls.end_value(state.sink)
             self._end_call()
-
-    def _without_dropped(self, text: str, dropped: CompiledExits, *, final: bool) -> str:
-        self._undropped += text
-        kept, num_kept = [], 0
-        while self._undropped:
-            end, marker = dropped.find(self._undropped, final=final)
-            kept.append(self._undropped[:end])
-            num_kept += end
-            self._undropped = self._undropped[end + len(marker or "") :]
-            if marker is None:
-                break
-            self._left_out.append((self._num_buffered + num_kept, len(marker)))
-        return "".join(kept)
 
     def _note_thinking(self) -> None:
         """A state was entered: thinking begins, ends, or neither."""
         self.has_begun = self.has_begun or self._state not in self._table.opening
         if self._attempt is not None:
             return
-        spans, is_thinking = self.thinking_spans, self.is_thinking
-        is_open = bool(spans) and spans[-1].end is None
-        if is_thinking and self._undecided is not None:
-            if self._undecided_begin is None:
-                self._undecided_begin = self.num_read
-        elif is_thinking and not is_open:
-            spans.append(ThinkingSpan(self.num_read))
-        elif not is_thinking:
-            self._close_span(self._marker_begin, self.num_read)
-
-    def _restart_span(self, begin: int) -> None:
-        """A marker stood where the thinking might have gone on: what follows it is the thinking."""
-        if self._undecided_begin is not None:
-            self._undecided_begin = begin
-        elif self.thinking_spans and self.thinking_spans[-1].end is None:
-            self.thinking_spans[-1].begin = begin
-
-    def _close_span(self, end: int, after: int) -> None:
-        """The thinking ended, if it was one."""
-        if self._undecided_begin is not None:
-            self.thinking_spans.append(ThinkingSpan(self._undecided_begin))
-            self._undecided_begin = None
-        if self.thinking_spans and self.thinking_spans[-1].end is None:
-            span = self.thinking_spans[-1]
-            span.end, span.after = max(end, span.begin), after
+        if not self.is_thinking:
+            self._spans.close(self._marker_begin, self.num_read)
+        elif self._undecided is not None:
+            self._spans.begin_undecided(self.num_read)
+        else:
+            self._spans.begin(self.num_read)
 
     # One step of the machine. Each returns whether to go on at once.
 
@@ -303,8 +237,8 @@ class OutputParser:
                 return self._pass_thinking(state, final=final)
             if state.sink in _CAPTURED:
                 return self._capture(state, final=final)
-            if self._tagged is not None:
-                return self._read_tagged(state, self._tagged, final=final)
+            if self._calls.tagged is not None:
+                return self._read_tagged(state, self._calls.tagged, final=final)
             return self._pass_text(state, final=final)
         return self._read_literal(state) if isinstance(state, Literal) else self._expect(state, final=final)
 
@@ -343,20 +277,19 @@ class OutputParser:
         end, marker = value.find(self._buffer, final=final, stopped=self._stopped)
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
-            self._add_value(text)
+            self._calls.add_value(text)
         if marker is None:
             return False
         if state.tags is not None and state.tags.kinds[marker] is Tag.END and not self._table.strips_newline:
-            newline, self._newline, self._tagged = self._newline, "", None
-            self._add_value(newline)  # that before another tag belongs to the tag
-        self._tagged = None
-        self._current_call().in_doubt = value.in_doubt
+            self._calls.end_newline()  # that before another tag belongs to the tag
+        self._calls.tagged = None
+        self._calls.current().in_doubt = value.in_doubt
         self._leave(state, self._table.exits[self._state].go[marker], marker)
         return True
 
     def _take_text(self, sink: Sink, text: str) -> None:
         if sink in _VALUES:
-            self._add_value(text)
+            self._calls.add_value(text)
         else:
             self._put_trimmed(text)
 
@@ -411,34 +344,12 @@ class OutputParser:
     def _take_captured(self, sink: Sink, text: str) -> bool:
         """Whether it can be what it should be."""
         if sink in (Sink.KEY, Sink.IDENTIFIER):
-            self._key, self._has_key = text, False
+            self._calls.key, self._calls.has_key = text, False
             return bool(text)
         if sink is Sink.ID:
-            call = self._current_call()
+            call = self._calls.current()
             call.id = call.id or text or None
-        return sink is not Sink.NAME or self._take_name(text)
-
-    def _take_name(self, text: str) -> bool:
-        match = self._table.name_pattern.fullmatch(text)
-        call = self._current_call()
-        if match is None or call.name is not None:
-            return False
-        name = match["name"]
-        if self._table.known_names_only and name not in self._names:
-            return False
-        call.name = name
-        if match.groupdict().get("id"):
-            call.id = text
-        if call.waiting:
-            waiting, call.waiting = "".join(call.waiting), []
-            self._emit(waiting)
-            self._raw.clear()
-        return True
-
-    def _current_call(self) -> _Call:
-        if self._call is None:
-            self._call = _Call()
-        return self._call
+        return sink is not Sink.NAME or self._calls.take_name(text)
 
     def _leave(self, state: Until | Expect, go: Go, marker: str) -> None:
         """A marker was found at the beginning of the buffer."""
@@ -450,7 +361,7 @@ class OutputParser:
                 self._raw.append(self._space)
                 self._space = ""
             elif state.sink in _VALUES:
-                self._end_value(state.sink)
+                self._calls.end_value(state.sink)
         if not go.keeps_marker:
             self._raw.append(marker)
             self._buffer = self._buffer[len(marker) :]
@@ -463,7 +374,7 @@ class OutputParser:
         self._go_to(go.state)
         is_before_text = isinstance(state, Expect) or self._undecided == []
         if is_before_text and self._attempt is None and self.is_thinking:
-            self._restart_span(behind)
+            self._spans.restart(behind)
 
     def _go_to(self, name: str) -> None:
         self._state = name
@@ -473,7 +384,7 @@ class OutputParser:
         self._note_thinking()
         if isinstance(state, Literal):
             needs_object = state.role is Role.ARGUMENTS
-            if needs_object and self._current_call().arguments_done:
+            if needs_object and self._calls.current().arguments_done:
                 self._give_up(is_whole=True)  # arguments given twice: the second are no part of the call
                 return
             self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
@@ -485,18 +396,17 @@ class OutputParser:
                 self._put_raw()
                 if self._table.exits[name].begin_lines and self._is_fresh:
                     # It begins a line, too. White space is left out there, so nobody sees it.
-                    self._left_out.append((self._num_buffered - len(self._buffer), -1))
-                    self._num_buffered += 1
+                    self._source.insert(len(self._buffer))
                     self._buffer = "\n" + self._buffer
             elif state.sink in _VALUES:
                 if state.key:
-                    self._key, self._has_key = state.key, False
+                    self._calls.key, self._calls.has_key = state.key, False
                 if state.tags is not None:
-                    tool, tools = self._current_call().name or "", self._tools
+                    tool, tools = self._calls.current().name or "", self._tools
                     has_parameter = functools.partial(tools.has_parameter, tool)
                     exits = self._table.exits[name]
-                    self._tagged = TaggedValue(state.tags, exits, has_parameter, self._names.__contains__)
-                self._begin_value(state.sink)
+                    self._calls.tagged = TaggedValue(state.tags, exits, has_parameter, self._calls.names.__contains__)
+                self._calls.begin_value(state.sink)
 
     def _commit(self) -> None:
         """What was read so far has done its work."""
@@ -509,46 +419,27 @@ class OutputParser:
         if self._attempt is not None:
             self._fail_attempt(self._attempt)
             return
-        call, self._call = self._call, None
+        call, self._calls.call = self._calls.call, None
         if self._must_call and call is not None and call.name is not None:
-            self._begin_call(call)
+            self._calls.begin_call(call)
             self._raw.clear()
         if call is not None and call.index >= 0:
             is_whole = is_whole and call.has_arguments and not call.in_doubt
-            self._close_call(call, self._closers(call), complete=call.arguments_done or is_whole)
-        self._relay, self._value, self._tagged, self._newline = None, None, None, ""
+            self._calls.close_call(call, self._closers(call), complete=call.arguments_done or is_whole)
+        self._relay = None
+        self._calls.abandon_value()
         self._state = self._table.recover if self._undecided is None else self._table.recover_thinking
         self._note_thinking()
         self._put_raw()
 
-    def _closers(self, call: _Call) -> str:
+    def _closers(self, call: ParsedCall) -> str:
         """What ends the value that is being read."""
         state = self._table.states[self._state]
         if isinstance(state, Literal):
             is_argument = state.role is not Role.IGNORED and not call.arguments_done
             return self._relay.closers if self._relay is not None and is_argument else ""
-        is_streaming = isinstance(state, Until) and state.sink in _VALUES and self._value is None
+        is_streaming = isinstance(state, Until) and state.sink in _VALUES and self._calls.is_open_text
         return '"' if is_streaming else ""
-
-    # Arguments.
-
-    def _emit(self, text: str) -> None:
-        """Give out a piece of the arguments, or keep it until the name is known."""
-        call = self._current_call()
-        if call.name is None:
-            call.waiting.append(text)
-            return
-        self._begin_call(call)
-        call.has_arguments = True
-        self._events.append(CallArguments(call.index, text))
-
-    def _begin_call(self, call: _Call) -> None:
-        """From here on it is a call for good."""
-        if call.index < 0:
-            assert call.name is not None
-            call.index = self.num_calls
-            self.num_calls += 1
-            self._events.append(CallStart(call.index, call.name, call.id))
 
     def _read_literal(self, state: Literal) -> bool:
         relay = self._relay
@@ -570,103 +461,37 @@ class OutputParser:
         if state.role is Role.IGNORED:
             self._raw.append(read)
             return
-        if state.role is Role.PARAMETER and not self._has_key and given:
-            self._has_key = True
-            given = self._key_text() + given
+        if state.role is Role.PARAMETER and not self._calls.has_key and given:
+            self._calls.has_key = True
+            given = self._calls.key_text() + given
         if given:
-            self._emit(given)
-        if self._current_call().index >= 0:
+            self._calls.emit(given)
+        if self._calls.current().index >= 0:
             self._raw.clear()
         else:
             self._raw.append(read)
 
     def _end_literal(self, state: Literal) -> None:
         if state.role is Role.ARGUMENTS:
-            self._current_call().arguments_done = True
+            self._calls.current().arguments_done = True
         self._relay = None
         if state.ends_call and not self._end_call():
             self._give_up()
             return
         self._go_to(state.then)
 
-    def _key_text(self) -> str:
-        """The beginning of a parameter inside the object of arguments."""
-        call = self._current_call()
-        opening = ", " if call.is_open else "{"
-        call.is_open = True
-        return f"{opening}{json_string(self._key)}: "
-
-    def _streams(self, sink: Sink) -> bool:
-        """Whether a plain-text value is given out as it comes: when it can only be a string."""
-        if sink is not Sink.VALUE:
-            return sink is Sink.VALUE_TEXT
-        types = self._types()
-        return types == {"string"} or (not types and self._table.untyped_values == "text")
-
-    def _types(self) -> frozenset[str]:
-        call = self._current_call()
-        return self._tools.types(call.name or "", self._key)
-
-    def _begin_value(self, sink: Sink) -> None:
-        self._newline, self._skips_newline = "", self._table.strips_newline
-        if self._streams(sink) and self._current_call().name is not None:
-            self._value = None
-            self._emit(self._key_text() + '"')
-            self._raw.clear()
-        else:
-            self._value = []
-
-    def _add_value(self, text: str) -> None:
-        if self._skips_newline:
-            self._skips_newline = False
-            whole, text = text, text.removeprefix("\n")
-            if self._value is not None:
-                self._raw.append(whole[: len(whole) - len(text)])
-        if not text:
-            return
-        if self._table.strips_newline or self._tagged is not None:
-            text = self._newline + text
-            self._newline = "\n" if text.endswith("\n") else ""
-            text = text.removesuffix("\n")
-        if self._value is not None:
-            self._value.append(text)
-            self._raw.append(text)
-        elif text:
-            self._emit(json_string(text)[1:-1])
-
-    def _end_value(self, sink: Sink) -> None:
-        if self._value is None:
-            self._emit('"')
-        else:
-            text = "".join(self._value)
-            types, untyped = self._types(), self._table.untyped_values
-            if sink is Sink.VALUE_JSON:
-                types, untyped = frozenset(), "json"
-            self._emit(self._key_text() + value_as_json(text, types, untyped=untyped))
-        self._value, self._newline = None, ""
-        self._raw.clear()
-
     def _end_call(self) -> bool:
         """The call ends as it should; False when it has no name."""
-        call = self._call
+        call = self._calls.call
         if call is None or call.name is None or (self._attempt is not None and call.in_doubt):
             return False
-        self._call = None
-        self._begin_call(call)
-        self._close_call(call, "", complete=not call.in_doubt)
+        self._calls.call = None
+        self._calls.begin_call(call)
+        self._calls.close_call(call, "", complete=not call.in_doubt)
         self._commit()
         if self._attempt is not None:
             self._accept_attempt(self._attempt)
         return True
-
-    def _close_call(self, call: _Call, closers: str, *, complete: bool) -> None:
-        if call.is_open:
-            closers += "}"
-        elif not call.has_arguments:
-            closers = "{}"
-        if closers:
-            self._events.append(CallArguments(call.index, closers))
-        self._events.append(CallEnd(call.index, complete))
 
     # Calls inside the thinking.
 
@@ -708,7 +533,7 @@ class OutputParser:
         """It is a call, and what stood before it is reasoning."""
         if self._undecided:
             self._events.insert(attempt.num_events, ReasoningDelta("".join(self._undecided)))
-        self._close_span(attempt.begin, attempt.begin)
+        self._spans.close(attempt.begin, attempt.begin)
         self._attempt, self._undecided = None, []
 
     def _fail_attempt(self, attempt: _Attempt) -> None:
@@ -717,10 +542,11 @@ class OutputParser:
         # Each is read again from its marker on: a thinking full of them must not take time without end.
         if len(text) - len(self._buffer) > _LONG_ATTEMPT_CHARS:
             self._num_long_attempts += 1
-        self._attempt, self._call, self._relay, self._value, self._tagged = None, None, None, None, None
+        self._attempt, self._calls.call, self._relay = None, None, None
+        self._calls.abandon_value()
         del self._events[attempt.num_events :]
         self._raw.clear()
-        self.num_calls, self._state, self._newline = attempt.num_calls, attempt.state, ""
+        self._calls.num_calls, self._state = attempt.num_calls, attempt.state
         self._space, self._is_fresh = attempt.space, attempt.is_fresh
         self._buffer = text[len(attempt.marker) :]
         self._put_trimmed(attempt.marker)
