@@ -1,6 +1,6 @@
 """Everything that a GPU has to show, in one command: tests on the device, kernels and whole steps beside their limits.
 
-    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine gated joined --out results.json
+    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine sampled gated joined --out results.json
 
 For a machine that has a GPU for a short time: runs in a bare checkout, with torch, Triton and Transformers and little
 else, each part in a few minutes; what each took is among the results. `gated joined` say together whether gate, up and
@@ -18,17 +18,20 @@ import itertools
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [str(path) for pattern in ("packages/*/src", "apps/*/src", "kernels-*/src") for path in ROOT.glob(pattern)]
@@ -56,6 +59,18 @@ PREFILLS = (("8b", 8192, 0.6),)
 GATED = (("8b", 14336, 4096), ("0.6b", 3072, 1024))
 """Shape, outputs of gate and of up, inputs: what part "gated" times, for each number of GATED_ROWS."""
 GATED_ROWS = (1, 4, 16, 32)
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 0.7, "top_k": 20},
+    "top_p": {"temperature": 0.7, "top_p": 0.95},
+    "top_k and top_p": {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+    "top_k, top_p and a penalty": {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "presence_penalty": 0.5},
+    "log probabilities": {"temperature": 0.7, "logprobs": 5},
+}
+"""What requests of part "sampled" ask for."""
+WITHOUT_DEVICE = ("_build_digest", "_builds", "_folder", "_gpu_check", "_interpreter", "_readme")
+"""Ends of the names of test files that need no device."""
 JOINED = (("8b", 1, 1024), ("8b", 16, 1024), ("0.6b", 1, 1024), ("0.6b", 16, 1024))
 """Shape, requests, context: decode steps that part "joined" times with products joined and apart."""
 
@@ -91,21 +106,82 @@ def register_kernels() -> None:
             table.add(backend)
 
 
-def run_tests(results: Results) -> None:
-    """The tests of the kernels, on the device; files that need a package which is not here are left out."""
+def run_tests(results: Results, limit_s: float) -> None:
+    """Tests of the kernels, on the device, in as many processes as there are cores; files that need a package which is
+    not here are left out. What has run after `limit_s` seconds is reported, and that the rest did not."""
     import torch
 
     folder = "kernels-cuda" if torch.version.hip is None else "kernels-rocm"
     files, left_out = [], []
     for path in sorted((ROOT / folder / "tests").glob("test_*.py")):
-        needs_engine = re.search(r"^from quire[. ]", path.read_text(), re.MULTILINE) and not _is_here("msgspec")
-        (left_out if needs_engine else files).append(path)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), *map(str, files)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
-    summary = done.stdout.strip().splitlines()[-25:]
-    names = [path.name for path in left_out]
-    results.add("tests", folder, passes=done.returncode == 0, left_out=names, summary=summary)
+        text = path.read_text()
+        needs_engine = re.search(r"^from quire[. ]", text, re.MULTILINE) and not _is_here("msgspec")
+        (left_out if needs_engine or path.stem.endswith(WITHOUT_DEVICE) else files).append(path)
+    with tempfile.TemporaryDirectory() as temporary:
+        write_entry_points(Path(temporary))
+        report = Path(temporary) / "report.xml"
+        folders = [temporary, *SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+        command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "--tb=short"]
+        command += ["-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)]
+        if _is_here("xdist"):
+            command += ["-n", str(max(1, (os.cpu_count() or 2) - 2)), "--dist", "worksteal"]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            text, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # pytest reports what has run
+            try:
+                text, _ = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                text, _ = process.communicate()
+        names = [path.name for path in left_out]
+        for file, counts in _counts_by_file(report).items():
+            results.add("tests", file, **counts)
+        summary = text.strip().splitlines()[-60:]
+        results.add("tests", folder, passes=process.returncode == 0, left_out=names, summary=summary)
+
+
+def write_entry_points(folder: Path) -> None:
+    """Metadata of the checkout's packages, as an installation leaves it: entry points are found through it."""
+    for project in ROOT.glob("*/pyproject.toml"), ROOT.glob("*/*/pyproject.toml"):
+        for path in project:
+            table = tomllib.loads(path.read_text()).get("project", {})
+            if groups := table.get("entry-points"):
+                metadata = folder / f"{table['name'].replace('-', '_')}-{table['version']}.dist-info"
+                metadata.mkdir()
+                (metadata / "METADATA").write_text(
+                    f"Metadata-Version: 2.1\nName: {table['name']}\nVersion: {table['version']}\n"
+                )
+                lines = [
+                    f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items())
+                    for group, names in groups.items()
+                ]
+                (metadata / "entry_points.txt").write_text("".join(lines))
+
+
+def _counts_by_file(report: Path) -> dict[str, dict[str, Any]]:
+    """Test file -> numbers of its tests that passed, failed and were skipped, their seconds, and the first failures."""
+    files: dict[str, dict[str, Any]] = {}
+    if not report.is_file():
+        return files
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = case.get("classname", "").rpartition(".")[2]
+        counts = files.setdefault(file, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "failures": []})
+        counts["seconds"] = round(counts["seconds"] + float(case.get("time", 0)), 1)
+        problem = next((each for each in case if each.tag in ("failure", "error")), None)
+        if problem is not None:
+            counts["failed"] += 1
+            lines = (problem.text or "").strip().splitlines()
+            counts["failures"] += (
+                [[case.get("name"), *lines[-14:]]] if len(counts["failures"]) < 8 else [case.get("name")]
+            )
+        else:
+            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
+    return files
 
 
 def _is_here(package: str) -> bool:
@@ -207,8 +283,19 @@ class Engine:
     """A runner with requests of one length, driven without a scheduler."""
 
     def __init__(
-        self, shape: str, num_seqs: int, length: int, device: str, dtype: str, *, join_products: bool | None = None
+        self,
+        shape: str,
+        num_seqs: int,
+        length: int,
+        device: str,
+        dtype: str,
+        *,
+        join_products: bool | None = None,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
+        """Args:
+        sampling: Fields of every request's `SamplingParams`; None for greedy requests.
+        """
         from quire_kv_cache import plan_kv_cache
         from quire_models import ModelConfig, build_model
         from quire_runner import ModelRunner, RunnerConfig
@@ -218,6 +305,7 @@ class Engine:
         self.network = build_model(config, dtype=dtype, device=device, join_products=join_products)
         _fill(self.network)
         self.num_seqs, self.length, self.block = num_seqs, length, 16
+        self.sampling = sampling or {"temperature": 0}
         self.width = -(-(length + 256) // self.block)
         specs = config.kv_cache_specs(self.block, dtype)
         plan = plan_kv_cache(specs, num_blocks=1 + num_seqs * self.width)
@@ -255,7 +343,7 @@ class Engine:
         return NewRow(
             row=row, request_id=str(row), token_ids=[7 + (row + i) % 200 for i in range(self.length)],
             num_prompt_tokens=self.length, num_computed_tokens=0, block_ids=(ids,) * self.num_groups,
-            sampling_params=SamplingParams(temperature=0), seed=row, stop_token_ids=frozenset(),
+            sampling_params=SamplingParams(**self.sampling), seed=row, stop_token_ids=frozenset(),
         )  # fmt: skip
 
     def prefill_s(self) -> float:
@@ -344,11 +432,12 @@ def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype
     rates = measure_rates(torch.device(device), getattr(torch, dtype))
     results.add("engine", "rates", read_bytes_per_s=rates.read_bytes_per_s, flop_per_s=rates.matmul_flop_per_s)
     for shape, num_seqs, length, bar in decodes:
-        engine = Engine(shape, num_seqs, length, device, dtype)
         what = f"decode {shape} batch {num_seqs} context {length}"
-        engine.add_decode(results, "engine", what, rates.read_bytes_per_s, bar)
-        engine.close()
-        del engine
+        with reported(results, "engine", what):
+            engine = Engine(shape, num_seqs, length, device, dtype)
+            engine.add_decode(results, "engine", what, rates.read_bytes_per_s, bar)
+            engine.close()
+            del engine
     for shape, length, bar in prefills:
         engine = Engine(shape, 1, length, device, dtype)
         seconds = statistics.median([engine.prefill_s() for _ in range(6)][1:])
@@ -359,6 +448,38 @@ def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype
         results.measured("engine", f"prefill {shape} {length}", seconds, limit_s, bar, tokens_per_s=length / seconds)
         engine.close()
         del engine
+
+
+@contextmanager
+def reported(results: Results, part: str, what: str) -> Iterator[None]:
+    """A figure that cannot be measured is reported, and the next ones are measured all the same."""
+    try:
+        yield
+    except Exception:
+        results.add(part, what, passes=False, error=traceback.format_exc()[-3000:])
+
+
+def run_sampled(results: Results, device: str, decodes: Any, dtype: str = "bfloat16") -> None:
+    """Decode steps of requests that sample, each beside the steps of greedy ones."""
+    for shape, num_seqs, length in decodes:
+        greedy_s = None
+        for what, sampling in SAMPLED.items():
+            name = f"decode {shape} batch {num_seqs} context {length}, {what}"
+            with reported(results, "sampled", name):
+                engine = Engine(shape, num_seqs, length, device, dtype, sampling=sampling)
+                seconds, host_s = engine.decode_s(32)
+                greedy_s = greedy_s or seconds
+                graphs = engine.runner.graphs
+                results.add(
+                    "sampled",
+                    name,
+                    median_ms=seconds * 1e3,
+                    of_greedy=seconds / greedy_s,
+                    host_ms=host_s * 1e3,
+                    graphs=engine.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
+                )
+                engine.close()
+                del engine
 
 
 def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype: str = "bfloat16") -> None:
@@ -387,10 +508,11 @@ def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 when something failed or stayed under its bar."""
     parser = argparse.ArgumentParser(description="What a GPU has to show, each figure beside its limit.")
-    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine", "gated", "joined"))
+    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine", "sampled", "gated", "joined"))
     parser.add_argument("--device", default="cuda", help="cpu tries the command itself, on tiny shapes")
     parser.add_argument("--out", type=Path, help="file for all figures, written after each")
     parser.add_argument("--tables", type=Path, default=Path("gpu-tables"), help="folder that part gated writes to")
+    parser.add_argument("--tests-limit-s", type=float, default=480.0, help="seconds after which tests are cut short")
     args = parser.parse_args(arguments)
     results, tiny = Results(args.out), args.device == "cpu"
     import torch
@@ -405,12 +527,17 @@ def main(arguments: list[str] | None = None) -> int:
         kernels.COPIES_BYTES["cpu"], kernels.LIMIT_SIDE["cpu"] = 1 << 20, 64
     tiny_runs = [({"op": "rms_norm", "shapes": {"rows": 4, "size": 64}}, 0.0)]
     parts = {
-        "tests": lambda: run_tests(results),
+        "tests": lambda: run_tests(results, args.tests_limit_s),
         "kernels": lambda: run_kernels(results, args.device, tiny_runs if tiny else KERNEL_BARS),
         "engine": lambda: (
             run_engine(results, "cpu", (("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),), "float32")
             if tiny
             else run_engine(results, args.device, DECODES, PREFILLS)
+        ),
+        "sampled": lambda: (
+            run_sampled(results, "cpu", (("tiny", 2, 32),), "float32")
+            if tiny
+            else run_sampled(results, args.device, (("0.6b", 64, 1024),))
         ),
         "gated": lambda: (
             run_gated(results, "cpu", (("tiny", 32, 64),), (2,), args.tables, "float32")
