@@ -216,7 +216,7 @@ def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Pat
     from quire_bench.kernels import measure_rates
     from quire_kernels_cuda.platform import NVIDIA, gpu_of, pretending
     from quire_kernels_cuda.tuned import Entry, Problem, Tables, save
-    from quire_kernels_cuda.tuning import Timing, candidates, device_time_us, fastest, fitting, timings
+    from quire_kernels_cuda.tuning import Timing, candidates, compiling_pool, device_time_us, fastest, fitting, timings
     from quire_kernels_rocm.platform import AMD
 
     tiny, there = device == "cpu", torch.device(device)
@@ -226,6 +226,7 @@ def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Pat
     rates = measure_rates(there, getattr(torch, dtype))
 
     fits: dict[str, list[Any]] = {}
+    pool = compiling_pool(os.cpu_count() or 1)
 
     def fit(problem: Problem) -> list[Any]:
         configs = candidates(problem, None, target)
@@ -234,7 +235,7 @@ def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Pat
         # Kernels do not depend on the number of rows, only on their tiles: those for 1 row and for 16 are the same.
         key = f"{problem.kernel} {dict(problem.sizes) | {'rows': 0}} {configs}"
         if key not in fits:
-            found = fitting(problem, configs, vendor, target, num_processes=os.cpu_count() or 1)
+            found = fitting(problem, configs, vendor, target, pool)
             fits[key] = [each.config for each in found if each.refusal is None]
         return fits[key]
 
@@ -270,6 +271,7 @@ def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Pat
         save(tables, gpu, [entry for entry in (best_product, best) if entry is not None], dropped=[product, gated])
         chosen = "one kernel" if best else "our product" if best_product else "torch's product"
         results.add("gated", f"{shape} batch {num_rows}: chosen", chosen=chosen)
+    pool.shutdown()
 
 
 def _host_time_us(call: Callable[[], Any]) -> float:

@@ -271,7 +271,7 @@ def tile(rows, outputs, inputs, num_warps, num_stages):
     blocks = {"BM": rows, "BN": outputs, "BK": inputs, "SPLITS": 1}
     return LaunchConfig(blocks=blocks, num_warps=num_warps, num_stages=num_stages)
 configs = [tile(16, 16, 16, 1, 2), tile(32, 32, 128, 4, 16), tile(32, 128, 64, 1, 1)]
-fits = fitting(problem, configs, NVIDIA, target, num_processes=1)
+fits = fitting(problem, configs, NVIDIA, target)
 assert fits[0].refusal is None
 assert "bytes of shared memory, there are 232448" in fits[1].refusal, fits[1]
 assert "spills" in fits[2].refusal, fits[2]

@@ -81,7 +81,7 @@ check("MXFP4", "experts", {"quant_method": "mxfp4"}, "sm_90", {"int8", "plain"})
 problem, target = quantized[0], NVIDIA.targets["sm_90"]
 configs = candidates(problem, default_on(problem, NVIDIA, target), target)[:3]
 assert {config.blocks["BK"] for config in configs} == {128}, "int4 is packed by 128"
-assert [fit.refusal for fit in fitting(problem, configs, NVIDIA, target, num_processes=1)] == [None] * 3
+assert [fit.refusal for fit in fitting(problem, configs, NVIDIA, target)] == [None] * 3
 """
 
 

@@ -44,7 +44,7 @@ assert {each.num_stages for each in found} == {1, 2}, "loads are not as far ahea
 too_much = LaunchConfig(blocks={"BM": 64, "BN": 256, "BK": 256, "SPLITS": 1}, num_warps=8, num_stages=2)
 product = next(each for each, _ in list_problems(config, "gfx942") if each.kernel == "matmul")
 product = product._replace(sizes=(("rows", 64), ("outputs", 1024), ("inputs", 1024)))
-fits = fitting(product, [default_on(product, AMD, target), too_much], AMD, target, num_processes=1)
+fits = fitting(product, [default_on(product, AMD, target), too_much], AMD, target)
 assert fits[0].refusal is None, fits[0]
 assert "bytes of shared memory, there are 65536" in fits[1].refusal, fits[1]
 

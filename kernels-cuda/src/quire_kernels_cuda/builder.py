@@ -25,7 +25,16 @@ from quire_kernels_cuda.platform import Platform, gpu_of, pretending
 from quire_kernels_cuda.recording import Build, kernel_of, named, recording
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.tuned import Problem, save
-from quire_kernels_cuda.tuning import candidates, default_on, device_time_us, fitting, in_order, noting, tune
+from quire_kernels_cuda.tuning import (
+    candidates,
+    compiling_pool,
+    default_on,
+    device_time_us,
+    fitting,
+    in_order,
+    noting,
+    tune,
+)
 from quire_ops import OpBackend
 from quire_ops.backends import op_table, replaced_backends
 
@@ -114,19 +123,20 @@ class TritonBuilder:
         time_us = device_time_us(device)
         folder.mkdir(parents=True, exist_ok=True)
         self.use_tables(folder)
-        for problem in in_order(problems):
-            configs = candidates(problem, default_on(problem, self._platform, target), target)
-            fits = fitting(problem, configs, self._platform, target, num_processes=num_processes)
-            fit = [each.config for each in fits if each.refusal is None]
-            entry = tune(
-                problem, fit, self._platform, device, time_us=time_us, version=triton.__version__, context=context
-            )  # fmt: skip
-            save(folder, gpu, [] if entry is None else [entry], dropped=[problem])
-            self.use_tables(folder)  # what follows may be held against it
-            if entry is None:
-                yield f"{problem}: none of {len(fit)} is faster than {_OTHERWISE[problem.kernel]}"
-                continue
-            yield f"{problem}: {entry.median_us:.1f} us, {entry.default_us:.1f} us untuned, the best of {len(fit)}"
+        with compiling_pool(num_processes) as pool:
+            for problem in in_order(problems):
+                configs = candidates(problem, default_on(problem, self._platform, target), target)
+                fits = fitting(problem, configs, self._platform, target, pool)
+                fit = [each.config for each in fits if each.refusal is None]
+                entry = tune(
+                    problem, fit, self._platform, device, time_us=time_us, version=triton.__version__, context=context
+                )  # fmt: skip
+                save(folder, gpu, [] if entry is None else [entry], dropped=[problem])
+                self.use_tables(folder)  # what follows may be held against it
+                if entry is None:
+                    yield f"{problem}: none of {len(fit)} is faster than {_OTHERWISE[problem.kernel]}"
+                    continue
+                yield f"{problem}: {entry.median_us:.1f} us, {entry.default_us:.1f} us untuned, the best of {len(fit)}"
 
     def use_tables(self, folder: Path) -> None:
         """See `KernelBuilder`."""

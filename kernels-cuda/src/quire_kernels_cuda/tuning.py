@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from math import log2
@@ -31,6 +31,7 @@ __all__ = [
     "Fit",
     "Timing",
     "candidates",
+    "compiling_pool",
     "default_config",
     "default_on",
     "device_time_us",
@@ -183,16 +184,21 @@ class Fit(NamedTuple):
 
 
 def fitting(
-    problem: Problem, configs: Sequence[LaunchConfig], platform: Platform, target: Target, *, num_processes: int
+    problem: Problem, configs: Sequence[LaunchConfig], platform: Platform, target: Target, pool: Executor | None = None
 ) -> list[Fit]:
-    """Compile each configuration and hold it against the limits of the target, which need not be here."""
+    """Compile each configuration and hold it against the limits of the target, which need not be here.
+
+    Args:
+        pool: Of processes that compile, from `compiling_pool`; None compiles here.
+    """
     jobs = [[named(build) for build in problem_builds(problem, config, platform, target)] for config in configs]
-    if num_processes == 1:
-        refusals = [_refusal(builds, target) for builds in jobs]
-    else:
-        with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-            refusals = list(pool.map(_refusal, jobs, [target] * len(jobs)))
-    return [Fit(config, refusal) for config, refusal in zip(configs, refusals, strict=True)]
+    run = map if pool is None else pool.map
+    return [Fit(*pair) for pair in zip(configs, run(_refusal, jobs, [target] * len(jobs)), strict=True)]
+
+
+def compiling_pool(num_processes: int) -> ProcessPoolExecutor:
+    """Processes for `fitting`. Each imports torch and Triton, which takes seconds: one pool for all problems."""
+    return ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
 
 
 def _refusal(builds: list[Build], target: Target) -> str | None:

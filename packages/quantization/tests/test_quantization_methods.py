@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest
 from quire_ops.grouped import dequantize, unblock_groups
 from quire_quantization import head_method, linear_method, linear_method_names
+from quire_quantization.numbers import in_every_case
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
 
@@ -24,6 +26,20 @@ def test_a_weight_that_is_not_finite_stays_so(name: str, broken: float) -> None:
     assert not out[:, 5].isfinite().any()
     assert torch.equal(out[:, :5], expected[:, :5])
     assert torch.equal(out[:, 6:], expected[:, 6:])
+
+
+@pytest.mark.parametrize("name", linear_method_names())
+def test_weights_are_made_on_the_device_of_the_weight(name: str) -> None:
+    """On tensors without memory, so that no such device is needed: operations on two devices fail there as well."""
+
+    def make() -> None:
+        with FakeTensorMode():
+            weight, bias = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((48, 300), (48,)))
+            method = linear_method(name, OpRequest(device="cuda", dtype=torch.bfloat16))
+            weights = method.make_weights(weight, bias)
+        assert {tensor.device.type for tensor in weights.values()} == {"cuda"}
+
+    in_every_case(make)
 
 
 class TestPlain(LinearMethodSuite):

@@ -250,7 +250,7 @@ class Float8WeightOnlyLinear(QuantizedLinear):
         outputs, inputs = weight.shape
         size = self.group_size or GROUP_SIZES[0]
         elements = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        scales = torch.empty(outputs, -(-inputs // size))
+        scales = torch.empty(outputs, -(-inputs // size), device=weight.device)
         for begin in range(0, outputs, _ROWS):  # bounds the wide copies
             rows = slice(begin, begin + _ROWS)
             wide = weight[rows].float()
