@@ -47,6 +47,12 @@ def test_tokens_are_the_references(monkeypatch, dtype: torch.dtype, input_scale:
     assert wanted_steps.isnan().any(1).tolist() == [False] * 7 + [True] * 2
 
 
+SUMMED_WIDE = TOLERANCE[torch.float32] if DEVICE == "cpu" else 1e-3
+"""Of a row's largest result, kept in float32. Matrix units of sm_90 keep about 14 bits of a sum of 8-bit products
+(DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2): on an H100, `torch._scaled_mm` without fast accumulation is 2.6e-4 away
+from float64 at 128 inputs, this kernel 4e-4."""
+
+
 @multiplies_fp8
 @pytest.mark.parametrize(
     ("num_rows", "inputs", "groups", "input_scale", "has_bias", "wide"),
@@ -66,7 +72,7 @@ def test_equals_reference(monkeypatch, num_rows, inputs, groups, input_scale, ha
     assert got[5].isnan().all()
     kept = torch.arange(num_rows) != 5
     error = (got[kept].double() - wanted[kept].double()).abs().amax(1) / wanted[kept].double().abs().amax(1).clamp(1e-9)
-    assert error.max() <= TOLERANCE[torch.float32 if wide else dtype]
+    assert error.max() <= (SUMMED_WIDE if wide else TOLERANCE[dtype])
 
 
 def test_gpus_that_do_not_multiply_fp8_are_refused() -> None:
