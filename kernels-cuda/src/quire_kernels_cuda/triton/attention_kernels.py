@@ -177,6 +177,53 @@ def _walk(
     return top, total, acc
 
 
+@triton.jit
+def _first_token(query_start_loc, num_seqs, ONE_TILE_EACH: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """The sequence of the program's tile, and the first token of the tile there. The last tiles of a prompt see the
+    most keys: they start first."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    if ONE_TILE_EACH:
+        seq = tile
+        first = 0
+    else:
+        seq, nth = sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q)
+        first = nth * BLOCK_Q
+    return seq, first
+
+
+@triton.jit
+def _cells(is_row, D: tl.constexpr, D_PADDED: tl.constexpr, FORMAT: tl.constexpr):
+    """[D_PADDED] elements of a head that the lanes of a tile hold, and [M, D_PADDED] which are there at all."""
+    lanes = tl.arange(0, D_PADDED)
+    if FORMAT == "int4":  # the two halves of a row are padded each on its own
+        element = lanes // (D_PADDED // 2) * (D // 2) + lanes % (D_PADDED // 2)
+        is_cell = is_row[:, None] & (lanes % (D_PADDED // 2) < D // 2)[None, :]
+    else:
+        element = lanes
+        is_cell = is_row[:, None] & (lanes < D)[None, :]
+    return element, is_cell
+
+
+@triton.jit
+def _keys_of_split(begin, end, split, num_splits, BLOCK_N: tl.constexpr):
+    """The keys from begin to end that one of `num_splits` programs attends to, in whole tiles."""
+    num_tiles = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
+    begin += split * num_tiles * BLOCK_N
+    return begin, tl.minimum(end, begin + num_tiles * BLOCK_N)
+
+
+@triton.jit
+def _softmax_start(sinks, is_row, split, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """[M] largest score and [M] sum of weights before any key: the head's sink, in the first split, or nothing."""
+    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        if split == 0:
+            top = tl.load(sinks, mask=is_row, other=0.0) * LOG2E
+            total += 1.0
+    return top, total
+
+
 @triton.jit(do_not_specialize=["num_seqs", "num_splits", "min_query_len", "max_query_len", "window", "stride_table",
                             "stride_paths"])  # fmt: skip
 def attend_tiles(
@@ -203,16 +250,9 @@ def attend_tiles(
         part_out: [T, Hq, num_splits, D] float32, the result of each split. part_weight: [T, Hq, num_splits] float32,
             the base-2 logarithm of the sum of its weights. Written instead of `out` where IS_SPLIT.
     """
-    # The last tiles of a prompt see the most keys: they start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    seq, first = _first_token(query_start_loc, num_seqs, ONE_TILE_EACH, BLOCK_Q)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if ONE_TILE_EACH:
-        seq = tile
-        first = 0
-    else:
-        seq, nth = sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q)
-        first = nth * BLOCK_Q
     query_begin = tl.load(query_start_loc + seq)
     query_len = tl.load(query_start_loc + seq + 1) - query_begin
     if (first >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
@@ -223,13 +263,7 @@ def attend_tiles(
     token = first + rows // G
     head = kv_head * G + rows % G
     is_row = (rows < BLOCK_Q * G) & (token < query_len)
-    lanes = tl.arange(0, D_PADDED)
-    if FORMAT == "int4":  # the two halves of a row are padded each on its own
-        element = lanes // (D_PADDED // 2) * (D // 2) + lanes % (D_PADDED // 2)
-        is_cell = is_row[:, None] & (lanes % (D_PADDED // 2) < D // 2)[None, :]
-    else:
-        element = lanes
-        is_cell = is_row[:, None] & (lanes < D)[None, :]
+    element, is_cell = _cells(is_row, D, D_PADDED, FORMAT)
     query_row = (query_begin + token).to(tl.int64)
     q_at = query_row[:, None] * stride_query_token + (head * stride_query_head)[:, None] + element[None, :]
     q = tl.load(query + q_at, mask=is_cell, other=0.0)
@@ -251,17 +285,10 @@ def attend_tiles(
     if HAS_WINDOW:
         begin = tl.maximum(earliest - window + 1, 0) // BLOCK_N * BLOCK_N
     if IS_SPLIT:
-        steps = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
-        begin += split * steps * BLOCK_N
-        end = tl.minimum(end, begin + steps * BLOCK_N)
+        begin, end = _keys_of_split(begin, end, split, num_splits, BLOCK_N)
 
-    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    top, total = _softmax_start(sinks + head, is_row, split, HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, D_PADDED], tl.float32)
-    if HAS_SINKS:
-        if split == 0:
-            top = tl.load(sinks + head, mask=is_row, other=0.0) * LOG2E
-            total += 1.0
     slopes = top
     if HAS_SLOPES:
         slopes = tl.load(alibi_slopes + head, mask=is_row, other=0.0)
