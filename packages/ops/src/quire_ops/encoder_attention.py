@@ -30,21 +30,12 @@ def encoder_attention(
     window: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of every token over all tokens of its own sequence, in both directions.
+    """Softmax attention of every token over all tokens of its own sequence, in both directions; sequences of `lens`
+    tokens follow each other.
 
-    Args:
-        query: [T, Hq, D].
-        key: [T, Hkv, D].
-        value: [T, Hkv, D].
-        lens: Tokens of each sequence; sequences follow each other.
-        scale: Factor of the scores.
-        window: Tokens see those at most so many tokens away; None for all.
-        bias: [Hq, 2 * M + 1]; bias[M + d] is added to the score of a key d tokens behind the query (before it if d is
-            negative), and that of M from M tokens on.
-
-    Returns:
-        [T, Hq, D], dtype of query.
-    """
+    query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D] -> [T, Hq, D], dtype of query. scale: factor of the scores.
+    window: tokens see those at most so many tokens away. bias [Hq, 2 * M + 1]: bias[M + d] is added to the score of a
+    key d tokens behind the query (before it if d is negative), and that of M from M tokens on."""
     out = torch.empty_like(query)
     group_size = query.shape[1] // key.shape[1]
     begin = 0

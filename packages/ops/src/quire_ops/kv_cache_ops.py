@@ -60,13 +60,8 @@ def write_kv_cache(
 ) -> None:
     """Write key and value of token t into slot `slot_mapping[t]`, in the format of the cache.
 
-    Args:
-        key: [T, Hkv, D].
-        value: [T, Hkv, D].
-        kv_cache: [num_blocks, 2, Hkv, block_size, X]; changed in place.
-        slot_mapping: [T] int64, block id * block_size + offset.
-        kv_scale: [2, Hkv] float32, of an fp8 cache.
-    """
+    key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, 2, Hkv, block_size, X], slot_mapping [T] int64 (block id *
+    block_size + offset), kv_scale [2, Hkv] float32, of an fp8 cache."""
     num_kv_heads, block_size = kv_cache.shape[2:4]
     for token, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)
@@ -91,26 +86,12 @@ def rope_and_write_kv(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """What stands between projections and attention, in one: `rms_norm` of the heads where there are weights,
+    """What stands between projections and attention, in one: `rms_norm` of the heads where there are weights (and eps),
     `rotary_embedding` of queries and keys, `write_kv_cache`; each result is rounded to the compute dtype. Optional:
     where no backend has it, networks call the other ops.
 
-    Args:
-        query: [T, Hq, D].
-        key: [T, Hkv, D].
-        value: [T, Hkv, D].
-        cos: [T, 1, D].
-        sin: [T, 1, D].
-        kv_cache: [num_blocks, 2, Hkv, block_size, X]; changed in place.
-        slot_mapping: [T] int64.
-        kv_scale: [2, Hkv] float32, of an fp8 cache.
-        query_norm: [D], weight of the norm of query heads.
-        key_norm: [D], weight of the norm of key heads.
-        eps: Of both norms.
-
-    Returns:
-        The queries [T, Hq, D], dtype of query.
-    """
+    query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], cos [T, 1, D], sin [T, 1, D], kv_cache and slot_mapping and
+    kv_scale as in `write_kv_cache`, query_norm [D], key_norm [D] -> the queries [T, Hq, D], dtype of query."""
     if query_norm is not None:
         query = rms_norm(query, query_norm, eps)
     if key_norm is not None:

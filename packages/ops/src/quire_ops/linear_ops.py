@@ -50,18 +50,9 @@ def head_linear(x: Tensor, weight: Tensor) -> Tensor:
 @op
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """`linear` with a weight whose first outputs are the gate's and the others up's, then `silu_and_mul` or
-    `gelu_and_mul`; products are rounded to the compute dtype. Optional: where no backend has it, networks call the
-    other ops.
-
-    Args:
-        x: [N, I].
-        weight: [2 * O, I].
-        bias: [2 * O].
-        activation: A name in `GATED_ACTIVATIONS`.
-
-    Returns:
-        [N, O], dtype of x.
-    """
+    `gelu_and_mul` (activation: a name in `GATED_ACTIVATIONS`); products are rounded to the compute dtype. Optional:
+    where no backend has it, networks call the other ops. x [N, I], weight [2 * O, I], bias [2 * O] -> [N, O], dtype of
+    x."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return GATED_ACTIVATIONS[activation](gate, up)
 

@@ -53,18 +53,9 @@ def w8a8_linear(
     wide: bool = False,
 ) -> Tensor:
     """q @ weight.T * s[:, None] * scale + bias with q and s of `quantize_int8`: both sides in int8, their product an
-    integer. A row that is not finite becomes NaN.
+    integer. A row that is not finite becomes NaN. x may be quantized already where the backend has an op that does it.
 
-    Args:
-        x: [N, I], quantized already where the backend has an op that does it.
-        weight: [O, I] int8.
-        scale: [O], dtype of x.
-        input_scale: [1] float32.
-        bias: [O].
-
-    Returns:
-        [N, O].
-    """
+    x [N, I], weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, bias [O] -> [N, O]."""
     tokens, scales, dtype = quantize_tokens(x, ActivationScheme(torch.int8, input_scale))
     out = (tokens.long() @ weight.long().T).double() * scales.double()[:, None] * scale.double()
     out = out if bias is None else out + bias.double()
@@ -82,19 +73,11 @@ def fp8_linear(
     wide: bool = False,
 ) -> Tensor:
     """(q * s) @ (weight * scale).T + bias with q and s of `quantize_fp8`: both sides in fp8 e4m3, summed in float32. A
-    row that is not finite becomes NaN. Optional: where no backend has it, inputs stay as they are.
+    row that is not finite becomes NaN. x may be quantized already. Optional: where no backend has it, inputs stay as
+    they are.
 
-    Args:
-        x: [N, I], quantized already where the backend has an op that does it.
-        weight: [O, I] float8_e4m3fn.
-        scale: [O, G] float32. G is 1, then a token has one scale; or ceil(I / 128), then scales of tokens and weights
-            are those of 128 inputs each.
-        input_scale: [1] float32.
-        bias: [O].
-
-    Returns:
-        [N, O].
-    """
+    x [N, I], weight [O, I] float8_e4m3fn, scale [O, G] float32, input_scale [1] float32, bias [O] -> [N, O]. G is 1,
+    then a token has one scale; or ceil(I / 128), then scales of tokens and weights are those of 128 inputs each."""
     scheme = ActivationScheme(torch.float8_e4m3fn, input_scale, by_group=scale.shape[1] > 1)
     tokens, scales, dtype = quantize_tokens(x, scheme)
     inputs = tokens.shape[1]
@@ -115,16 +98,8 @@ def grouped_linear(
     """x @ (scale * (weight - zero)).T + bias: weight-only int4, int8 or fp8 with a scale for each group of 32, 64 or
     128 inputs of each output (`grouped.py` says how they are packed).
 
-    Args:
-        x: [N, I].
-        weight: [O, 64 * ceil(I / 128)] uint8, [O, I] int8 or [O, I] float8_e4m3fn.
-        scale: [ceil(O / 16), G, 16], dtype of x or float32.
-        zero: As scale, int16.
-        bias: [O].
-
-    Returns:
-        [N, O].
-    """
+    x [N, I], weight [O, 64 * ceil(I / 128)] uint8, [O, I] int8 or [O, I] float8_e4m3fn, scale [ceil(O / 16), G, 16] of
+    x's dtype or float32, zero like scale, int16, bias [O] -> [N, O]."""
     return _with_wide_weight(x, dequantize(weight, scale, zero, x.shape[1], torch.float64), bias, wide=wide)
 
 

@@ -89,19 +89,9 @@ def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, layout: PagedLayout, *, activation: str | None = None
 ) -> Tensor:
     """Depthwise convolution over the last K tokens of the own sequence: out[t] = act(bias + sum over k of weight[:, k]
-    * x[t - K + 1 + k]), zeros before the beginning. The state is the last K - 1 inputs.
+    * x[t - K + 1 + k]), zeros before the beginning. The state is the last K - 1 inputs. activation: "silu" or None.
 
-    Args:
-        x: [T, C].
-        weight: [C, K], dtype of x.
-        bias: [C], dtype of x.
-        state: [num_blocks, K - 1, C] float32.
-        layout: Where the tokens of the step's sequences are.
-        activation: "silu" or None.
-
-    Returns:
-        [T, C].
-    """
+    x [T, C], weight [C, K] and bias [C] of x's dtype, state [num_blocks, K - 1, C] float32 -> [T, C]."""
 
     def advance(past: Tensor, token: int) -> tuple[Tensor, Tensor]:
         seen = torch.cat((past, x[token].double()[None]))  # [K, C]
@@ -128,24 +118,11 @@ def mamba2_scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
     """State space with a scalar decay per head (Dao & Gu 2024, arXiv:2405.21060, sec. 2): with
-    s = clamp(softplus(dt + dt_bias)): h = exp(s * a) * h + s * x b^T; out = h c + d * x. Head i reads group
+    s = clamp(softplus(dt + dt_bias), dt_limit): h = exp(s * a) * h + s * x b^T; out = h c + d * x. Head i reads group
     i // (H / G).
 
-    Args:
-        x: [T, H, P].
-        dt: [T, H].
-        a: [H] float32.
-        b: [T, G, N].
-        c: [T, G, N].
-        d: [H] float32.
-        dt_bias: [H] float32.
-        state: [num_blocks, H, P, N] float32.
-        layout: Where the tokens of the step's sequences are.
-        dt_limit: Bounds of s.
-
-    Returns:
-        [T, H, P], dtype of x.
-    """
+    x [T, H, P], dt [T, H], a [H] float32, b [T, G, N], c [T, G, N], d [H] float32, dt_bias [H] float32,
+    state [num_blocks, H, P, N] float32 -> [T, H, P], dtype of x."""
     heads_per_group = x.shape[1] // b.shape[1]
 
     def advance(before: Tensor, token: int) -> tuple[Tensor, Tensor]:
@@ -175,20 +152,8 @@ def selective_scan(
     """State space with a decay per channel and state (Gu & Dao 2023, arXiv:2312.00752, sec. 3.2): with
     s = softplus(dt + dt_bias): h = exp(s * a) * h + s * x b^T; out = h c + d * x.
 
-    Args:
-        x: [T, C].
-        dt: [T, C].
-        a: [C, N] float32.
-        b: [T, N].
-        c: [T, N].
-        d: [C] float32.
-        dt_bias: [C] float32.
-        state: [num_blocks, C, N] float32.
-        layout: Where the tokens of the step's sequences are.
-
-    Returns:
-        [T, C], dtype of x.
-    """
+    x [T, C], dt [T, C], a [C, N] float32, b [T, N], c [T, N], d [C] float32, dt_bias [C] float32,
+    state [num_blocks, C, N] float32 -> [T, C], dtype of x."""
 
     def advance(before: Tensor, token: int) -> tuple[Tensor, Tensor]:
         step = softplus(dt[token].double() + dt_bias.double())[:, None]  # [C, 1]
@@ -216,20 +181,8 @@ def gated_delta_rule(
     g = -exp(a_log) * softplus(a + dt_bias): S = exp(g) * S; S = S + key (sigmoid(b) * (value - S^T key))^T;
     out = S^T query. Value head i reads key head i // (Hv / Hk).
 
-    Args:
-        query: [T, Hk, Dk].
-        key: [T, Hk, Dk].
-        value: [T, Hv, Dv].
-        a: [T, Hv].
-        b: [T, Hv].
-        a_log: [Hv] float32.
-        dt_bias: [Hv] float32.
-        state: [num_blocks, Hv, Dk, Dv] float32.
-        layout: Where the tokens of the step's sequences are.
-
-    Returns:
-        [T, Hv, Dv], dtype of value.
-    """
+    query [T, Hk, Dk], key [T, Hk, Dk], value [T, Hv, Dv], a [T, Hv], b [T, Hv], a_log [Hv] float32,
+    dt_bias [Hv] float32, state [num_blocks, Hv, Dk, Dv] float32 -> [T, Hv, Dv], dtype of value."""
     values_per_key = value.shape[1] // key.shape[1]
 
     def advance(before: Tensor, token: int) -> tuple[Tensor, Tensor]:
@@ -256,20 +209,11 @@ def _unit(x: Tensor) -> Tensor:
 @op(token_args=(0, 1))
 def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
     """Average of the values so far, weighted by exp(key), all but the newest by exp(decay) less for each token since,
-    the newest by exp(first) more (Peng et al. 2023, RWKV, arXiv:2305.13048, eq. 16).
+    the newest by exp(first) more (Peng et al. 2023, RWKV, arXiv:2305.13048, eq. 16). The state is the sum of weighted
+    values and the sum of weights, both divided by exp(m), and m.
 
-    Args:
-        key: [T, C].
-        value: [T, C].
-        decay: [C] float32.
-        first: [C] float32.
-        state: [num_blocks, 3, C] float32: the sum of weighted values and the sum of weights, both divided by exp(m),
-            and m.
-        layout: Where the tokens of the step's sequences are.
-
-    Returns:
-        [T, C], dtype of value.
-    """
+    key [T, C], value [T, C], decay [C] float32, first [C] float32, state [num_blocks, 3, C] float32 -> [T, C], dtype of
+    value."""
     decay, first = decay.double(), first.double()
 
     def advance(now: Tensor, token: int) -> tuple[Tensor, Tensor]:

@@ -36,16 +36,8 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     of weights[h] * relu(query[h] . key) (lightning indexer, eq. 1). Their order, and which of equals, is left open.
     Entries of the cache may be parts of longer ones.
 
-    Args:
-        query: [T, Hi, D].
-        weights: [T, Hi] float32.
-        key_cache: [num_blocks, block_size, D].
-        layout: Where the tokens of the step's sequences are.
-        k: Positions to find, at most.
-
-    Returns:
-        [T, K] int64, K = min(k, tokens of the longest sequence); -1 behind the positions where there are fewer.
-    """
+    query [T, Hi, D], weights [T, Hi] float32, key_cache [num_blocks, block_size, D] -> [T, K] int64, K = min(k, tokens
+    of the longest sequence); -1 behind the positions where there are fewer."""
     out = torch.full((len(query), min(k, max(layout.kv_lens))), -1, device=query.device)
     for token, position, blocks in _tokens(layout):
         slots = [(blocks[seen // layout.block_size], seen % layout.block_size) for seen in range(position + 1)]

@@ -66,15 +66,8 @@ def step_inputs(
     token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
 ) -> StepInputs:
     """Gather the inputs of a step: sequence s computes the tokens at positions starts[s] to ends[s] - 1 of row rows[s],
-    at least one. Serves networks of any dtype.
-
-    Args:
-        token_ids: [R, L] int32.
-        tables: Block tables of each KV cache group.
-        rows: [S], as the next two on the host.
-        starts: [S].
-        ends: [S].
-    """
+    at least one. Serves networks of any dtype. token_ids [R, L] int32, tables of each KV cache group, rows, starts and
+    ends [S] on the host."""
     spans = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
     tokens = [(row, position) for row, start, end in spans for position in range(start, end)]
     query_start_loc = [0]
@@ -114,13 +107,8 @@ def step_inputs(
 @op
 def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
     """`step_inputs` for sequences of one token each, from numbers on the device, so that a captured graph can do it
-    again with others. Block tables are as wide as those of the rows.
-
-    Args:
-        token_ids: [R, L] int32.
-        tables: Block tables of each KV cache group.
-        spans: [4, S] int64 on the device: rows, starts, ends, which are starts + 1, and 0 to S - 1.
-    """
+    again with others. Block tables are as wide as those of the rows. token_ids [R, L] int32, spans [4, S] int64 on the
+    device: rows, starts, ends, which are starts + 1, and 0 to S - 1."""
     rows, starts, ends, _ = spans.cpu().numpy()
     inputs = step_inputs(token_ids, tables, rows, starts, ends)
     groups = tuple(
