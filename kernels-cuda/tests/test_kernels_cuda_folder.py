@@ -55,7 +55,7 @@ assert json.loads(metadata.read_text())["target"]["arch"] == 86
 # A whole model: all sizes of steps are covered by those that are rehearsed.
 from quire.config import QuireConfig
 from quire.kernel_list import compile_kernels, list_problems, record_kernels
-from quire_runner import runner
+from quire_runner import captured_decode
 
 def listed(**settings):
     config = QuireConfig.of(model=str(root / "model"), max_model_len=2048, max_num_seqs=3, **settings)
@@ -68,7 +68,7 @@ assert names >= {"attend_tiles", "combine_splits", "sample_kernel", "best_token_
                  "embedding_kernel"}, names
 assert not names & {"write_kv_cache_kernel", "rotary_kernel"}, "what is one kernel needs no others"
 assert {build.constants["IS_SPLIT"] for build in with_all if build.kernel.__name__ == "attend_tiles"} == {True, False}
-runner.REHEARSED_PROMPTS = ([7], [31], [57, 1, 1], [1000])
+captured_decode.WARM_UP_PROMPTS = ([7], [31], [57, 1, 1], [1000])
 others = listed(cuda_graph_sizes=(3,))
 assert len(others) > 10
 missing = [build for build in others if build not in with_all]
@@ -90,7 +90,7 @@ def of_quantized(model, form, **settings):
     config = QuireConfig.of(model=str(root / "quantized"), max_model_len=256, max_num_seqs=2, **settings)
     return record_kernels(config, builder, "sm_90")
 
-runner.REHEARSED_PROMPTS = ([7],)
+captured_decode.WARM_UP_PROMPTS = ([7],)
 found = of_quantized("model", {"quant_method": "fp8"}, kv_cache_dtype="fp8_e4m3")
 assert "fp8_kernel" in {build.kernel.__name__ for build in found}
 cached = [build for build in found if build.kernel.__name__ == "attend_tiles"]

@@ -25,11 +25,11 @@ from quire.kernel_list import list_problems, record_kernels
 from quire_kernels_cuda.platform import NVIDIA
 from quire_kernels_cuda.tuning import candidates, default_on, fitting, problem_builds
 from quire_ops import kernel_builders
-from quire_runner import runner
+from quire_runner import captured_decode
 
 root = Path(sys.argv[1])
 builder, = (each for each in kernel_builders() if "sm_90" in each.targets)
-runner.REHEARSED_PROMPTS = ([1], [7])
+captured_decode.WARM_UP_PROMPTS = ([1], [7])
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 CHANNEL = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"], "config_groups": {

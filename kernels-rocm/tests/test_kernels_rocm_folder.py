@@ -83,7 +83,7 @@ def steps_on_a_gpu(config, num_blocks):
     JITFunction.run = launch
     try:
         with pretending(target), replaced_backends(op_backends("triton-rocm", AMD, None, target=target)):
-            kernel_list._rehearse(config, num_blocks)
+            kernel_list._warm_up(config, num_blocks)
     finally:
         JITFunction.run = run
 

@@ -89,7 +89,7 @@ def steps(config, num_blocks, name, platform, target):
     JITFunction.run = launch
     try:
         with pretending(target), replaced_backends(op_backends(name, platform, None, target=target)), driver_of(target):
-            kernel_list._rehearse(config, num_blocks)
+            kernel_list._warm_up(config, num_blocks)
     finally:
         JITFunction.run = run
 

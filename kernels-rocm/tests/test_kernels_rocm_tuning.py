@@ -24,11 +24,11 @@ from quire_kernels_cuda.tuned import Entry, LaunchConfig, save
 from quire_kernels_cuda.tuning import candidates, default_on, fitting
 from quire_kernels_rocm.platform import AMD
 from quire_ops import kernel_builders
-from quire_runner import runner
+from quire_runner import captured_decode
 from quire_server.cli import main
 
 root = Path(sys.argv[1])
-runner.REHEARSED_PROMPTS = ([1], [7])
+captured_decode.WARM_UP_PROMPTS = ([1], [7])
 builder, = (each for each in kernel_builders() if "gfx942" in each.targets)
 target = AMD.targets["gfx942"]
 flags = ["--max-model-len", "64", "--max-num-seqs", "2"]

@@ -147,7 +147,9 @@ def test_the_cache_is_planned_and_allocated_alike(bart: tuple[LLM, Any], tmp_pat
     llm, _ = bart
     info = llm.engine_info
     runner = llm.engine.core.parts.executor._runner  # type: ignore[attr-defined]
-    tensors = {cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner._kv_caches}
+    tensors = {
+        cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner._layers.kv_caches
+    }
     # Two layers keep their own tokens and what the encoder read in the same two tensors.
     assert sum(tensors.values()) == info.memory_bytes["KV cache"] == 200 * 2 * (2 * 4 * 64 * 4)
     tables = sum(table.table.nbytes for table in runner.rows.block_tables)

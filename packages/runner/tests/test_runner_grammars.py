@@ -69,10 +69,10 @@ def test_prompts_in_chunks_need_no_mask() -> None:
     matcher_calls = []
     for _ in range(8):
         engine.step()
-        matcher = engine.runner._grammars._matchers.get(request.row)
+        matcher = engine.runner.rows.grammars._matchers.get(request.row)
         matcher_calls.append(None if matcher is None else list(matcher.tokens))
     assert matcher_calls[:8] == [[]] * 8
-    assert engine.runner._grammars._buffer.shape[0] == 0, "no mask was made while only chunks were computed"
+    assert engine.runner.rows.grammars._buffer.shape[0] == 0, "no mask was made while only chunks were computed"
     engine.run()
     assert engine.outcomes["r"].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -15,7 +15,7 @@ from quire_interfaces import FullAttentionSpec, KVCacheGroup, NewRow, SamplingPa
 from quire_ops import OpFunction, OpRequest, op_table, ops
 from quire_runner import Rows, RunnerConfig
 from quire_runner.grammars import RowGrammars
-from quire_runner.inputs import forward_batch, plan_step, write_drafts
+from quire_runner.inputs import Layers, forward_batch, plan_step, write_drafts
 from quire_sampling import SamplingState
 
 NUM_ROWS, MAX_LEN, NUM_DRAFTS = 6, 40, 3
@@ -118,7 +118,7 @@ def test_inputs_equal_a_loop_over_tokens(step_inputs: OpFunction, seed: int, siz
     plan = plan_step(output, rows)
     if plan.num_drafts is not None:
         write_drafts(output, plan, rows)
-    batch = forward_batch(plan, rows, step_inputs, (0, 1), ())
+    batch = forward_batch(plan, rows, step_inputs, Layers((0, 1), ()))
 
     known = {e.row: e.tokens + e.drafts for e in entries}
     tokens = [(e.row, p) for e in entries for p in range(e.start, e.start + e.num)]

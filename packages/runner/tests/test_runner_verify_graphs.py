@@ -15,6 +15,8 @@ from runner_harness import FULL, HYBRID, VOCAB_SIZE, Engine, make_request, refer
 
 from quire_interfaces import Request
 from quire_runner import RunnerConfig
+from quire_runner.output import PendingResult
+from quire_runner.step import Step
 from quire_sampling import SampleMode, SamplingConfig
 from quire_spec_decode import NgramDrafter
 from quire_testkit.recorded_graph import record_graph
@@ -65,15 +67,17 @@ def oracle(network: DeviceNetwork, several: list[Request]) -> tuple[UnevenOracle
 def count_graph_steps(engine: Engine) -> list[int]:
     """Gets the number of drafts of every step that a graph served."""
     served: list[int] = []
-    replay = engine.runner._replay
+    captured = engine.runner._captured
+    assert captured is not None
+    try_run = captured.try_run
 
-    def counting(graphs: Any, output: Any, plan: Any, **more: Any) -> Any:
-        read = replay(graphs, output, plan, **more)
-        if read is not None:
-            served.append(sum(map(len, output.draft_token_ids.values())))
-        return read
+    def counting(step: Step) -> PendingResult | None:
+        pending = try_run(step)
+        if pending is not None:
+            served.append(sum(map(len, step.output.draft_token_ids.values())))
+        return pending
 
-    engine.runner._replay = counting  # type: ignore[method-assign]
+    captured.try_run = counting  # type: ignore[method-assign]
     return served
 
 

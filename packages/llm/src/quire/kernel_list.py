@@ -1,8 +1,8 @@
 """Which kernels a model launches on a GPU that need not be here, found by running its steps on tensors without memory:
 to compile them, and to tune them.
 
-Nothing is listed by hand: the network is built as ever, on fake tensors of device "cuda", and the runner rehearses.
-What a quantized checkpoint's kernels owe to its numbers, not to its config.json, is rehearsed both ways.
+Nothing is listed by hand: the network is built as ever, on fake tensors of device "cuda", and the runner warms up.
+What a quantized checkpoint's kernels owe to its numbers, not to its config.json, is tried both ways.
 Imports torch.
 """
 
@@ -64,7 +64,7 @@ def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str, gpu
     have is unknown: what depends on that is listed for a small KV cache and a large one."""
     with builder.recording(target, gpu) as kernels:
         for num_blocks in (FEW_BLOCKS, None) if builder.has_short_pointers else (NUM_BLOCKS,):
-            _rehearse(config, num_blocks)
+            _warm_up(config, num_blocks)
     return kernels
 
 
@@ -76,7 +76,7 @@ def list_problems(config: QuireConfig, target: str) -> list[tuple[Any, int]]:
     """
     builder = _builder(target)
     with builder.noting(target) as problems:
-        _rehearse(config)
+        _warm_up(config)
     return [(problem, builder.candidates(problem, target)) for problem in problems]
 
 
@@ -105,22 +105,22 @@ def tune_kernels(
         )
     use_kernel_tables(config)
     with builder.noting() as problems:
-        _rehearse(config)
+        _warm_up(config)
     processes = num_processes or os.cpu_count() or 1
     for line in builder.tune(problems, folder, num_processes=processes, context=context):
         yield line, len(problems)
 
 
-def _rehearse(config: QuireConfig, num_blocks: int | None = NUM_BLOCKS) -> None:
+def _warm_up(config: QuireConfig, num_blocks: int | None = NUM_BLOCKS) -> None:
     """Run the model's steps on tensors without memory; once for each way in which its numbers may fall out.
 
     Args:
         num_blocks: Of the KV cache; None for so many that every layer has more than 2 GiB of it.
     """
-    in_every_case(partial(_rehearse_once, config, num_blocks))
+    in_every_case(partial(_warm_up_once, config, num_blocks))
 
 
-def _rehearse_once(config: QuireConfig, num_blocks: int | None) -> None:
+def _warm_up_once(config: QuireConfig, num_blocks: int | None) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -181,4 +181,4 @@ def _builder(target: str) -> KernelBuilder:
 
 
 def _nothing_is_captured(step: Any) -> Any:
-    raise NotImplementedError("steps are only rehearsed")
+    raise NotImplementedError("steps only warm up")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quire_runner.executor import RunnerExecutor
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
-    from quire_runner.protocols import LogitsTap, Network
+    from quire_runner.protocols import LogitsTap, RunnableNetwork
     from quire_runner.rows import Rows
     from quire_runner.runner import ModelRunner
 
@@ -25,8 +25,8 @@ __all__ = [
     "BlockBytes",
     "LogitsTap",
     "ModelRunner",
-    "Network",
     "Rows",
+    "RunnableNetwork",
     "RunnerConfig",
     "RunnerExecutor",
     "activation_bytes",
@@ -39,8 +39,8 @@ _MODULE_OF = {
     "BlockBytes": "block_bytes",
     "LogitsTap": "protocols",
     "ModelRunner": "runner",
-    "Network": "protocols",
     "Rows": "rows",
+    "RunnableNetwork": "protocols",
     "RunnerConfig": "config",
     "RunnerExecutor": "executor",
     "activation_bytes": "memory",

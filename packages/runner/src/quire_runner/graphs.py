@@ -82,7 +82,7 @@ class CudaCapture:
         return graph.replay, tokens
 
 
-class _Key(NamedTuple):
+class _GraphKey(NamedTuple):
     """What tells graphs apart."""
 
     size: int
@@ -153,8 +153,8 @@ class DecodeGraphs:
         """[largest size, width] what a drafter reads of the step that a graph served last, in the order of its entries;
         all graphs write to it."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-graphs") if in_background else None
-        self._prepared: dict[_Key, Future[None]] = {}
-        self._graphs: dict[_Key, DecodeGraph] = {}
+        self._prepared: dict[_GraphKey, Future[None]] = {}
+        self._graphs: dict[_GraphKey, DecodeGraph] = {}
         self.failure: str | None = None
         """Why no more is captured."""
 
@@ -180,7 +180,7 @@ class DecodeGraphs:
         size = self.size_for(num_rows)
         if size is None or mode not in self._modes:
             return None
-        key = _Key(size, mode, lora is not None)
+        key = _GraphKey(size, mode, lora is not None)
         return self._graphs.get(key) or self._make(key, lora)
 
     def warm_up(self) -> None:
@@ -189,7 +189,7 @@ class DecodeGraphs:
         for size in self._sizes:
             for mode in self._modes:
                 if mode < SampleMode.EDITED or size == self._sizes[0]:
-                    self._warm_up(_Key(size, mode))
+                    self._warm_up(_GraphKey(size, mode))
 
     def wait(self) -> None:
         """Wait until everything is prepared that steps have wanted so far; for tools and tests."""
@@ -201,7 +201,7 @@ class DecodeGraphs:
             self._worker.shutdown(cancel_futures=True)
         self._graphs.clear()
 
-    def _make(self, key: _Key, lora: LoraTokens | None) -> DecodeGraph | None:
+    def _make(self, key: _GraphKey, lora: LoraTokens | None) -> DecodeGraph | None:
         """The graph, if it can be captured now."""
         if self.failure is not None:
             return None
@@ -223,7 +223,7 @@ class DecodeGraphs:
             )
         return self._graphs.get(key)
 
-    def _prepare(self, key: _Key) -> Future[None]:
+    def _prepare(self, key: _GraphKey) -> Future[None]:
         if self._worker is not None:
             return self._worker.submit(self._warm_up, key)
         done: Future[None] = Future()
@@ -231,11 +231,11 @@ class DecodeGraphs:
         return done
 
     @torch.inference_mode()
-    def _warm_up(self, key: _Key) -> None:
+    def _warm_up(self, key: _GraphKey) -> None:
         # Beside steps, whose features are not to be written over.
         self._compute(self._padding(key.size), key.mode, None)
 
-    def _captured(self, key: _Key, lora: LoraTokens | None) -> DecodeGraph:
+    def _captured(self, key: _GraphKey, lora: LoraTokens | None) -> DecodeGraph:
         spans = self._padding(key.size)
         features = None if self.features is None else self.features[: key.size]
         # Whatever is kept for later steps is made now, by a step that runs.

@@ -194,14 +194,16 @@ def forward_batch(
     plan: HostPlan,
     rows: Rows,
     step_inputs: OpFunction,
-    group_of_layer: tuple[int, ...],
-    kv_caches: tuple[Tensor, ...],
-    states: tuple[tuple[Tensor, ...], ...] = (),
+    layers: Layers,
     new_rows: Sequence[NewRow] = (),
 ) -> ForwardBatch:
-    """Gather what the network gets, with op `step_inputs`; the three arguments behind it are handed on.
+    """Gather what the network gets.
 
     Args:
+        plan: The step.
+        rows: Its rows.
+        step_inputs: Op `step_inputs`.
+        layers: What every batch of the runner has.
         new_rows: Rows of this step that are new; their encoders may have something to read.
 
     Raises:
@@ -209,11 +211,10 @@ def forward_batch(
     """
     rows.check(plan.rows, plan.ends)
     inputs = step_inputs(rows.token_ids, rows.row_tables, plan.rows, plan.start, plan.ends)
-    layers = Layers(group_of_layer, kv_caches, states)
     batch = make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
     if plan.trees:
         _put_trees(plan, batch)
-    if states and plan.num_drafts is not None:
+    if layers.states and plan.num_drafts is not None:
         spans = Spans(plan.rows, plan.start, plan.ends)
         plan.held = hold_states(spans, plan.is_verified, batch, rows.block_tables)
     if rows.encoder_tables:

@@ -10,7 +10,7 @@ from typing import Protocol
 from quire_interfaces import KV_CACHE_DTYPES
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
-__all__ = ["NetworkShape", "activation_bytes", "graph_bytes", "row_bytes"]
+__all__ = ["NetworkDims", "activation_bytes", "graph_bytes", "row_bytes"]
 
 LOGITS_COPIES = 3
 """The network's logits, the sampler's float32 working copy, and one temporary (probabilities or sort keys)."""
@@ -32,7 +32,7 @@ LAUNCH_BYTES = 4096
 """Of a kernel's node in a graph, its arguments included, as the driver keeps it: assumed, not measured."""
 
 
-class NetworkShape(Protocol):
+class NetworkDims(Protocol):
     """What `activation_bytes` reads of a network's configuration; `quire_models.ModelConfig` has these fields."""
 
     @property
@@ -52,7 +52,7 @@ class NetworkShape(Protocol):
 
 
 def activation_bytes(
-    network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None
+    network: NetworkDims, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None
 ) -> int:
     """Largest number of bytes alive at once within a step: either in a layer of the full token budget, or at the
     logits of a step in which every row samples (drafts included).
@@ -91,7 +91,7 @@ def activation_bytes(
 
 
 def graph_bytes(
-    network: NetworkShape,
+    network: NetworkDims,
     config: RunnerConfig,
     *,
     dtype_bytes: int,

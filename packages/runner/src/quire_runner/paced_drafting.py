@@ -9,16 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_costs import measure_draft_costs
 from quire_runner.drafting import DraftStep, RowDrafter, ask
-from quire_runner.inputs import HostPlan
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.rows import Rows
+from quire_runner.step import Step
 from quire_spec_decode import DraftController, depths
 
 __all__ = ["PacedDrafting"]
@@ -106,17 +104,10 @@ class PacedDrafting:
                     controller.verified(row, depth, len(tokens) - 1)
         return ReadyResult(result)
 
-    def follow(
-        self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput
-    ) -> ModelRunnerOutput:
-        """The result of a step, with proposals for the next one.
-
-        Args:
-            output: What was asked.
-            plan: Its layout.
-            features: [T, width] what the drafter asks of the network at the step's tokens; None where it asks nothing.
-            result: Gets `draft_token_ids`, `draft_parents` and `draft_seconds`.
-        """
+    def with_drafts(self, step: Step, pending: PendingResult) -> PendingResult:
+        """The results of a step, which are waited for, with proposals for the next one: `draft_token_ids`,
+        `draft_parents` and `draft_seconds`."""
+        result, output = pending(), step.output
         start = self._clock()
         rows = self._rows
         limits: dict[int, int] = {}
@@ -132,10 +123,10 @@ class PacedDrafting:
                 limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))
         # Sampling that looks at the tokens before finds them in the row, where only one branch of a tree has a place.
         chains = frozenset(row for row in limits if rows.sampling.reads_history(row) or rows.grammars.has(row))
-        step = DraftStep(plan=plan, limits=limits, chains=chains, features=features)
-        for row, draft in ask(self.drafter, step, rows, self._vocab_size).items():
+        draft_step = DraftStep(plan=step.plan, limits=limits, chains=chains, features=step.features)
+        for row, draft in ask(self.drafter, draft_step, rows, self._vocab_size).items():
             result.draft_token_ids[row] = draft.token_ids
             if draft.parents is not None:
                 result.draft_parents[row] = draft.parents
         result.draft_seconds = self._clock() - start
-        return result
+        return ReadyResult(result)

@@ -8,8 +8,6 @@ Shape legend: P entries, some of which may be padding.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,19 +15,11 @@ from torch import Tensor
 from quire_attention.batch import ForwardBatch
 from quire_ops import LoraTokens, OpFunction, to_device
 from quire_runner.inputs import Layers, make_batch
+from quire_runner.protocols import RunnableNetwork
 from quire_runner.rows import Rows
 from quire_sampling import DeviceEdits, SampleMode, Sampler
 
-__all__ = ["DecodeNetwork", "PaddedDecode"]
-
-
-class DecodeNetwork(Protocol):
-    """What is asked of a network here."""
-
-    def forward(self, batch: ForwardBatch) -> Tensor: ...
-    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]: ...
-    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor: ...
-    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]: ...
+__all__ = ["PaddedDecode"]
 
 
 class PaddedDecode:
@@ -49,7 +39,7 @@ class PaddedDecode:
 
     def __init__(
         self,
-        network: DecodeNetwork,
+        network: RunnableNetwork,
         rows: Rows,
         decode_inputs: OpFunction,
         sampler: Sampler,
@@ -74,7 +64,8 @@ class PaddedDecode:
     def __call__(
         self, spans: Tensor, mode: SampleMode, features: Tensor | None, lora: LoraTokens | None = None
     ) -> tuple[Tensor, ...]:
-        """See `ComputeStep`."""
+        """Compute the tokens at `spans` as `ComputeStep` says. Returns token ids [P], largest logits [P], and in mode
+        OBSERVED log probabilities."""
         rows, size = self._rows, spans.shape[1]
         inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
@@ -102,7 +93,7 @@ class PaddedDecode:
         features.copy_(found)
         return hidden
 
-    def rehearse_prompt(self, step_inputs: OpFunction, query_lens: list[int], num_computed: int) -> None:
+    def run_prompt(self, step_inputs: OpFunction, query_lens: list[int], num_computed: int) -> None:
         """Run a step of sequences, all of them padding, with every kernel that a prompt needs.
 
         Args:

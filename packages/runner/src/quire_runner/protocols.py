@@ -1,4 +1,4 @@
-"""What a runner asks of those it is given: the network, the network's adapters, and who looks at logits."""
+"""Protocols of what a runner is given: the network, the network's adapters, and who looks at logits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from torch import Tensor
 from quire_attention.batch import ForwardBatch
 from quire_ops import DecodeRows, LoraTokens, RunDecode
 
-__all__ = ["LogitsTap", "Network", "StepAdapters"]
+__all__ = ["LogitsTap", "RunnableNetwork", "StepAdapters"]
 
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
 logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
 
 
-class Network(Protocol):
-    """What the runner asks of a network; every network of `quire_models` is one."""
+class RunnableNetwork(Protocol):
+    """A network as the runner uses it; every network of `quire_models` is one."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
+
+    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `forward`, and beside it the inputs of `layers`, [T, len(layers) * hidden_size], for drafters that read
+        them."""
+
+    def encode(self, batch: ForwardBatch) -> None:
+        """Have the encoder read `batch.encoder`, before `forward`; for networks that have one."""
 
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32; `lora` says which hidden states have adapters."""
