@@ -20,6 +20,7 @@ LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
     "quire.assemble": "loads torch; the demo model is optional",
     "quire.draft_plan": "the demo model is optional",
+    "quire.engine_report": "loads torch",
     "quire.kernel_list": "loads torch",
     "quire.kv_tier": "loads torch",
     "quire_bench.cli": "a command loads what it needs",

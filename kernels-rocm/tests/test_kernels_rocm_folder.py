@@ -33,12 +33,12 @@ from quire_kernels_cuda.triton.norms import rms_norm
 from quire_kernels_rocm.platform import AMD
 from quire_ops import ops, OpRequest, kernel_builders
 from quire_ops.backends import op_table, replaced_backends
-from quire_runner import runner
+from quire_runner import captured_decode
 from quire_server.cli import main
 
 MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx1101": 0x46}  # of the LLVM AMDGPU backend's ELF header, e_flags
 root = Path(sys.argv[1])
-runner.REHEARSED_PROMPTS = ([1], [7])
+captured_decode.WARM_UP_PROMPTS = ([1], [7])
 
 
 class Driver:

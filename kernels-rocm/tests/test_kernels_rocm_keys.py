@@ -42,10 +42,10 @@ from quire_kernels_cuda.platform import NVIDIA, pretending
 from quire_kernels_rocm.platform import AMD
 from quire_ops import kernel_builders
 from quire_ops.backends import replaced_backends
-from quire_runner import runner
+from quire_runner import captured_decode
 
 root = Path(sys.argv[1])
-runner.REHEARSED_PROMPTS = ([1], [7], [16, 1])
+captured_decode.WARM_UP_PROMPTS = ([1], [7], [16, 1])
 MAP_NORESERVE = 0x4000  # of Linux; never written, so never there
 PLATFORMS = {"gfx942": ("triton-rocm", AMD), "gfx1100": ("triton-rocm", AMD), "sm_90": ("triton", NVIDIA)}
 

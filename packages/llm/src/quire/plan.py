@@ -18,7 +18,7 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
-from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec
+from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
@@ -26,6 +26,7 @@ from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
 from quire_models.named_formats import check_load_format, resolved_linear_method
 from quire_models.recurrent_config import RecurrentConfig
+from quire_runner.config import RunnerConfig
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
@@ -153,6 +154,42 @@ def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | Non
     chosen_compilation(config, model)  # what it does not go with is refused here
     if config.model.max_model_len == LONGEST_THAT_FITS:
         return _longest_plan(config, model, free, folder)
+    resolved = _resolve(config, model, folder)
+    return _with_kv_cache(resolved, _ledger_before_kv(resolved), free)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resolved:
+    """Settings with nothing left open but the size of the KV cache."""
+
+    config: QuireConfig
+    """Drafts in chains where the model cannot have trees."""
+    model: ModelConfig
+    """Its encoder reads no more than a step computes."""
+    dtype: str
+    linear_method: str
+    cache_dtype: str
+    max_model_len: int
+    runner: RunnerConfig
+    specs: dict[str, KVCacheSpec]
+    """Name of a layer -> what it keeps of each block."""
+    block_size: int
+    draft: DraftPlan | None
+    draft_block_bytes: int
+    """Bytes that the drafting network keeps for a block."""
+    notes: tuple[str, ...]
+    """What was chosen and why."""
+    file_notes: tuple[str, ...]
+    """What the model's files set without effect."""
+
+    @property
+    def one_block(self) -> KVCachePlan:
+        """The smallest KV cache there can be."""
+        return plan_kv_cache(self.specs, num_blocks=1 + len(self.specs))
+
+
+def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _Resolved:
+    """Choose lengths, dtypes, block size and drafter. Raises as `make_plan`."""
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = resolved_linear_method(config.model.quantization, model)
     check_load_format(config.model.load_format, model)
@@ -166,12 +203,14 @@ def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | Non
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
             "on processors that multiply it as it is (AMX), with 3 bits of precision less"
         )
-    scheduler = config.scheduler
     runner = dataclasses.replace(
-        config.runner, dtype=dtype, max_model_len=max_model_len,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
+        config.runner,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
         num_speculative_tokens=config.speculative.most_draft_tokens,
-    )  # fmt: skip
+    )
     cache_dtype = resolved_cache_dtype(config.model.kv_cache_dtype, dtype, model)
     block_size = state_block_size(lambda size: model.kv_cache_specs(size, cache_dtype), config.kv_cache.block_size)
     if block_size != config.kv_cache.block_size:
@@ -183,84 +222,132 @@ def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | Non
         if draft.keeps_tokens:
             require_place(specs)
         draft_block_bytes = draft.block_bytes(block_size)
-    one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
-    ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
+    return _Resolved(
+        config=config,
+        model=model,
+        dtype=dtype,
+        linear_method=method,
+        cache_dtype=cache_dtype,
+        max_model_len=max_model_len,
+        runner=runner,
+        specs=specs,
+        block_size=block_size,
+        draft=draft,
+        draft_block_bytes=draft_block_bytes,
+        notes=tuple(notes),
+        file_notes=() if folder is None else tuple(checkpoint_notes(config.model, folder)),
+    )
+
+
+def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
+    """What -> bytes, of all but the KV cache."""
+    config, model, runner, draft = resolved.config, resolved.model, resolved.runner, resolved.draft
+    dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
+    weights = weight_ledger(model, resolved.dtype, resolved.linear_method)
+    ledger = {f"weights: {part}": size for part, size in weights.items()}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
-    ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
+    ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
     if isinstance(model, RecurrentConfig) and runner.num_speculative_tokens:
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
-        ledger["drafts of recurrent layers"] = num_verified * model.state_inputs * DTYPE_BYTES[dtype]
-    block_sizes, encoder_blocks = _table_widths(one_block)
+        ledger["drafts of recurrent layers"] = num_verified * model.state_inputs * dtype_bytes
+    block_sizes, encoder_blocks = _table_widths(resolved.one_block)
     ledger["rows"] = row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if config.runner.device.startswith("cuda") and runner.graph_sizes:
         ledger["graphs"] = graph_bytes(
-            model, runner, dtype_bytes=DTYPE_BYTES[dtype], num_layers=model.num_layers,
-            block_sizes=block_sizes, feature_width=0 if draft is None else draft.feature_width,
-            takes_adapters=takes_adapters(config),
-        )  # fmt: skip
-    if takes_adapters(config):
-        ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])
-        if config.lora.lora_merge_after and method == "plain":
+            model,
+            runner,
+            dtype_bytes=dtype_bytes,
+            num_layers=model.num_layers,
+            block_sizes=block_sizes,
+            feature_width=0 if draft is None else draft.feature_width,
+            takes_adapters=takes,
+        )
+    if takes:
+        ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, dtype_bytes)
+        if config.lora.lora_merge_after and resolved.linear_method == "plain":
             numbers = sum(outputs * inputs for outputs, inputs in linear_shapes(model))
-            ledger["weights without the adapter in them"] = numbers * DTYPE_BYTES[dtype]
+            ledger["weights without the adapter in them"] = numbers * dtype_bytes
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
-    before_kv = sum(ledger.values())
-    step_tokens = min(scheduler.max_num_batched_tokens, max_model_len)
+    return ledger
+
+
+def _with_kv_cache(resolved: _Resolved, ledger: dict[str, int], free: int) -> MemoryPlan:
+    """The plan with a KV cache of the size that is asked for, or of what is left of `free` bytes; where that is too
+    little, of what one request needs, and why it does not fit."""
+    config, draft = resolved.config, resolved.draft
+    before_kv, one_block = sum(ledger.values()), resolved.one_block
+    step_tokens = min(config.scheduler.max_num_batched_tokens, resolved.max_model_len)
     # Blocks of one request of the full length: what a cache of a known size holds, the other way round.
-    concurrency = max_concurrency(one_block, max_model_len, max_step_tokens=step_tokens)
+    concurrency = max_concurrency(one_block, resolved.max_model_len, max_step_tokens=step_tokens)
     per_request = round((one_block.num_blocks - 1) / concurrency)
-    block_bytes = sum(one_block.tensor_block_bytes) + draft_block_bytes
+    block_bytes = sum(one_block.tensor_block_bytes) + resolved.draft_block_bytes
     num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
-    notes.append(why)
-    if folder is not None:
-        notes += checkpoint_notes(config.model, folder)
-    has_own_size = config.model.num_gpu_blocks_override is not None or config.model.kv_cache_memory_bytes is not None
-    budget = free if has_own_size else int(free * config.model.gpu_memory_utilization)
-    shortage, shortage_field = "", ""
-    if num_blocks - 1 < per_request:
-        # What the encoder reads shrinks with the context only where nothing else bounds it.
-        reading = 0 if model.has_positions_without_end and model.max_encoder_len >= max_model_len else encoder_blocks
-        there = max(num_blocks - 1, 0)
-        shortage, shortage_field = _too_few(there, max_model_len, per_request, block_bytes, reading, model)
-        if before_kv > budget:
-            shortage = (
-                f"weights and activations take {format_bytes(before_kv)}, and {format_bytes(budget)} of memory may be "
-                f"used on {config.runner.device} ({format_bytes(free)} are free); {shortage}"
-            )
-        if not has_own_size:
-            num_blocks = 1 + per_request  # what it takes, for the ledger
-    elif before_kv + num_blocks * block_bytes > budget:
-        shortage = (
-            f"this takes {format_bytes(before_kv + num_blocks * block_bytes)}, and {format_bytes(budget)} of memory "
-            f"are free on {config.runner.device}:"
-        )
-        shortage_field = (
-            "num_gpu_blocks_override" if config.model.num_gpu_blocks_override is not None else "kv_cache_memory_bytes"
-        )
-    plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
+    budget = free if _has_own_size(config) else int(free * config.model.gpu_memory_utilization)
+    shortage, shortage_field = _shortage(resolved, free, budget, before_kv, per_request, block_bytes, num_blocks)
+    if num_blocks - 1 < per_request and not _has_own_size(config):
+        num_blocks = 1 + per_request  # what it takes, for the ledger
+    plan = plan_kv_cache(resolved.specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if draft is not None:
-        ledger["KV cache: draft"] = plan.num_blocks * draft_block_bytes
+        ledger["KV cache: draft"] = plan.num_blocks * resolved.draft_block_bytes
     ledger["KV cache"] = plan.total_bytes
     return MemoryPlan(
-        dtype=dtype,
-        kv_cache_dtype=cache_dtype,
-        linear_method=method,
-        max_model_len=max_model_len,
-        max_encoder_len=model.max_encoder_len,
+        dtype=resolved.dtype,
+        kv_cache_dtype=resolved.cache_dtype,
+        linear_method=resolved.linear_method,
+        max_model_len=resolved.max_model_len,
+        max_encoder_len=resolved.model.max_encoder_len,
         ledger_bytes=ledger,
         kv_plan=plan,
-        block_size=block_size,
-        max_concurrency=max_concurrency(plan, max_model_len),
+        block_size=resolved.block_size,
+        max_concurrency=max_concurrency(plan, resolved.max_model_len),
         free_bytes=free,
-        notes=tuple(notes),
+        notes=(*resolved.notes, why, *resolved.file_notes),
         speculative=config.speculative,
         draft=draft,
         budget_bytes=budget,
         shortage=shortage,
         shortage_field=shortage_field,
     )
+
+
+def _has_own_size(config: QuireConfig) -> bool:
+    """Whether the settings say how large the KV cache is."""
+    return config.model.num_gpu_blocks_override is not None or config.model.kv_cache_memory_bytes is not None
+
+
+def _shortage(
+    resolved: _Resolved,
+    free: int,
+    budget: int,
+    before_kv: int,
+    per_request: int,
+    block_bytes: int,
+    num_blocks: int,
+) -> tuple[str, str]:
+    """Why a plan does not fit, in one sentence, and the setting that it is about; empty where it fits."""
+    config, model, device = resolved.config, resolved.model, resolved.config.runner.device
+    if num_blocks - 1 < per_request:
+        # What the encoder reads shrinks with the context only where nothing else bounds it.
+        shrinks = model.has_positions_without_end and model.max_encoder_len >= resolved.max_model_len
+        reading = 0 if shrinks else _table_widths(resolved.one_block)[1]
+        there = max(num_blocks - 1, 0)
+        text, setting = _too_few(there, resolved.max_model_len, per_request, block_bytes, reading, model)
+        if before_kv > budget:
+            text = (
+                f"weights and activations take {format_bytes(before_kv)}, and {format_bytes(budget)} of memory may be "
+                f"used on {device} ({format_bytes(free)} are free); {text}"
+            )
+        return text, setting
+    if before_kv + num_blocks * block_bytes > budget:
+        text = (
+            f"this takes {format_bytes(before_kv + num_blocks * block_bytes)}, and {format_bytes(budget)} of memory "
+            f"are free on {device}:"
+        )
+        has_blocks = config.model.num_gpu_blocks_override is not None
+        return text, "num_gpu_blocks_override" if has_blocks else "kv_cache_memory_bytes"
+    return "", ""
 
 
 def _longest_plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:

@@ -1,0 +1,198 @@
+"""What an engine says of itself once it is put together: sizes, and what serves each part and why.
+
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.compilation import chosen_compilation
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan, format_bytes
+from quire_engine import EngineInfo
+from quire_kv_transfer import DiskTier
+from quire_models.config import ModelConfig
+from quire_structured_output import resolve_backend
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire_models import Network
+    from quire_runner import ModelRunner
+
+__all__ = ["engine_info"]
+
+
+def engine_info(
+    config: QuireConfig,
+    folder: Path,
+    model: ModelConfig,
+    plan: MemoryPlan,
+    network: Network,
+    runner: ModelRunner,
+    tier: DiskTier | None,
+    timings_s: dict[str, float],
+    offered: dict[str, str],
+) -> EngineInfo:
+    """What an engine says of itself: its sizes, and what was chosen for it and why.
+
+    Args:
+        config: Settings, as planned.
+        folder: The model's.
+        model: Its configuration.
+        plan: Its memory.
+        network: As it was loaded.
+        runner: Runs its steps.
+        tier: Keeps prefixes on disk; None without one.
+        timings_s: Stage of the start -> seconds.
+        offered: Name -> folder of adapters that are there from the start.
+    """
+    merges_adapters = (
+        config.lora.lora_merge_after > 0 and network.adapters is not None and network.adapters.has_plain_weights
+    )
+    return EngineInfo(
+        model=config.model.model or "quire-demo",
+        max_model_len=plan.max_model_len,
+        vocab_size=model.vocab_size,
+        max_encoder_len=plan.max_encoder_len,
+        decoder_start_token_ids=model.decoder_start_token_ids,
+        num_blocks=plan.kv_plan.num_blocks - 1,
+        block_size=plan.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        dtype=plan.dtype,
+        kv_cache_dtype=plan.kv_cache_dtype,
+        device=config.runner.device,
+        memory_bytes=dict(plan.ledger_bytes),
+        choices=_choices(config, model, plan, network, runner, tier, offered, merges_adapters),
+        timings_s=timings_s,
+        batch_invariant=network.batch_invariant,
+        adapters=offered,
+        takes_adapters=network.adapters is not None,
+        merges_adapters=merges_adapters,
+        structured_output_backend=resolve_backend(config.structured_output.backend),
+        max_grammar_bytes=config.structured_output.max_bytes,
+        extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
+    )
+
+
+def _choices(
+    config: QuireConfig,
+    model: ModelConfig,
+    plan: MemoryPlan,
+    network: Network,
+    runner: ModelRunner,
+    tier: DiskTier | None,
+    offered: dict[str, str],
+    merges_adapters: bool,
+) -> dict[str, str]:
+    """Part -> what serves it, and why."""
+    choices = {
+        "attention": network.attention_backend.name,
+        "matrices": _matrices(config.runner.device, network.dtype),
+        "layers": "all in one call" if network.in_one_call else "op by op",
+        "threads": _threads(runner.cores),
+        "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
+        "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
+        "KV cache": _cache_format(plan.kv_cache_dtype, network),
+        "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
+        "graphs": _graphs(config, runner, network),
+        "structured output": resolve_backend(config.structured_output.backend),
+        "speculation": _speculation(config),
+        "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
+    }
+    if configurations := _configurations(config.runner.device):
+        choices["kernel configurations"] = configurations
+    if not model.is_native:
+        choices["network"] = "Transformers', with Quire's attention"
+        compilation = chosen_compilation(config, model)
+        if compilation is not None:
+            choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
+    if network.expert_methods:
+        choices["experts"] = network.expert_methods
+    if network.adapters is not None:
+        slots = network.adapters
+        choices["adapters"] = (
+            f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
+        )
+        if merges_adapters:
+            choices["adapters"] += f"; in the weights after {config.lora.lora_merge_after} steps alone"
+        elif config.lora.lora_merge_after:
+            choices["adapters"] += "; on top of the weights, which are quantized, whatever --lora-merge-after says"
+    if tier is not None:
+        choices["prefixes on disk"] = (
+            f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
+        )
+    return choices
+
+
+def _matrices(device: str, dtype: torch.dtype) -> str:
+    """What multiplies matrices; where it is torch, why nothing faster does."""
+    from quire_ops import OpRequest, op_table, ops
+
+    device = device.partition(":")[0]
+    choice = op_table().report(ops.linear, OpRequest(device=device, dtype=dtype))
+    if choice.backend != "torch":
+        return choice.backend
+    reasons = [f"{name}: {reason}" for name, reason in choice.refused.items() if name != "reference"]
+    return f"torch ({'; '.join(reasons)})" if reasons else "torch"
+
+
+def _configurations(device: str) -> str:
+    """Where those of the GPU's kernels come from; nothing without a GPU."""
+    from quire_ops import kernel_builders
+
+    if not device.startswith("cuda"):
+        return ""
+    return "; ".join(found for builder in kernel_builders() if (found := builder.configurations()) is not None)
+
+
+def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
+    """Whether decode steps are captured, of how many tokens, and whether with adapters."""
+    if runner.graphs is None:
+        return f"none: {runner.graph_refusal}"
+    sizes = dataclasses.replace(config.runner, max_num_seqs=config.scheduler.max_num_seqs).graph_sizes
+    refusal = None if network.adapters is None else network.adapters.capture_refusal
+    without = "" if refusal is None else f"; with adapters none: {refusal}"
+    sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
+    return f"{sizes_of}, each captured after it was first needed{without}"
+
+
+def _threads(cores: tuple[int, ...]) -> str:
+    import torch
+
+    where = f"bound to cores {','.join(map(str, cores))}" if cores else "not bound to cores"
+    return f"{torch.get_num_threads()}, {where}"
+
+
+def _speculation(config: QuireConfig) -> str:
+    settings = config.speculative
+    if settings.method == "none":
+        return "none"
+    by = f" by {settings.model}" if settings.model else ""
+    limit = f"at most {settings.num_speculative_tokens} tokens{', as much as pays' if settings.adaptive else ''}"
+    tree = f", in trees of {settings.most_draft_tokens}" if settings.eagle_topk > 1 else ""
+    return f"{settings.method}{by}, {limit}{tree}"
+
+
+def _cache_format(dtype: str, network: Network) -> str:
+    """What keys and values are kept in, and where their scales come from."""
+    if dtype in ("int8", "int4"):
+        return f"{dtype}, a scale for each token and head"
+    if not dtype.startswith("fp8"):
+        return dtype
+    found = network.num_kv_scales
+    if not found:
+        return f"{dtype}, all scales 1.0: the checkpoint has none"
+    num_layers = len(network.attention_names)
+    return f"{dtype}, the checkpoint's scales for {found} of {num_layers} layers, 1.0 for the others"
+
+
+def _weight_format(plan: MemoryPlan, model: ModelConfig, network: Network) -> str:
+    stored, kernels = model.quantization, network.linear_kernels
+    if stored is None:
+        return f"{plan.linear_method}; by {kernels}" if kernels else plan.linear_method
+    forms = stored.name if stored.ggml_types else network.stored_forms or stored.name
+    return "; ".join(part for part in (forms, stored.notes, f"by {kernels}" if kernels else "") if part)
