@@ -48,10 +48,10 @@ def check(got: QuantizedTokens, apart: QuantizedTokens, wanted: QuantizedTokens,
     """To the bit what the kernels apart give, and near to what the reference gives."""
     assert got.dtype == wanted.dtype == dtype
     assert got.tokens.dtype == wanted.tokens.dtype
-    assert got.steps.shape == wanted.steps.shape
+    assert got.scales.shape == wanted.scales.shape
     assert torch.equal(got.tokens.view(torch.uint8), apart.tokens.view(torch.uint8))
-    assert torch.equal(got.steps.nan_to_num(-1.0), apart.steps.nan_to_num(-1.0))
-    steps, wanted_steps = got.steps.cpu(), wanted.steps
+    assert torch.equal(got.scales.nan_to_num(-1.0), apart.scales.nan_to_num(-1.0))
+    steps, wanted_steps = got.scales.cpu(), wanted.scales
     assert torch.equal(steps.isnan(), wanted_steps.isnan())
     assert torch.allclose(steps, wanted_steps, rtol=TOLERANCE[dtype], atol=0, equal_nan=True)
     values, wanted_values = got.tokens.cpu().float(), wanted.tokens.float()
