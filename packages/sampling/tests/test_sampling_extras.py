@@ -1,4 +1,4 @@
-"""DRY, top-n-sigma, dynamic temperature, XTC and Mirostat against their definitions, written down in Python floats."""
+"""DRY, top-n-sigma, dynamic temperature, typical_p, XTC and Mirostat against their definitions in Python floats."""
 
 from __future__ import annotations
 
@@ -126,19 +126,21 @@ def test_dry_sees_a_repetition_in_two_tokens(sample_one: Any) -> None:
     assert sample_one([1.0, 0.0], params, history=[0]).token_id == 0
 
 
-def draws(logits: torch.Tensor, params: SamplingParams, num_draws: int) -> list[int]:
+def samples(logits: torch.Tensor, params: SamplingParams, num_tokens: int) -> list[int]:
     """One token for each of the seeds 0, 1, ..."""
-    state = SamplingState(num_draws, logits.shape[-1])
-    for row in range(num_draws):
+    state = SamplingState(num_tokens, logits.shape[-1])
+    for row in range(num_tokens):
         state.set_row(row, params, seed=row, num_prompt_tokens=1)
-    rows = logits.repeat(num_draws, 1) if logits.ndim == 1 else logits
-    history = torch.zeros(num_draws, 2, dtype=torch.int64)
+    rows = logits.repeat(num_tokens, 1) if logits.ndim == 1 else logits
+    history = torch.zeros(num_tokens, 2, dtype=torch.int64)
     return (
-        Sampler(state).sample(rows.clone(), range(num_draws), torch.zeros(num_draws).long(), history).token_ids.tolist()
+        Sampler(state)
+        .sample(rows.clone(), range(num_tokens), torch.zeros(num_tokens).long(), history)
+        .token_ids.tolist()
     )
 
 
-def assert_drawn(oracle: SimpleNamespace, p: Sequence[float], tokens: Sequence[int]) -> None:
+def assert_sampled(oracle: SimpleNamespace, p: Sequence[float], tokens: Sequence[int]) -> None:
     """Each token is the one in whose interval its seed's number falls."""
     for seed, token in enumerate(tokens):
         low, high = oracle.interval(p, token)
@@ -157,7 +159,7 @@ def test_top_n_sigma_keeps_what_is_near_the_largest_logit(
     masked = [x if i in allowed else -math.inf for i, x in enumerate(logits.tolist())]
     kept = sigma_logits(masked, num_sigmas)
     assert vocab_size == 5 or sum(x > -math.inf for x in kept) < vocab_size / 2
-    assert_drawn(oracle, softmax(kept, 1.5), draws(logits, params, 60))
+    assert_sampled(oracle, softmax(kept, 1.5), samples(logits, params, 60))
 
 
 @pytest.mark.parametrize(("spread", "exponent"), [(0.1, 1.0), (2.0, 1.0), (2.0, 0.4), (9.0, 2.0)])
@@ -166,10 +168,10 @@ def test_the_temperature_follows_the_entropy(oracle: SimpleNamespace, spread: fl
     params = SamplingParams(temperature=0.9, dynatemp_range=1.1, dynatemp_exponent=exponent)
     temperature = dynamic_temperature(logits.tolist(), params)
     assert 0.0 < temperature < 2.0
-    assert_drawn(oracle, softmax(logits.tolist(), temperature), draws(logits, params, 60))
+    assert_sampled(oracle, softmax(logits.tolist(), temperature), samples(logits, params, 60))
     filtered = SamplingParams(temperature=0.9, dynatemp_range=1.1, dynatemp_exponent=exponent, top_k=20)
     fixed = SamplingParams(temperature=temperature, top_k=20)
-    assert draws(logits, filtered, 60) == draws(logits, fixed, 60)
+    assert samples(logits, filtered, 60) == samples(logits, fixed, 60)
 
 
 def test_xtc_takes_away_the_top_choices(oracle: SimpleNamespace) -> None:
@@ -180,18 +182,39 @@ def test_xtc_takes_away_the_top_choices(oracle: SimpleNamespace) -> None:
     p = oracle.distribution(logits.tolist(), params)
     excluded = without_top_choices(p, 0.05)
     assert 2 < sum(a > 0 for a in p) - sum(a > 0 for a in excluded) < 20
-    tokens = draws(logits, params, 200)
+    tokens = samples(logits, params, 200)
     acts = [oracle.uniform_number(seed ^ XTC_STREAM, 0) < 0.5 for seed in range(200)]
     assert 70 < sum(acts) < 130
     for seed, (token, acted) in enumerate(zip(tokens, acts, strict=True)):
         low, high = oracle.interval(excluded if acted else p, token)
         assert low - NEAR <= oracle.uniform_number(seed, 0) <= high + NEAR
     always = SamplingParams(temperature=1.2, xtc_probability=1.0, xtc_threshold=0.0)
-    assert set(draws(logits, always, 20)) == {oracle_last(logits.tolist())}
+    assert set(samples(logits, always, 20)) == {oracle_last(logits.tolist())}
+
+
+@pytest.mark.parametrize(
+    ("typical_p", "more"), [(0.2, {}), (0.8, {}), (0.999, {}), (0.6, {"top_k": 40}), (0.5, {"top_p": 0.9})]
+)
+def test_typical_p_keeps_what_is_nearest_to_the_entropy(
+    oracle: SimpleNamespace, typical_p: float, more: dict[str, Any]
+) -> None:
+    logits = torch.randn(150, generator=torch.manual_seed(8)) * 2
+    logits[[3, 9]] = float(logits[60])  # equally near ones
+    p = oracle.distribution(logits.tolist(), SamplingParams(temperature=1.1, **more))
+    entropy = -math.fsum(x * math.log(x) for x in p if x > 0)
+    kept: list[int] = []
+    for token in sorted((i for i, x in enumerate(p) if x > 0), key=lambda i: (abs(-math.log(p[i]) - entropy), i)):
+        if math.fsum(p[i] for i in kept) < typical_p:
+            kept.append(token)
+    assert p.index(max(p)) not in kept or typical_p > 0.2  # the most likely token is not the most typical one
+    rest = math.fsum(p[i] for i in kept)
+    typical = [x / rest if i in kept else 0.0 for i, x in enumerate(p)]
+    params = SamplingParams(temperature=1.1, typical_p=typical_p, **more)
+    assert_sampled(oracle, typical, samples(logits, params, 80))
 
 
 def oracle_last(logits: Sequence[float]) -> int:
-    """The least likely token that can be drawn at all."""
+    """The least likely token that can be sampled at all."""
     return min((x, i) for i, x in enumerate(logits) if x > -math.inf)[1]
 
 

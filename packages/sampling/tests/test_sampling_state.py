@@ -38,6 +38,7 @@ FORMER = {
     "top_n_sigma": SamplingParams(top_n_sigma=0.01),
     "dynamic temperature": SamplingParams(temperature=2.0, dynatemp_range=1.9),
     "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=0.001),
+    "typical_p": SamplingParams(typical_p=0.01),
     "mirostat": SamplingParams(mirostat_mode=2, mirostat_tau=0.1, mirostat_eta=0.9),
 }
 REPEATS = SamplingParams(temperature=0, logit_bias={1: 20.0})

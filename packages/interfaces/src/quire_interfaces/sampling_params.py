@@ -30,9 +30,9 @@ class SamplingParams:
     """Sampling parameters of one request. Positional arguments come in vLLM's order.
 
     Order of application: structured_outputs, allowed_token_ids, bad words, minimum tokens, logit bias, penalties, DRY
-    and top_n_sigma on the raw logits; then temperature (fixed or dynamic), min_p, top_k, top_p, XTC; then the draw.
-    Mirostat takes the place of min_p, top_k, top_p and XTC. temperature == 0 is greedy and ignores everything from
-    top_n_sigma on.
+    and top_n_sigma on the raw logits; then temperature (fixed or dynamic), min_p, top_k, top_p, typical_p and XTC; then
+    a token is sampled. Mirostat takes the place of these five filters. temperature == 0 is greedy and ignores
+    everything from top_n_sigma on.
 
     Raises:
         RequestError: with `param` set, when a value is out of range or two values contradict each other.
@@ -55,7 +55,7 @@ class SamplingParams:
     min_p: Annotated[float, NumberRange(0, 1)] = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
     seed: Annotated[int | None, NumberRange(-(2**63), 2**63 - 1)] = None
-    """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
+    """Same seed, same tokens, whatever else is in the batch; None takes a fresh one."""
     stop: tuple[str, ...] = ()
     """Strings that end the output, wherever token borders fall. One string, a list and None are taken, too."""
     stop_token_ids: tuple[int, ...] = ()
@@ -96,6 +96,8 @@ class SamplingParams:
     """How likely XTC is to act on a token; in [0, 1]."""
     xtc_threshold: Annotated[float, NumberRange(0, 1)] = 0.1
     """Where XTC acts, all tokens of at least this probability but the least likely of them go; in [0, 1]."""
+    typical_p: Annotated[float, NumberRange(0, 1, above=True)] = 1.0
+    """Keep the tokens whose surprise is nearest to the entropy, the fewest that hold this probability; 1 keeps all."""
     mirostat_mode: Annotated[int, NumberRange(0, 2, aliases=("mirostat",))] = 0
     """1 and 2 are the versions of Mirostat, which steers the surprise of the output; 0 is off."""
     mirostat_tau: Annotated[float, NumberRange(0, 64, above=True)] = 5.0
@@ -125,7 +127,7 @@ class SamplingParams:
 
     @property
     def repeatable(self) -> bool:
-        """Nothing is drawn that a repetition would not draw again."""
+        """Whether a repetition of the request samples the same tokens."""
         return self.seed is not None or self.temperature == 0
 
     def __post_init__(self) -> None:
