@@ -1,6 +1,6 @@
-"""Layers whose products round their inputs, behind a norm or a gate that can round for all of them at once.
+"""Quantization of activations in the norm or gate that makes them, for all the linear layers that take them.
 
-Knows linear layers and the ops that round; does not know what stands before them computes.
+Knows linear layers and the ops that quantize; does not know what those compute before they do.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ R = TypeVar("R")
 
 
 class ActivationQuant(Generic[P, R]):
-    """An op that rounds in the end, and what to: for layers that all take its result, and nothing else does."""
+    """An op that quantizes its result, and the form it quantizes to: that of all the linear layers that take it, where
+    nothing else takes it."""
 
     __slots__ = ("_layers", "_op", "_scope", "function", "rounding")
 
     function: Callable[P, R]
     rounding: ActivationScheme | None
-    """None before the layers are loaded, and where each layer rounds for itself, or takes inputs as they are."""
+    """Form of the quantized result; None before the layers are loaded, and where each of them quantizes its inputs for
+    itself, or takes them as they are."""
 
     def __init__(self, scope: Scope, op: Op[P, R], layers: Sequence[Linear]) -> None:
-        """Made behind the layers: they are loaded in the order in which they are made."""
+        """Args:
+        op: Name of the op.
+        layers: Linear layers that take its result. They are made before this, since what is made is loaded in order.
+        """
         self._scope, self._op, self._layers = scope, op, layers
         self.rounding = None
         if layers:

@@ -19,7 +19,7 @@ class GatedNorm:
 
     def __init__(self, scope: Scope, size: int, eps: float, *, groups: int = 1, before_gate: bool = False) -> None:
         """Args:
-        groups: Parts that are normalised for themselves; 0 for no norm, only the gate.
+        groups: Number of groups of channels that are normalised apart; 0 for no norm, only the gate.
         before_gate: The gate multiplies what is normalised; else the norm is over what is gated.
         """
         self._gate = scope.op(ops.silu_and_mul)

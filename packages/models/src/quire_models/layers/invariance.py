@@ -17,14 +17,14 @@ BY_ROW = frozenset({(ops.layer_norm, "torch")})
 
 
 def promised_by_ops(scope: Scope) -> bool:
-    """Every op of the network promises the same bits for itself.
+    """Whether every op of the network promises the same bits for a token whatever else is in the step.
 
     What stands between ops copies numbers, or is of single operations that IEEE 754 rounds in one way. Other functions
     of numbers are op `activation`: torch goes through a tensor by whole vectors and computes what is left over
     otherwise, so that its exponentials and the like follow where a number stands, and how many threads there are.
 
     Args:
-        scope: Of any layer of the network, all of whose layers have been made.
+        scope: Scope of any layer of the network. All layers have been made.
     """
     products = {scope.linear_method.op, *(method.op for method in scope.stored)}
     backends = [*scope.chosen, *(scope.choose(op_named(name)) for name in products)]

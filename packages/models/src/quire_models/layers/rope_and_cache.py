@@ -26,7 +26,7 @@ class HeadNorms(NamedTuple):
 
 
 class RopeAndCache:
-    """Norms and rotates queries and keys, writes keys and values into the cache, gives the queries.
+    """Norms and rotation of queries and keys, and the write of keys and values into the paged cache.
 
     One kernel where the attention backend has op `rope_and_write_kv` and the norms are RMS norms of each head.
     """
@@ -35,7 +35,9 @@ class RopeAndCache:
 
     def __init__(self, attention: Attention, rotary: Rotary | None, norms: HeadNorms | None = None) -> None:
         """Args:
-        rotary: None where positions do not come by rotation.
+        attention: Whose cache is written.
+        rotary: Rotation of queries and keys; None for none.
+        norms: Norms of queries and keys; None for none.
         """
         self._attention = attention
         self._rotary = rotary
@@ -57,7 +59,8 @@ class RopeAndCache:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D]; cos and sin as `Rotary` takes them -> [T, Hq, D]."""
+        """query [T, Hq, D], key and value [T, Hkv, D]; cos and sin [T, 1, R] of the rotated dimensions -> the queries
+        that attend, [T, Hq, D]."""
         if self._is_fused:
             if self._fused_norms is None:
                 return self._attention.rope_and_write_kv(query, key, value, cos, sin, batch)

@@ -18,19 +18,19 @@ __all__ = ["Rotary", "RotaryTable", "inverse_frequencies"]
 
 
 class Rotary:
-    """Rotates the first dimensions of each head, x [T, H, D] -> [T, H, D]."""
+    """Rotary embedding of the first dimensions of each head, x [T, H, D] -> [T, H, D] (Su et al. 2021, sec. 3.4)."""
 
     __slots__ = ("_interleaved", "_rotary_dim", "_rotate", "is_plain")
 
     is_plain: bool
-    """It does to whole heads what op `rotary_embedding` does."""
+    """Whole heads are rotated in half-split order, as op `rotary_embedding` does it."""
 
     def __init__(
         self, scope: Scope, rotary_dim: int, *, head_dim: int | None = None, interleaved: bool = False
     ) -> None:
         """Args:
         rotary_dim: Dimensions that are rotated.
-        head_dim: Of the heads, where it is known.
+        head_dim: Dimensions of a head; None where the caller rotates parts of heads.
         interleaved: Neighbours are the pairs that are rotated (2i, 2i + 1), not (i, i + rotary_dim / 2). What comes
             back has the rotated dimensions in the order of the latter: alike for queries and keys, so that their
             products do not change.
@@ -68,7 +68,7 @@ class RotaryTable:
     def __call__(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Args:
         positions: [T] int64, all below `length`.
-        length: Of the longest sequence.
+        length: Tokens of the longest sequence of the step.
         """
         cos, sin = self.up_to(length)
         return cos.index_select(0, positions), sin.index_select(0, positions)

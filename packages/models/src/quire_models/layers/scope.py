@@ -101,7 +101,7 @@ class Scope:
     device: torch.device
     linear_method: LinearMethod
     head_method: LinearMethod
-    """Of the LM head, which takes hidden states as they are."""
+    """Linear method of the LM head, which takes hidden states as they are."""
     plain_method: LinearMethod
     """For layers that are never quantized."""
     attention_backend: AttentionBackend
@@ -110,7 +110,7 @@ class Scope:
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores linear layers, when it is quantized."""
     joins_products: bool = False
-    """Layers that take the same input multiply in one product; see `MergedLinear`."""
+    """Linear layers that take the same input multiply in one product (`MergedLinear`)."""
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
     disabled_linear_kernels: frozenset[str] = frozenset()
@@ -146,7 +146,16 @@ class Scope:
         alibi_slopes: Tensor | None = None,
         chunk_tokens: int | None = None,
     ) -> Attention:
-        """The attention over a layer's paged cache; see `quire_attention.Attention`. At most one for a scope."""
+        """The attention over a layer's paged cache. At most one for a scope.
+
+        Args:
+            layer: Index of its cache in the batch.
+            scale: Factor of the scores.
+            sliding_window: A token sees itself and the W - 1 before it; None for all before it.
+            soft_cap: Scores become cap * tanh(score / cap); None for no cap.
+            alibi_slopes: [Hq] float32: a score falls by so much for each token in between; None for none.
+            chunk_tokens: Tokens attend to those of their chunk only; None for no chunks.
+        """
         attention = Attention(
             self.attention_backend,
             layer,
@@ -168,7 +177,12 @@ class Scope:
     def packed(
         self, name: str, shape: tuple[int, ...], split: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
     ) -> None:
-        """Declare a tensor that the checkpoint may bring in the place of parameters; see `Packed`."""
+        """Declare a tensor that the checkpoint may bring in the place of several parameters.
+
+        Args:
+            shape: Its shape there.
+            split: The tensor -> name and tensor of each parameter.
+        """
         self.packs[self.prefix + name] = Packed(shape, split)
 
     def stored_linear(self, out_features: int, in_features: int, *, rounds: bool = True) -> StoredLinear | None:
@@ -191,7 +205,8 @@ class Scope:
         return method
 
     def stored_head(self, vocab_size: int, size: int, *, tied: bool) -> StoredLinear | None:
-        """The same of an LM head; one that is the embedding has a form of its own where the files hold one."""
+        """The method of an LM head where the checkpoint is quantized. A tied head has a form of its own where the files
+        hold one."""
         name = self.prefix.removesuffix(".")
         stored = None if self.quantization is None else self.quantization.of_head(name, tied=tied)
         return None if stored is None else self._stored(stored, vocab_size, size, rounds=False)

@@ -22,7 +22,7 @@ from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_i
 __all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
 
 ANY = -1
-"""Of a shape: any size."""
+"""Size of a dimension that may have any."""
 
 
 class StoredTensor(NamedTuple):
@@ -44,12 +44,12 @@ class StoredLayer(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of an output."""
+        """Number of groups of inputs that have scales of their own."""
         return self.inputs // (self.config.group_size or self.inputs)
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Of the scales of elements that are not packed."""
+        """Shape of the scales of elements that are not packed."""
         if self.config.granularity == "tensor":
             return (1,)
         if self.config.block_shape is not None:
@@ -112,7 +112,7 @@ def _packed_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredT
 
 
 def _input_scale(config: QuantizationConfig) -> dict[str, StoredTensor]:
-    """Of rounded inputs, where a kernel may want it."""
+    """The scale of quantized inputs, where a kernel may want it."""
     if config.inputs not in (INT8_TENSOR, FP8_TENSOR):
         return {}
     is_optional = config.inputs == FP8_TENSOR  # without one, inputs have scales of their own

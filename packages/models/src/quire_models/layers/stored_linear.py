@@ -39,7 +39,7 @@ class StoredLinear:
         device: torch.device | str = "cpu",
     ) -> None:
         """Args:
-        name: Of the layer, for messages.
+        name: Full name of the layer, for messages.
         disabled: Ops that may not serve.
         device: Where weights are put, once they are read on the host.
 
@@ -55,7 +55,7 @@ class StoredLinear:
         self.choice: KernelChoice | None = None
         """Set by `read`."""
         self.has_input_scale = False
-        """The checkpoint has the scale that inputs are rounded with. Set by `read`."""
+        """The checkpoint has a scale for quantizing the inputs. Set by `read`."""
         step = 32 if 32 % config.bits or config.layout == "gptq-planes" else 32 // config.bits
         uneven = inputs % step or outputs % step
         awkward = {"gptq": uneven, "gptq-planes": uneven, "awq": outputs % step}.get(config.layout, 0)
@@ -85,7 +85,7 @@ class StoredLinear:
         return weights if bias is None else {**weights, "bias": bias}
 
     def on_device(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What was read, where `apply` needs it."""
+        """Weights as `read` made them on the host -> the same on the device that multiplies."""
         return {name: tensor.to(self._device) for name, tensor in weights.items()}
 
     def _read_weight(self, tensors: dict[str, Tensor]) -> tuple[KernelChoice, dict[str, Tensor]]:
