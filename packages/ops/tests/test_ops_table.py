@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 
 from quire_interfaces import ConfigError
 from quire_ops import (
+    BackendSet,
     OpBackend,
     OpRequest,
     SizeRule,
     backends,
     bind,
     builtin_table,
+    implements,
     op,
     op_report,
     op_table,
@@ -135,3 +138,42 @@ def test_broken_entry_point_is_named(fresh_table) -> None:
     fresh_table("a_broken_plugin")
     with pytest.raises(ConfigError, match=r"'extra'.*libfast\.so not found"):
         bind(ops.rms_norm, OpRequest())
+
+
+def test_a_set_of_backends_keeps_what_its_functions_are() -> None:
+    backend_for = BackendSet("mine", priority=3, devices=frozenset({"cpu"}), batch_invariant=True)
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x
+
+    assert backend_for(ops.rms_norm, priority=7)(rms_norm) is rms_norm
+    backend_for(ops.embedding)(lambda ids, weight: weight)
+    first, second = backend_for.records(unavailable="no compiler")
+    assert (first.op, first.name, first.function, first.priority) == (ops.rms_norm, "mine", rms_norm, 7)
+    assert (second.op, second.priority, second.batch_invariant) == (ops.embedding, 3, True)
+    assert first.unavailable == second.unavailable == "no compiler"
+    assert backend_for.records()[0].refusal(OpRequest()) is None
+    with pytest.raises(TypeError, match="speed"):
+        backend_for(ops.linear, speed=9)(lambda x, weight, bias: x)
+
+
+def test_an_op_is_its_reference() -> None:
+    assert repr(batch_norm) == "<op batch_norm>"
+    x = torch.ones(2)
+    assert batch_norm(x) is batch_norm.reference(x) is x
+    assert ops.rms_norm.__doc__ == ops.rms_norm.reference.__doc__
+    assert list(inspect.signature(ops.rms_norm).parameters) == ["x", "weight", "eps"]
+    assert implements(batch_norm)(print) is print
+    assert op_named("rms_norm") is ops.rms_norm
+    assert ops.paged_attention.trees
+    assert not ops.linear.trees
+
+
+def test_features_of_attention_that_a_backend_does_not_know() -> None:
+    plain = OpBackend(op=ops.paged_attention, name="x", function=print, features=frozenset({"sinks"}))
+    assert plain.refusal(OpRequest(features=frozenset({"sinks"}))) is None
+    assert plain.refusal(OpRequest(features=frozenset({"sinks", "soft_cap", "alibi"}))) == "knows no alibi, soft_cap"
+    odd = SizeRule(minimum=2, one_of=frozenset({64, 128}))
+    assert odd.refusal("head_dim", 64) is None
+    assert odd.refusal("head_dim", 1) == "head_dim must be at least 2, is 1"
+    assert odd.refusal("head_dim", 96) == "head_dim must be one of 64, 128, is 96"
