@@ -45,7 +45,7 @@ class BlockHasher:
         block_size: Tokens in a block.
     """
 
-    __slots__ = ("_cbor", "_digest", "algorithm", "block_size", "root")
+    __slots__ = ("_cbor", "_digest", "_one_block", "algorithm", "block_size", "root")
 
     def __init__(self, algorithm: str = "sha256", block_size: int = 16) -> None:
         if algorithm not in HASH_ALGORITHMS:
@@ -58,6 +58,7 @@ class BlockHasher:
             raise ConfigError(f"block_size must be at least 1, got {block_size}", field="block_size")
         self.algorithm = algorithm
         self.block_size = block_size
+        self._one_block = struct.Struct(f"<{block_size}I")
         self._cbor = algorithm.endswith("_cbor")
         self._digest: _Digest = _sha256
         if not algorithm.startswith("sha256"):
@@ -82,7 +83,11 @@ class BlockHasher:
         tokens = request.token_ids(num_done * size, num_blocks * size)
         if num_blocks == num_done + 1 and num_done and not request.cache_extra_keys and not self._cbor:
             # The block that a decode completes: most calls are for one. A salt enters only the first block.
-            hashes.append(self._digest(hashes[-1] + _pack(tokens, size)))
+            try:
+                packed = self._one_block.pack(*tokens)
+            except struct.error:
+                packed = _pack(tokens, size)  # says what is wrong
+            hashes.append(self._digest(hashes[-1] + packed))
             return
         parent = hashes[-1] if hashes else self.encoder_hash(request) if request.encoder_token_ids else None
         hashes.extend(self.hash(tokens, parent, num_done, request.options.cache_salt, request.cache_extra_keys))

@@ -204,7 +204,8 @@ class KVCacheManager:
             num_new_blocks = -(-(num_slots - held.num_slots) // self.block_size)
             if num_new_blocks * len(self._policies) > self._pool.num_free:
                 return None
-            return self._append(held, num_new_blocks, self._none_empty) + self._encoder.nothing()
+            new_block_ids = self._append(held, num_new_blocks, self._none_empty)
+            return new_block_ids + self._encoder.nothing() if self._encoder.groups else new_block_ids
         if cached is not None and cached.num_tokens:
             raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
         return self._grow(request, held, start + num_new_tokens, num_slots)
@@ -304,11 +305,15 @@ class KVCacheManager:
 
     def _append(self, held: RequestBlocks, num_blocks: int, num_empty: list[int]) -> tuple[list[int], ...]:
         pool = self._pool
-        taken = tuple([[NULL_BLOCK_ID] * empty + pool.take(num_blocks - empty) for empty in num_empty])
-        for table, blocks in zip(held.tables, taken, strict=True):
-            table.extend(blocks)
         held.num_slots += num_blocks * self.block_size
-        return taken
+        if num_empty == [0]:
+            block_ids = pool.take(num_blocks)
+            held.tables[0].extend(block_ids)
+            return (block_ids,)
+        new_block_ids = tuple([[NULL_BLOCK_ID] * empty + pool.take(num_blocks - empty) for empty in num_empty])
+        for table, block_ids in zip(held.tables, new_block_ids, strict=True):
+            table.extend(block_ids)
+        return new_block_ids
 
     def _check_fresh(self, request: Request, cached: CachedPrefix) -> None:
         """A prefix found before the last change may name blocks that now hold other content."""
@@ -360,8 +365,8 @@ class KVCacheManager:
         if held.encoder_is_new:
             held.encoder_is_new = False
             self._encoder.store(request, held.encoder_tables, self._events)
-        for group, table in enumerate(held.tables):
-            self._store(request, group, table, max(start, held.first_blocks[group]), end)
+        for group, (table, first) in enumerate(zip(held.tables, held.first_blocks, strict=True)):
+            self._store(request, group, table, start if start > first else first, end)
         held.num_cached_blocks = end
         held.cache_at = (end + 1) * self.block_size
         return held.cache_at
