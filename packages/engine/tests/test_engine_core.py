@@ -51,12 +51,12 @@ class Record:
         self.errors: dict[str, str | None] = {}
 
     def step(self, core: EngineCore) -> None:
-        for news in core.step().outputs:
-            assert news.request_id not in self.reasons, "news after the end"
-            self.tokens.setdefault(news.request_id, []).extend(news.new_token_ids)
-            if news.finish_reason is not None:
-                self.reasons[news.request_id] = news.finish_reason
-                self.errors[news.request_id] = news.error
+        for output in core.step().outputs:
+            assert output.request_id not in self.reasons, "an output after the end"
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.reasons[output.request_id] = output.finish_reason
+                self.errors[output.request_id] = output.error
 
     def run(self, core: EngineCore, limit: int = 5000) -> None:
         for _ in range(limit):

@@ -80,7 +80,7 @@ def test_who_has_a_slot_passes_who_waits_for_one(make_driver) -> None:
     assert stats.adapter_requests_running == {"a": 2, "b": 2}
     assert stats.adapter_requests_waiting == {"c": 2}
     driver.run()
-    assert all(told.finish_reason == "length" for told in driver.told.values())
+    assert all(transcript.finish_reason == "length" for transcript in driver.transcripts.values())
     gate.check_integrity()
 
 
@@ -91,7 +91,9 @@ def test_a_request_that_others_pass_for_ever_gets_its_turn(make_driver) -> None:
     add(driver, gate, others[0], request_with("b0", "b"), *others[1:])
     while driver.scheduler.has_requests():
         driver.step()
-        gate.forget([name for name, told in driver.told.items() if told.finish_reason])  # as the engine does
+        gate.forget(
+            [name for name, transcript in driver.transcripts.items() if transcript.finish_reason]
+        )  # as the engine does
     order = [new.request_id for step in driver.steps for new in step.new_rows]
     assert len(order) == 13
     assert order.index("b0") == 3  # of 12 others, as many as may pass
@@ -156,7 +158,7 @@ def test_files_are_waited_for_and_their_errors_told(make_driver) -> None:
     assert "the adapter 'b' could not be read: OSError: gone" in str(error)
     driver.scheduler.abort_requests(["b0"])
     driver.run()
-    assert driver.told["a0"].finish_reason == "length"
+    assert driver.transcripts["a0"].finish_reason == "length"
     with pytest.raises(ModelNotFoundError, match="no adapter 'x'"):
         gate.prepare(request_with("x0", "x"))
     with pytest.raises(ModelNotFoundError, match="serves none"):
@@ -195,7 +197,7 @@ def test_a_slot_whose_adapter_runs_is_not_given_away(make_driver) -> None:
     gate = AdapterGate(Store("a", "b", "c"), 2)
     driver = make_driver(rules=(gate,))
     add(driver, gate, request_with("a0", "a", max_tokens=30), request_with("b0", "b", max_tokens=2))
-    while driver.told["b0"].finish_reason is None:
+    while driver.transcripts["b0"].finish_reason is None:
         driver.step()
     gate.forget(["b0"])
     add(driver, gate, request_with("c0", "c"))

@@ -39,7 +39,7 @@ def test_without_chunking_a_prompt_waits_until_it_fits_whole(make_driver):
     assert driver.steps[0].num_scheduled_tokens == [12]
     assert driver.steps[1].num_scheduled_tokens == [1, 12]
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -55,8 +55,8 @@ def test_the_context_ends_the_output(make_driver):
     driver = make_driver(max_model_len=9)
     driver.add(make_request("a", range(5), max_tokens=100))
     driver.run()
-    assert len(driver.told["a"].token_ids) == 4
-    assert driver.told["a"].finish_reason == "length"
+    assert len(driver.transcripts["a"].token_ids) == 4
+    assert driver.transcripts["a"].finish_reason == "length"
 
 
 def test_prefix_hits_are_not_computed_again(make_driver):
@@ -66,8 +66,8 @@ def test_prefix_hits_are_not_computed_again(make_driver):
     again = make_request("b", range(11))
     driver.add(again)
     driver.run()
-    assert driver.told["b"].token_ids == expected_of(again)
-    assert driver.told["b"].num_cached_tokens == 8
+    assert driver.transcripts["b"].token_ids == expected_of(again)
+    assert driver.transcripts["b"].num_cached_tokens == 8
     stats = driver.scheduler.stats()
     assert (stats.prefix_cache_query_tokens_total, stats.prefix_cache_hit_tokens_total) == (22, 8)
     assert stats.num_prompt_tokens_total == 22

@@ -25,9 +25,9 @@ def test_results_of_earlier_steps_that_come_late_are_void(make_driver, logprobs,
     driver.scheduler.discard_step(output)
     driver.run()
     for request in requests:
-        told = driver.told[request.request_id]
-        assert told.token_ids == expected_of(request)
-        assert len(told.logprobs) == (0 if logprobs is None else len(told.token_ids))
+        transcript = driver.transcripts[request.request_id]
+        assert transcript.token_ids == expected_of(request)
+        assert len(transcript.logprobs) == (0 if logprobs is None else len(transcript.token_ids))
 
 
 def test_rows_freed_by_a_failed_step_are_freed_again(make_driver):
@@ -65,7 +65,7 @@ def test_a_row_in_use_again_is_not_freed_for_an_old_step(make_driver):
     driver._flying.append((later, result))
     driver.land()
     driver.run()
-    assert driver.told["new"].token_ids == expected_of(new)
+    assert driver.transcripts["new"].token_ids == expected_of(new)
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
@@ -81,10 +81,10 @@ def test_drafts_of_a_void_step_are_not_kept(make_driver, logprobs):
     driver.runner.execute(second)
     driver.scheduler.discard_step(second)
     assert driver.scheduler.update(first, result)[0].new_token_ids == expected_of(request)[:1]
-    driver.told["a"].token_ids += expected_of(request)[:1]
+    driver.transcripts["a"].token_ids += expected_of(request)[:1]
     driver.run()
-    assert driver.told["a"].token_ids == expected_of(request)
-    assert driver.told["b"].token_ids == expected_of(other)
+    assert driver.transcripts["a"].token_ids == expected_of(request)
+    assert driver.transcripts["b"].token_ids == expected_of(other)
 
 
 def test_only_limits_the_step(make_driver):
@@ -99,4 +99,4 @@ def test_only_limits_the_step(make_driver):
     assert output.request_ids == ["r3", "r2"]
     driver._flying.append((output, driver.runner.execute(output)))
     driver.run()
-    assert all(told.finish_reason == "length" for told in driver.told.values())
+    assert all(transcript.finish_reason == "length" for transcript in driver.transcripts.values())

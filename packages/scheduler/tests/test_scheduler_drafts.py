@@ -13,7 +13,7 @@ def test_right_drafts_save_steps(make_driver, depth):
     driver = make_driver(num_speculative_tokens=4, draft_accuracy=1.0, depth=depth)
     driver.add(request)
     driver.run()
-    assert driver.told["a"].token_ids == expected_of(request)
+    assert driver.transcripts["a"].token_ids == expected_of(request)
     # One token from the prompt, then five per step; the last step only frees the row.
     assert len([step for step in driver.steps if step.rows]) == 1 + 4
     stats = driver.scheduler.stats()
@@ -26,7 +26,7 @@ def test_wrong_drafts_cost_no_tokens(make_driver):
     driver = make_driver(num_speculative_tokens=3, draft_accuracy=0.0)
     driver.add(request)
     driver.run()
-    assert driver.told["a"].token_ids == expected_of(request)
+    assert driver.transcripts["a"].token_ids == expected_of(request)
     assert driver.scheduler.stats().num_accepted_tokens_total == 0
     assert driver.scheduler.stats().num_draft_tokens_total > 0
 
@@ -60,10 +60,10 @@ def test_a_stop_token_among_the_drafts_drops_the_rest(make_driver):
     driver = make_driver(num_speculative_tokens=6, draft_accuracy=1.0)
     driver.add(request)
     driver.run()
-    told = driver.told["a"]
-    assert told.token_ids == expected_of(request)
-    assert [entry.token_ids[0] for entry in told.logprobs] == told.token_ids
-    assert told.stop_token_id == stop
+    transcript = driver.transcripts["a"]
+    assert transcript.token_ids == expected_of(request)
+    assert [entry.token_ids[0] for entry in transcript.logprobs] == transcript.token_ids
+    assert transcript.stop_token_id == stop
 
 
 def test_drafts_share_the_budget(make_driver):
@@ -73,7 +73,7 @@ def test_drafts_share_the_budget(make_driver):
     driver.run()
     assert max(step.total_num_scheduled_tokens for step in driver.steps) == 6
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
 def test_nobody_is_preempted_for_drafts(make_driver):
@@ -93,7 +93,7 @@ def test_drafts_are_ignored_unless_asked_for(make_driver):
     driver.add(request)
     driver.run()
     assert all(not step.draft_token_ids for step in driver.steps)
-    assert driver.told["a"].token_ids == expected_of(request)
+    assert driver.transcripts["a"].token_ids == expected_of(request)
 
 
 def test_nobody_waits_while_no_drafts_follow(make_driver):
@@ -105,7 +105,7 @@ def test_nobody_waits_while_no_drafts_follow(make_driver):
     while driver.step():
         if not driver._flying:
             alone.add(driver.steps[-1].step_id)  # its result came in before the next step was planned
-    assert [driver.told[name].token_ids for name in "ab"] == [expected_of(request) for request in requests]
+    assert [driver.transcripts[name].token_ids for name in "ab"] == [expected_of(request) for request in requests]
     assert {step.step_id for step in driver.steps} - alone == set(range(5, 17))
     # The proposals of step 16 came behind a step that was planned before: they are dropped, then drafting goes on.
     assert [step.step_id for step in driver.steps if step.draft_token_ids] == [*range(1, 5), *range(18, 24)]
@@ -119,10 +119,10 @@ def test_a_block_is_remembered_when_all_of_it_is_computed(make_driver):
     driver = make_driver(num_speculative_tokens=3, draft_accuracy=0.0, prefix_cache=True)
     driver.add(first)
     driver.run()
-    known = [*first.prompt_token_ids, *driver.told["first"].token_ids]
+    known = [*first.prompt_token_ids, *driver.transcripts["first"].token_ids]
     assert len(known) == 8
     second = make_request("second", [*known, 1, 2], max_tokens=4)
     driver.add(second)
     driver.run()
     assert second.num_cached_tokens == 4
-    assert driver.told["second"].token_ids == expected_of(second)
+    assert driver.transcripts["second"].token_ids == expected_of(second)

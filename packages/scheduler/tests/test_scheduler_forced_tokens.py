@@ -17,7 +17,7 @@ def test_certain_tokens_save_steps_at_every_depth(make_driver, depth):
     jumping.add(*[make_request(f"r{i}", range(i + 3), max_tokens=40, seed=i) for i in range(3)])
     jumping.run()
     for request in requests:
-        assert jumping.told[request.request_id].token_ids == expected_of(request)
+        assert jumping.transcripts[request.request_id].token_ids == expected_of(request)
     # With steps in flight, the first of the certain tokens are on their way already when they are known.
     assert len(jumping.steps) < len(one_by_one.steps) * (0.6, 0.85, 0.95)[depth]
     assert any(step.forced_rows for step in jumping.steps)
@@ -38,7 +38,7 @@ def test_guesses_and_certain_tokens_together(make_driver):
     driver.add(*requests)
     driver.run()
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
     stats = driver.scheduler.stats()
     assert 0 < stats.num_accepted_tokens_total < stats.num_draft_tokens_total
 
@@ -50,7 +50,7 @@ def test_they_stay_within_budget_and_length(make_driver):
     driver.run()
     assert max(step.total_num_scheduled_tokens for step in driver.steps) <= 5
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
 def test_nobody_is_preempted_for_them(make_driver):
@@ -69,7 +69,7 @@ def test_a_stop_token_among_them_ends_the_output(make_driver, depth):
         driver = make_driver(num_forced_tokens=9, depth=depth)
         driver.add(request)
         driver.run()
-        assert driver.told["r"].token_ids == expected_of(request)
+        assert driver.transcripts["r"].token_ids == expected_of(request)
         assert driver.runner.num_filled_rows == 0
 
 

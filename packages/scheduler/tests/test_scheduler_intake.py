@@ -47,8 +47,8 @@ def test_a_request_without_a_wish_is_cut_by_the_cache(make_driver):
     request = dataclasses.replace(request, sampling_params=SamplingParams())
     driver.add(request)
     driver.run()
-    assert len(driver.told["a"].token_ids) == 7  # 16 slots, and a last token that needs none
-    assert driver.told["a"].finish_reason == "length"
+    assert len(driver.transcripts["a"].token_ids) == 7  # 16 slots, and a last token that needs none
+    assert driver.transcripts["a"].finish_reason == "length"
 
 
 def test_an_id_can_be_used_again_after_its_end(make_driver):
@@ -57,11 +57,11 @@ def test_an_id_can_be_used_again_after_its_end(make_driver):
     for _ in range(4):
         driver.step()
     driver.scheduler.abort_requests(["a"])
-    driver.told.clear()
+    driver.transcripts.clear()
     again = make_request("a", range(7), max_tokens=3, seed=5)
     driver.add(again)
     driver.run()
-    assert len(driver.told["a"].token_ids) == 3
+    assert len(driver.transcripts["a"].token_ids) == 3
 
 
 def test_the_estimate_follows_the_rate_of_endings(make_driver):
@@ -103,6 +103,6 @@ def test_token_ids_that_the_cache_cannot_hash_fail_alone(make_driver):
     driver = make_driver(prefix_cache=True)
     driver.add(make_request("bad", [1, -2, 3, 4, 5, 6]), make_request("good", range(6)))
     driver.run()
-    assert driver.told["bad"].finish_reason == "error"
-    assert "-2" in driver.told["bad"].error
-    assert driver.told["good"].finish_reason == "length"
+    assert driver.transcripts["bad"].finish_reason == "error"
+    assert "-2" in driver.transcripts["bad"].error
+    assert driver.transcripts["good"].finish_reason == "length"

@@ -16,7 +16,7 @@ def test_the_last_in_the_order_is_preempted(make_driver):
     driver.run()
     assert [request.num_preemptions for request in requests] == [0, 1]
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
     assert driver.scheduler.stats().num_preemptions_total == 1
 
 
@@ -35,7 +35,7 @@ def test_nobody_is_preempted_for_a_waiting_request(make_driver):
     driver.add(make_request("high", range(12), max_tokens=2, priority=0))
     driver.run()
     assert driver.scheduler.stats().num_preemptions_total == 0
-    assert driver.told["high"].finish_reason == FinishReason.LENGTH
+    assert driver.transcripts["high"].finish_reason == FinishReason.LENGTH
 
 
 def test_a_preempted_request_waits_for_more_blocks_than_it_had(make_driver):
@@ -43,7 +43,7 @@ def test_a_preempted_request_waits_for_more_blocks_than_it_had(make_driver):
     driver = make_driver(num_blocks=12, max_num_batched_tokens=8)
     driver.add(make_request("old", range(16), max_tokens=32), make_request("young", range(16), max_tokens=32, seed=1))
     driver.run()
-    assert driver.told["young"].finish_reason == FinishReason.LENGTH
+    assert driver.transcripts["young"].finish_reason == FinishReason.LENGTH
     assert driver.scheduler.stats().num_preemptions_total == 1
 
 
@@ -56,7 +56,7 @@ def test_tokens_in_flight_survive_preemption(make_driver, depth):
     while driver.step():
         reasons |= driver.scheduler.waiting_reasons().keys()
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
     assert driver.scheduler.stats().num_preemptions_total > 0
     # At depth 1 the token has landed when the driver looks.
     assert reasons == ({"tokens_in_flight", "capacity"} if depth == 2 else {"capacity"})
@@ -73,7 +73,7 @@ def test_no_row_is_filled_in_the_step_of_a_preemption(make_driver):
         assert driver.step()
     assert driver.steps[-1].new_rows == []
     driver.run()
-    assert all(told.finish_reason == "length" for told in driver.told.values())
+    assert all(transcript.finish_reason == "length" for transcript in driver.transcripts.values())
 
 
 def test_prompt_logprobs_are_told_once(make_driver):
@@ -83,9 +83,9 @@ def test_prompt_logprobs_are_told_once(make_driver):
     driver.run()
     assert driver.scheduler.stats().num_preemptions_total > 0
     for request in requests:
-        told = driver.told[request.request_id]
-        assert [entry.token_ids[0] for entry in told.prompt_logprobs] == request.prompt_token_ids[1:]
-        assert told.num_cached_tokens == 0
+        transcript = driver.transcripts[request.request_id]
+        assert [entry.token_ids[0] for entry in transcript.prompt_logprobs] == request.prompt_token_ids[1:]
+        assert transcript.num_cached_tokens == 0
 
 
 def test_the_policy_orders_the_queue(make_driver):
@@ -107,7 +107,7 @@ def test_no_work_while_everything_is_in_flight_or_out_of_blocks(make_driver):
     driver.land()
     assert driver.scheduler.has_work()
     driver.run()
-    assert all(told.finish_reason == FinishReason.LENGTH for told in driver.told.values())
+    assert all(transcript.finish_reason == FinishReason.LENGTH for transcript in driver.transcripts.values())
 
 
 @pytest.mark.parametrize("kind", [{"num_forced_tokens": 6}, {"num_speculative_tokens": 4, "draft_accuracy": 1.0}])
@@ -122,4 +122,4 @@ def test_drafts_do_not_outlive_a_preemption(make_driver, kind):
     assert request.status == RequestStatus.PREEMPTED
     assert request.draft_token_ids == []
     driver.run()
-    assert driver.told["r"].token_ids == expected_of(request)
+    assert driver.transcripts["r"].token_ids == expected_of(request)

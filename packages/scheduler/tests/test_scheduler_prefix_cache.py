@@ -21,8 +21,8 @@ def test_a_rejected_draft_at_a_block_border(make_driver, num_prompt):
     following = make_request("second", [*prompt, *output[:3], 5, 6])
     driver.add(following)
     driver.run()
-    assert driver.told["second"].token_ids == expected_of(following)
-    assert driver.told["second"].num_cached_tokens == (num_prompt + 2) // 4 * 4
+    assert driver.transcripts["second"].token_ids == expected_of(following)
+    assert driver.transcripts["second"].num_cached_tokens == (num_prompt + 2) // 4 * 4
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -31,11 +31,11 @@ def test_a_token_that_was_sampled_last_is_not_remembered(make_driver, depth):
     driver = make_driver(prefix_cache=True, depth=depth)
     driver.add(make_request("first", prompt, max_tokens=3))
     driver.run()
-    following = make_request("second", [*prompt, *driver.told["first"].token_ids, 5])
+    following = make_request("second", [*prompt, *driver.transcripts["first"].token_ids, 5])
     driver.add(following)
     driver.run()
-    assert driver.told["second"].token_ids == expected_of(following)
-    assert driver.told["second"].num_cached_tokens == 4
+    assert driver.transcripts["second"].token_ids == expected_of(following)
+    assert driver.transcripts["second"].num_cached_tokens == 4
 
 
 def test_a_late_result_says_nothing_of_new_blocks(make_driver):
@@ -52,8 +52,8 @@ def test_a_late_result_says_nothing_of_new_blocks(make_driver):
     twin = make_request("twin", range(20), priority=0)
     driver.add(twin)
     driver.run()
-    assert driver.told["twin"].token_ids == expected_of(twin)
-    assert driver.told["late"].token_ids == expected_of(late)
+    assert driver.transcripts["twin"].token_ids == expected_of(twin)
+    assert driver.transcripts["late"].token_ids == expected_of(late)
 
 
 def test_a_step_that_failed_is_not_remembered(make_driver):
@@ -68,8 +68,8 @@ def test_a_step_that_failed_is_not_remembered(make_driver):
     twin = make_request("b", range(12))
     driver.add(twin)
     driver.run()
-    assert driver.told["b"].num_cached_tokens == 0
-    assert driver.told["b"].token_ids == expected_of(twin)
+    assert driver.transcripts["b"].num_cached_tokens == 0
+    assert driver.transcripts["b"].token_ids == expected_of(twin)
 
 
 def test_prompt_tokens_are_counted_by_where_they_came_from(make_driver):
@@ -84,7 +84,7 @@ def test_prompt_tokens_are_counted_by_where_they_came_from(make_driver):
     driver.run()
     stats = driver.scheduler.stats()
     assert stats.num_prompt_tokens_total == 18 + 20 + 2, "of requests that reached an output token"
-    assert stats.num_cached_prompt_tokens_total == driver.told["second"].num_cached_tokens == 16
+    assert stats.num_cached_prompt_tokens_total == driver.transcripts["second"].num_cached_tokens == 16
 
 
 def test_there_is_work_when_a_waiting_request_needs_fewer_blocks_than_before(make_driver):
@@ -101,4 +101,4 @@ def test_there_is_work_when_a_waiting_request_needs_fewer_blocks_than_before(mak
     assert driver.step()
     assert driver.scheduler.num_requests() == (2, 0)
     driver.run()
-    assert driver.told["short"].token_ids == expected_of(short)
+    assert driver.transcripts["short"].token_ids == expected_of(short)

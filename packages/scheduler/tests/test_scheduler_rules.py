@@ -118,7 +118,7 @@ def test_a_new_resource_is_a_new_rule(make_driver, depth):
     assert sorted(modem.ended_ids) == [request.request_id for request in requests]
     for request in requests:
         if request.request_id not in ("r1", "r5"):
-            assert driver.told[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
 def test_a_tenant_over_its_share_lets_others_pass(make_driver):
@@ -128,7 +128,7 @@ def test_a_tenant_over_its_share_lets_others_pass(make_driver):
     assert driver.steps[0].request_ids == ["a0", "b0"]
     assert driver.scheduler.waiting_reasons() == {"tenant_share": 2}
     driver.run()
-    assert all(told.finish_reason == "length" for told in driver.told.values())
+    assert all(transcript.finish_reason == "length" for transcript in driver.transcripts.values())
     assert max(sum(id.startswith("a") for id in step.request_ids) for step in driver.steps) == 1
 
 
@@ -203,13 +203,13 @@ def test_one_of_a_group_computes_the_prompt(make_driver, depth):
     driver.step()
     assert driver.steps[0].request_ids == ["one0"], "the budget is spent on one prompt, not shared by three"
     driver.run()
-    cached = {name: told.num_cached_tokens for name, told in driver.told.items()}
+    cached = {name: transcript.num_cached_tokens for name, transcript in driver.transcripts.items()}
     assert cached == {
         **{f"one{i}": 2 * BLOCK if i else 0 for i in range(3)},
         **{f"two{i}": 2 * BLOCK if i else 0 for i in range(3)},
         "stranger": 0,
     }
-    assert all(told.finish_reason is not None for told in driver.told.values())
+    assert all(transcript.finish_reason is not None for transcript in driver.transcripts.values())
 
 
 @pytest.mark.parametrize("leaves", ["aborted while waiting", "aborted while computing", "done with one token"])
@@ -226,8 +226,8 @@ def test_a_group_whose_first_leaves_goes_on(make_driver, leaves):
     if leaves.startswith("aborted"):
         driver.scheduler.abort_requests(["r0"])
     driver.run()
-    others = [driver.told[f"r{i}"] for i in (1, 2)]
-    assert all(told.finish_reason is not None for told in others)
+    others = [driver.transcripts[f"r{i}"] for i in (1, 2)]
+    assert all(transcript.finish_reason is not None for transcript in others)
     assert others[1].num_cached_tokens >= 2 * BLOCK
 
 
@@ -243,5 +243,5 @@ def test_groups_are_forgotten_soon(make_driver):
             driver.add(request)
         driver.run()
         known.append(sum(1 for value in vars(rule).values() if isinstance(value, dict) for _ in value))
-    assert all(told.finish_reason is not None for told in driver.told.values())
+    assert all(transcript.finish_reason is not None for transcript in driver.transcripts.values())
     assert known[99:] == known[99:100] * 201

@@ -28,7 +28,7 @@ from quire_interfaces import (
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
 from quire_scheduler import KVTransfers, MaxRunningPerTenantRule, Scheduler, SchedulerConfig
-from quire_testkit.conformance.scheduler import Told, expected_of, make_request
+from quire_testkit.conformance.scheduler import Transcript, expected_of, make_request
 from quire_testkit.memory_tier import MemoryConnector, MemoryTier, TieredFakeRunner
 
 NUM_TOKEN_IDS = 6  # few, so that stop tokens and equal prefixes are frequent
@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_forced_tokens=options["num_forced"],
         )
         self.requests: dict[str, Request] = {}
-        self.told: dict[str, Told] = {}
+        self.transcripts: dict[str, Transcript] = {}
         self.aborted: set[str] = set()
         self.flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
@@ -151,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert needed > self.cache.max_request_tokens(self.config.max_num_batched_tokens)
             return
         self.requests[request.request_id] = request
-        self.told[request.request_id] = Told()
+        self.transcripts[request.request_id] = Transcript()
 
     @rule()
     @precondition(lambda self: len(self.flying) < 3)
@@ -166,16 +166,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.flying)
     def land(self) -> None:
-        for news in self.scheduler.update(*self.flying.popleft()):
-            told = self.told[news.request_id]
-            assert told.finish_reason is None
-            assert news.request_id not in self.aborted
-            told.token_ids += news.new_token_ids
-            told.logprobs += news.logprobs or []
-            told.prompt_logprobs += news.prompt_logprobs or []
-            told.finish_reason = news.finish_reason
-            told.stop_token_id = news.stop_token_id
-            told.error = news.error
+        for output in self.scheduler.update(*self.flying.popleft()):
+            transcript = self.transcripts[output.request_id]
+            assert transcript.finish_reason is None
+            assert output.request_id not in self.aborted
+            transcript.token_ids += output.new_token_ids
+            transcript.logprobs += output.logprobs or []
+            transcript.prompt_logprobs += output.prompt_logprobs or []
+            transcript.finish_reason = output.finish_reason
+            transcript.stop_token_id = output.stop_token_id
+            transcript.error = output.error
 
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
     @precondition(lambda self: self.requests)
@@ -285,23 +285,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.runner.num_filled_rows == 0
         assert self.cache.usage().num_free_blocks == self.cache.usage().num_total_blocks
         for request_id, request in self.requests.items():
-            self.check_told(request, self.told[request_id])
+            self.check_transcript(request, self.transcripts[request_id])
 
-    def check_told(self, request: Request, told: Told) -> None:
+    def check_transcript(self, request: Request, transcript: Transcript) -> None:
         expected = expected_of(request, num_token_ids=NUM_TOKEN_IDS)
         expected = expected[: self.config.max_model_len - request.num_prompt_tokens]
-        assert told.token_ids == expected[: len(told.token_ids)]
+        assert transcript.token_ids == expected[: len(transcript.token_ids)]
         if request.request_id in self.aborted:
             return
-        if told.finish_reason == FinishReason.ERROR:
-            assert self.runner.fail_on[request.request_id] == told.error
+        if transcript.finish_reason == FinishReason.ERROR:
+            assert self.runner.fail_on[request.request_id] == transcript.error
             return
-        assert told.token_ids == expected
-        assert told.finish_reason == (FinishReason.STOP if told.stop_token_id is not None else FinishReason.LENGTH)
+        assert transcript.token_ids == expected
+        assert transcript.finish_reason == (
+            FinishReason.STOP if transcript.stop_token_id is not None else FinishReason.LENGTH
+        )
         if request.sampling_params.logprobs is not None:
-            assert [entry.token_ids[0] for entry in told.logprobs] == expected
+            assert [entry.token_ids[0] for entry in transcript.logprobs] == expected
         if request.sampling_params.prompt_logprobs is not None:
-            assert [entry.token_ids[0] for entry in told.prompt_logprobs] == request.prompt_token_ids[1:]
+            assert [entry.token_ids[0] for entry in transcript.prompt_logprobs] == request.prompt_token_ids[1:]
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -27,15 +27,15 @@ def test_a_stop_token_does_not_end_the_first_min_tokens(
     """Samplers keep stop tokens away from there; one that comes all the same, from a draft or a runner, is a token."""
     state = state_of(min_tokens=min_tokens)
     sampled = [1, 2, STOP, 3]
-    told: list[tuple[int, FinishReason | None, int | None]] = []
+    ends: list[tuple[int, FinishReason | None, int | None]] = []
     for tokens in [sampled] if at_once else [[token] for token in sampled]:
-        told.append(append_tokens(state, tokens))
-        if told[-1][1] is not None:
+        ends.append(append_tokens(state, tokens))
+        if ends[-1][1] is not None:
             break
     assert state.request.output_token_ids == sampled[:num_taken]
-    assert sum(taken for taken, _, _ in told) == num_taken
+    assert sum(taken for taken, _, _ in ends) == num_taken
     assert state.num_tokens == 5 + num_taken
-    assert told[-1][1:] == (reason, STOP if reason else None)
+    assert ends[-1][1:] == (reason, STOP if reason else None)
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop() -> None:

@@ -85,7 +85,7 @@ def test_preemption_takes_from_the_flood(make_driver, depth):
     assert driver.scheduler.stats().num_preemptions_total > 0
     assert admissions(driver).count("late0") == 1  # the last to come, and never preempted
     for request in requests:
-        assert driver.told[request.request_id].token_ids == expected_of(request)
+        assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
 def test_rows_per_tenant_are_bounded_by_the_setting(make_driver):
@@ -101,13 +101,13 @@ def test_rows_per_tenant_are_bounded_by_the_setting(make_driver):
 def test_a_flood_leaves_room_in_the_queue(make_driver):
     driver = make_driver(max_queued_requests=16)
 
-    def taken(tenant: str | None, told: str) -> int:
+    def taken(tenant: str | None, message: str) -> int:
         """Requests until one is refused, with these words."""
         requests = (make_request(f"{tenant}-{number}", [1], tenant=tenant) for number in range(100))
-        with pytest.raises(OverloadedError, match=told) as caught:
+        with pytest.raises(OverloadedError, match=message) as caught:
             driver.add(*requests)
         assert caught.value.retry_after_s >= 1
-        return sum(name.startswith(f"{tenant}-") for name in driver.told)
+        return sum(name.startswith(f"{tenant}-") for name in driver.transcripts)
 
     for number, share in enumerate([8, 4, 2, 1]):
         assert taken(f"t{number}", f"^{share} of your requests wait already") == share

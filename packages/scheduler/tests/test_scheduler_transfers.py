@@ -41,7 +41,7 @@ class TestScheduler(TieredSchedulerSuite):
         driver.add(second)
         for _ in range(20):
             driver.step()
-        assert driver.told["second"].token_ids == expected_of(second)
+        assert driver.transcripts["second"].token_ids == expected_of(second)
         tier.finishes_alone = True
         driver.run()
 
@@ -51,7 +51,7 @@ class TestScheduler(TieredSchedulerSuite):
         driver = self.driver(tier, depth=1)
         driver.add(make_request("busy", [1, 2], max_tokens=12), make_request("r", range(22)))
         self.start_loading(driver, tier)
-        while driver.told["busy"].finish_reason is None:
+        while driver.transcripts["busy"].finish_reason is None:
             driver.step()
         assert [step for step in driver.steps if step.rows]
         assert not any(step.kv_transfer.waits for step in driver.steps if step.rows and step.kv_transfer)
@@ -69,11 +69,11 @@ class TestScheduler(TieredSchedulerSuite):
         driver.scheduler.pause(PauseState.ALL_HELD)
         tier.finish_loads()
         driver.run()
-        assert driver.told["r"].token_ids == []
+        assert driver.transcripts["r"].token_ids == []
         driver.scheduler.pause(PauseState.RUNNING)
         driver.run()
-        assert driver.told["r"].token_ids == expected_of(request)
-        assert driver.told["r"].num_cached_tokens == 20
+        assert driver.transcripts["r"].token_ids == expected_of(request)
+        assert driver.transcripts["r"].num_cached_tokens == 20
 
     def test_a_step_stores_little_beside_what_it_computes(self) -> None:
         tier = MemoryTier()
@@ -104,11 +104,11 @@ class TestScheduler(TieredSchedulerSuite):
         tier.finish_loads()
         for _ in range(4):
             driver.step()
-        assert driver.told["running"].token_ids == expected_of(running)
+        assert driver.transcripts["running"].token_ids == expected_of(running)
         tier.finishes_alone = True
         driver.run()
         for request in others:
-            assert driver.told[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
         self.check_all_free(driver)
 
     def test_a_load_waits_for_room_while_somebody_runs(self) -> None:
@@ -120,7 +120,7 @@ class TestScheduler(TieredSchedulerSuite):
         driver.step()
         driver.add(request)
         driver.run()
-        assert driver.told["r"].num_cached_tokens == 20
+        assert driver.transcripts["r"].num_cached_tokens == 20
         for each in (running, request):
-            assert driver.told[each.request_id].token_ids == expected_of(each)
+            assert driver.transcripts[each.request_id].token_ids == expected_of(each)
         assert driver.scheduler.stats().num_preemptions_total == 0

@@ -60,10 +60,10 @@ class BlockPool:
             return []
         following, previous, hashes = self._next, self._previous, self.block_hashes
         block = following[NULL_BLOCK_ID]
-        taken = []
+        block_ids = []
         evicted = []
         for _ in range(count):
-            taken.append(block)
+            block_ids.append(block)
             if hashes[block] is not None:
                 evicted.append(block)
             after = following[block]
@@ -75,7 +75,7 @@ class BlockPool:
         self.num_free -= count
         if evicted:
             self._forget(evicted)
-        return taken
+        return block_ids
 
     def _forget(self, block_ids: list[int]) -> None:
         gone: dict[int, list[bytes]] = {}

@@ -46,6 +46,6 @@ def prefix_block_ids(
     for policy, index in zip(policies, indexes, strict=True):
         first = policy.first_read_block(num_blocks * block_size)
         blocks = index.blocks
-        found = [blocks[block_hash] for block_hash in block_hashes[first:num_blocks]]
-        tables.append([NULL_BLOCK_ID] * first + found if first else found)
+        block_ids = [blocks[block_hash] for block_hash in block_hashes[first:num_blocks]]
+        tables.append([NULL_BLOCK_ID] * first + block_ids if first else block_ids)
     return tuple(tables)

@@ -30,8 +30,9 @@ class Load:
     """(group, block of the request) of each target."""
     targets: list[int]
     """Block ids, as `places`."""
-    held: list[int] = field(default_factory=list)
-    """Blocks of the same prefix that were in memory; held so that the load does not evict its own beginning."""
+    pinned: list[int] = field(default_factory=list)
+    """Ids of blocks of the same prefix that were in memory; referenced so that the load does not evict its own
+    beginning."""
 
 
 class _InMemoryOrTier:
@@ -69,7 +70,7 @@ class BlockLoads:
     def find(
         self, request: Request, num_cached_blocks: int, max_blocks: int, contains: Callable[[BlockKey], bool]
     ) -> LoadablePrefix:
-        """See `TieredBlockAllocator.find_loadable_prefix`; the prefix has at most `max_blocks` blocks."""
+        """Longest prefix, of at most `max_blocks` blocks, of which each block is in memory or in the tier."""
         num_blocks = num_cached_blocks
         if num_cached_blocks < max_blocks:
             indexes = [
@@ -79,8 +80,8 @@ class BlockLoads:
             num_blocks = shared_prefix_blocks(self._policies, indexes, request.block_hashes, max_blocks)
         if num_blocks <= num_cached_blocks:
             return LoadablePrefix(num_cached_blocks * self._block_size, (), 0)
-        missing, held = self._split(request, num_blocks)
-        num_wanted = len(missing) + self._pool.num_unreferenced(held)
+        missing, pinned = self._split(request, num_blocks)
+        num_wanted = len(missing) + self._pool.num_unreferenced(pinned)
         return LoadablePrefix(num_blocks * self._block_size, missing, num_wanted)
 
     def _split(self, request: Request, num_blocks: int) -> tuple[tuple[tuple[int, int], ...], list[int]]:
@@ -88,7 +89,7 @@ class BlockLoads:
         hashes = request.block_hashes
         firsts = [policy.first_read_block(num_blocks * self._block_size) for policy in self._policies]
         missing: list[tuple[int, int]] = []
-        held: list[int] = []
+        pinned: list[int] = []
         for block in range(min(firsts), num_blocks):
             for group, index in enumerate(self._pool.indexes[: len(self._policies)]):
                 if block < firsts[group]:
@@ -97,11 +98,11 @@ class BlockLoads:
                 if block_id is None:
                     missing.append((group, block))
                 else:
-                    held.append(block_id)
-        return tuple(missing), held
+                    pinned.append(block_id)
+        return tuple(missing), pinned
 
     def begin(self, job_id: int, request: Request, prefix: LoadablePrefix) -> tuple[BlockTransfer, ...] | None:
-        """See `TieredBlockAllocator.begin_load`.
+        """Take the blocks of `prefix` that are in memory, and fresh ones for the missing; None when too few are free.
 
         Raises:
             AllocatorMisuseError: the prefix is stale, has nothing to load, or the job id is in use.
@@ -109,17 +110,17 @@ class BlockLoads:
         if job_id in self._loads or not prefix.missing:
             what = "is under way already" if job_id in self._loads else "has no blocks"
             raise AllocatorMisuseError(f"load {job_id} {what}; use a new number, and load only what is missing")
-        missing, held = self._split(request, prefix.num_tokens // self._block_size)
+        missing, pinned = self._split(request, prefix.num_tokens // self._block_size)
         if missing != prefix.missing:
             raise AllocatorMisuseError(
                 f"the loadable prefix of request {request.request_id!r} is stale; call find_loadable_prefix again"
             )
         pool = self._pool
-        if len(missing) + pool.num_unreferenced(held) > pool.num_free:
+        if len(missing) + pool.num_unreferenced(pinned) > pool.num_free:
             return None
-        pool.touch(held)
+        pool.touch(pinned)
         targets = pool.take(len(missing))
-        self._loads[job_id] = Load(request, missing, targets, held)
+        self._loads[job_id] = Load(request, missing, targets, pinned)
         hashes = request.block_hashes
         return tuple(
             [
@@ -146,17 +147,17 @@ class BlockLoads:
             if is_there and self._pool.store(target, load.request.block_hashes[block], group):
                 stored.append((group, block))
         self._pool.release(reversed(load.targets))
-        self._pool.release(reversed(load.held))
+        self._pool.release(reversed(load.pinned))
         return load, stored
 
-    def forget_held(self) -> None:
-        """Let go of the blocks that are only held for their content: it is about to be forgotten."""
+    def unpin(self) -> None:
+        """Let go of the blocks that are only referenced for their content: it is about to be forgotten."""
         for load in self._loads.values():
-            self._pool.release(reversed(load.held))
-            load.held = []
+            self._pool.release(reversed(load.pinned))
+            load.pinned = []
 
     def block_ids(self) -> Iterable[int]:
         """Every block a load holds, once per reference."""
         for load in self._loads.values():
             yield from load.targets
-            yield from load.held
+            yield from load.pinned

@@ -124,7 +124,8 @@ class KVCacheManager:
         return self._stats
 
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
-        """Longest cached prefix; see `BlockAllocator`. With prefix caching off nothing is hashed or found.
+        """Longest cached prefix of the request's known tokens, with its encoder input if that is cached. With prefix
+        caching off nothing is hashed or found.
 
         Raises:
             RequestError: a token id is not an integer from 0 to 2**32 - 1.
@@ -153,13 +154,13 @@ class KVCacheManager:
     def find_loadable_prefix(
         self, request: Request, cached: CachedPrefix, contains: Callable[[BlockKey], bool]
     ) -> LoadablePrefix:
-        """How far a tier helps beyond `cached`; see `TieredBlockAllocator`."""
+        """Longest prefix of which each block is in memory or, by `contains`, in a tier. Changes nothing."""
         is_readable = self.config.enable_prefix_caching and request.reads_prefix_cache
         max_blocks = self._max_hit_blocks(request) if is_readable else 0
         return self._loads.find(request, cached.num_tokens // self.block_size, max_blocks, contains)
 
     def begin_load(self, job_id: int, request: Request, prefix: LoadablePrefix) -> tuple[BlockTransfer, ...] | None:
-        """Take the blocks of a load; see `TieredBlockAllocator`.
+        """Take the blocks of `prefix` that are in memory, and fresh ones for the missing; None when too few are free.
 
         Raises:
             AllocatorMisuseError: the prefix is stale, has nothing to load, or the job id is in use.
@@ -167,7 +168,7 @@ class KVCacheManager:
         return self._loads.begin(job_id, request, prefix)
 
     def end_load(self, job_id: int, arrived: Sequence[bool]) -> None:
-        """Take in what a load brought; see `TieredBlockAllocator`.
+        """Make findable what a load brought, and let go of its blocks.
 
         Raises:
             AllocatorMisuseError: there is no such load, or `arrived` has not one element per block.
@@ -177,13 +178,13 @@ class KVCacheManager:
             self._record_runs(load.request, group, [block for place, block in stored if place == group])
 
     def cached_block_id(self, key: BlockKey) -> int | None:
-        """Where this content is in memory; see `TieredBlockAllocator`."""
+        """Block that holds this content now, None when it is not in memory."""
         return self._pool.indexes[key.group].blocks.get(key.block_hash)
 
     def allocate(
         self, request: Request, num_new_tokens: int, cached: CachedPrefix | None = None, num_lookahead_tokens: int = 0
     ) -> tuple[list[int], ...] | None:
-        """Give the request slots; see `BlockAllocator`.
+        """Give the request slots for new tokens and tokens drafted on the device; None when too few blocks are free.
 
         Blocks that no token from `request.num_computed_tokens` on reads are given back first (sliding windows), which
         is sound with steps in flight because steps run in order.
@@ -191,24 +192,24 @@ class KVCacheManager:
         Raises:
             AllocatorMisuseError: a negative count, or a `cached` that is stale or not for a first allocation.
         """
-        held = self._requests.get(request.request_id)
-        if held is None:
+        holding = self._requests.get(request.request_id)
+        if holding is None:
             return self._allocate_first(request, num_new_tokens, cached, num_lookahead_tokens)
         start = request.num_computed_tokens
         num_slots = start + num_new_tokens + num_lookahead_tokens
-        if cached is None and num_slots <= held.num_slots and start < held.release_at:
+        if cached is None and num_slots <= holding.num_slots and start < holding.release_at:
             return tuple([[] for _ in range(self.num_groups)])
         _check_counts(num_new_tokens, num_lookahead_tokens)
-        if start < held.release_at and not self._has_states and cached is None:
+        if start < holding.release_at and not self._has_states and cached is None:
             # What decodes ask for: further blocks, and none to let go.
-            num_new_blocks = -(-(num_slots - held.num_slots) // self.block_size)
+            num_new_blocks = -(-(num_slots - holding.num_slots) // self.block_size)
             if num_new_blocks * len(self._policies) > self._pool.num_free:
                 return None
-            new_block_ids = self._append(held, num_new_blocks, self._none_empty)
+            new_block_ids = self._append(holding, num_new_blocks, self._none_empty)
             return new_block_ids + self._encoder.nothing() if self._encoder.groups else new_block_ids
         if cached is not None and cached.num_tokens:
             raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
-        return self._grow(request, held, start + num_new_tokens, num_slots)
+        return self._grow(request, holding, start + num_new_tokens, num_slots)
 
     def _allocate_first(
         self, request: Request, num_new_tokens: int, cached: CachedPrefix | None, num_lookahead_tokens: int
@@ -234,23 +235,23 @@ class KVCacheManager:
             pool.touch(table)
         first_blocks = [policy.first_read_block(cached.num_tokens) for policy in self._policies]
         tables = tuple([list(table) for table in cached.block_ids])
-        held = RequestBlocks(tables[: len(self._policies)], first_blocks, num_hit_blocks * size)
-        held.num_cached_blocks = num_hit_blocks
-        held.cache_at = (num_hit_blocks + 1) * size if self.config.enable_prefix_caching else NEVER
-        held.encoder_tables = tables[len(self._policies) :]
+        holding = RequestBlocks(tables[: len(self._policies)], first_blocks, num_hit_blocks * size)
+        holding.num_cached_blocks = num_hit_blocks
+        holding.cache_at = (num_hit_blocks + 1) * size if self.config.enable_prefix_caching else NEVER
+        holding.encoder_tables = tables[len(self._policies) :]
         if not cached.has_encoder and request.encoder_token_ids:
-            held.encoder_tables = self._encoder.take(request)
-            held.cache_at = min(held.cache_at, 1)
-            held.encoder_is_new = True
-        self._append(held, num_blocks - num_hit_blocks, num_empty)
-        self._set_release_at(held)
-        self._requests[request.request_id] = held
+            holding.encoder_tables = self._encoder.take(request)
+            holding.cache_at = min(holding.cache_at, 1)
+            holding.encoder_is_new = True
+        self._append(holding, num_blocks - num_hit_blocks, num_empty)
+        self._set_release_at(holding)
+        self._requests[request.request_id] = holding
         self._count_query(request, cached.num_tokens)
-        return tuple([list(table) for table in held.tables + held.encoder_tables])
+        return tuple([list(table) for table in holding.tables + holding.encoder_tables])
 
-    def _grow(self, request: Request, held: RequestBlocks, end: int, num_slots: int) -> tuple[list[int], ...] | None:
+    def _grow(self, request: Request, holding: RequestBlocks, end: int, num_slots: int) -> tuple[list[int], ...] | None:
         pool = self._pool
-        num_held_blocks = held.num_slots // self.block_size
+        num_held_blocks = holding.num_slots // self.block_size
         num_new_blocks = max(-(-num_slots // self.block_size) - num_held_blocks, 0)
         num_empty = self._num_empty(request, num_held_blocks, num_held_blocks + num_new_blocks, end)
         num_needed = num_new_blocks * len(self._policies) - sum(num_empty)
@@ -258,19 +259,19 @@ class KVCacheManager:
         # the known tokens is the earliest that the next step can begin at.
         position = min(request.num_computed_tokens, request.num_tokens)
         outdated: list[tuple[int, int, list[int]]] = []
-        if position >= held.release_at:
-            outdated = self._outdated(held, position, self._keeps_until_findable)
+        if position >= holding.release_at:
+            outdated = self._outdated(holding, position, self._keeps_until_findable)
             if num_needed > pool.num_free + _num_released(pool, outdated):
-                outdated = self._outdated(held, position, False)
+                outdated = self._outdated(holding, position, False)
         if num_needed > pool.num_free and num_needed > pool.num_free + _num_released(pool, outdated):
             return None
         for group, first, blocks in outdated:
             pool.release(reversed(blocks))
-            held.tables[group][first : first + len(blocks)] = [NULL_BLOCK_ID] * len(blocks)
-            held.first_blocks[group] = first + len(blocks)
+            holding.tables[group][first : first + len(blocks)] = [NULL_BLOCK_ID] * len(blocks)
+            holding.first_blocks[group] = first + len(blocks)
         if outdated:
-            self._set_release_at(held)
-        return self._append(held, num_new_blocks, num_empty) + self._encoder.nothing()
+            self._set_release_at(holding)
+        return self._append(holding, num_new_blocks, num_empty) + self._encoder.nothing()
 
     def _num_empty(self, request: Request, first_block: int, end_block: int, end: int) -> list[int]:
         """Per group, how many of the new blocks [first_block, end_block) get nothing in a step up to position `end`.
@@ -283,35 +284,35 @@ class KVCacheManager:
         ]
 
     def _outdated(
-        self, held: RequestBlocks, position: int, keeps_until_findable: bool
+        self, holding: RequestBlocks, position: int, keeps_until_findable: bool
     ) -> list[tuple[int, int, list[int]]]:
         """(group, first block, block ids) of what no token from `position` on reads."""
         outdated = []
         for group, policy in enumerate(self._policies):
-            first = held.first_blocks[group]
+            first = holding.first_blocks[group]
             end = policy.first_read_block(position)
             if keeps_until_findable and policy.keeps_states:
                 # The step that fills it may be in flight: what is let go now would never be found.
-                end = min(end, held.num_cached_blocks)
-            blocks = held.tables[group][first:end]
+                end = min(end, holding.num_cached_blocks)
+            blocks = holding.tables[group][first:end]
             if blocks:
                 outdated.append((group, first, blocks))
         return outdated
 
-    def _set_release_at(self, held: RequestBlocks) -> None:
-        held.release_at = min(
-            policy.next_release(first) for policy, first in zip(self._policies, held.first_blocks, strict=True)
+    def _set_release_at(self, holding: RequestBlocks) -> None:
+        holding.release_at = min(
+            policy.next_release(first) for policy, first in zip(self._policies, holding.first_blocks, strict=True)
         )
 
-    def _append(self, held: RequestBlocks, num_blocks: int, num_empty: list[int]) -> tuple[list[int], ...]:
+    def _append(self, holding: RequestBlocks, num_blocks: int, num_empty: list[int]) -> tuple[list[int], ...]:
         pool = self._pool
-        held.num_slots += num_blocks * self.block_size
+        holding.num_slots += num_blocks * self.block_size
         if num_empty == [0]:
             block_ids = pool.take(num_blocks)
-            held.tables[0].extend(block_ids)
+            holding.tables[0].extend(block_ids)
             return (block_ids,)
         new_block_ids = tuple([[NULL_BLOCK_ID] * empty + pool.take(num_blocks - empty) for empty in num_empty])
-        for table, block_ids in zip(held.tables, new_block_ids, strict=True):
+        for table, block_ids in zip(holding.tables, new_block_ids, strict=True):
             table.extend(block_ids)
         return new_block_ids
 
@@ -343,33 +344,33 @@ class KVCacheManager:
             )
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> int:
-        """Make whole blocks of computed, known tokens findable; see `BlockAllocator`. No-op without blocks.
+        """Make whole blocks of computed, known tokens findable. No-op without blocks.
 
         Raises:
             AllocatorMisuseError: more tokens than are known or fit the request's blocks.
         """
-        held = self._requests.get(request.request_id)
-        if held is None:
+        holding = self._requests.get(request.request_id)
+        if holding is None:
             return NEVER
-        if num_computed_tokens < held.cache_at:
-            return held.cache_at
-        if num_computed_tokens > request.num_tokens or num_computed_tokens > held.num_slots:
+        if num_computed_tokens < holding.cache_at:
+            return holding.cache_at
+        if num_computed_tokens > request.num_tokens or num_computed_tokens > holding.num_slots:
             raise AllocatorMisuseError(
                 f"request {request.request_id!r}: {num_computed_tokens} tokens cannot be computed, "
-                f"{request.num_tokens} are known and {held.num_slots} fit its blocks"
+                f"{request.num_tokens} are known and {holding.num_slots} fit its blocks"
             )
         self._hasher.extend(request)
-        start, end = held.num_cached_blocks, num_computed_tokens // self.block_size
+        start, end = holding.num_cached_blocks, num_computed_tokens // self.block_size
         if start == 0:
             self._history.remember_salt(request.options.cache_salt)
-        if held.encoder_is_new:
-            held.encoder_is_new = False
-            self._encoder.store(request, held.encoder_tables, self._events)
-        for group, (table, first) in enumerate(zip(held.tables, held.first_blocks, strict=True)):
+        if holding.encoder_is_new:
+            holding.encoder_is_new = False
+            self._encoder.store(request, holding.encoder_tables, self._events)
+        for group, (table, first) in enumerate(zip(holding.tables, holding.first_blocks, strict=True)):
             self._store(request, group, table, start if start > first else first, end)
-        held.num_cached_blocks = end
-        held.cache_at = (end + 1) * self.block_size
-        return held.cache_at
+        holding.num_cached_blocks = end
+        holding.cache_at = (end + 1) * self.block_size
+        return holding.cache_at
 
     def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
         pool, hashes = self._pool, request.block_hashes
@@ -404,31 +405,31 @@ class KVCacheManager:
         )
 
     def free(self, request: Request) -> None:
-        """Drop the request's references, last blocks first; see `BlockAllocator`."""
-        held = self._requests.pop(request.request_id, None)
-        if held is None:
+        """Drop the request's references, last blocks first."""
+        holding = self._requests.pop(request.request_id, None)
+        if holding is None:
             return
-        if len(held.tables) == 1:
-            self._pool.release(reversed(held.tables[0]))
+        if len(holding.tables) == 1:
+            self._pool.release(reversed(holding.tables[0]))
         else:
             # Groups side by side, so that no group's beginning becomes older than another group's end.
-            for blocks in zip(*(reversed(table) for table in held.tables), strict=True):
+            for blocks in zip(*(reversed(table) for table in holding.tables), strict=True):
                 self._pool.release(blocks)
-        for table in held.encoder_tables:
+        for table in holding.encoder_tables:
             self._pool.release(reversed(table))
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """A copy of the request's block table per group; see `BlockAllocator`."""
-        held = self._requests[request_id]
-        return tuple([list(table) for table in held.tables + held.encoder_tables])
+        """A copy of the request's block table per group."""
+        holding = self._requests[request_id]
+        return tuple([list(table) for table in holding.tables + holding.encoder_tables])
 
     def num_slots(self, request_id: str) -> int:
-        """Tokens that fit in the blocks the request holds; see `BlockAllocator`."""
-        held = self._requests.get(request_id)
-        return 0 if held is None else held.num_slots
+        """Tokens that fit in the blocks the request holds."""
+        holding = self._requests.get(request_id)
+        return 0 if holding is None else holding.num_slots
 
     def max_request_tokens(self, max_step_tokens: int) -> int:
-        """Longest request that can run alone in the cache; see `BlockAllocator`. `sys.maxsize` when every group keeps
+        """Longest request that can run alone in the cache. `sys.maxsize` when every group keeps
         a window only and the windows fit: then nothing bounds the length.
 
         Raises:
@@ -448,14 +449,14 @@ class KVCacheManager:
         return low
 
     def usage(self) -> KVCacheUsage:
-        """Free and total blocks; see `BlockAllocator`."""
+        """Free and total blocks."""
         return KVCacheUsage(self._pool.num_free, self._pool.num_blocks - 1)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; see `BlockAllocator`. Loads go on: what they bring is findable afterwards."""
+        """Forget all cached blocks. Loads go on: what they bring is findable afterwards."""
         if self._requests:
             return False
-        self._loads.forget_held()
+        self._loads.unpin()
         for index in self._pool.indexes:
             self._history.remember_gone(index.blocks, "the prefix cache was reset")
         self._pool.clear_index()
@@ -464,7 +465,7 @@ class KVCacheManager:
         return True
 
     def take_events(self) -> list[KVCacheEvent]:
-        """Events since the last call; see `BlockAllocator`."""
+        """Events since the last call."""
         return [] if self._events is None else self._events.take()
 
     def events_since(self, sequence_number: int) -> list[KVCacheEvent]:
@@ -475,7 +476,7 @@ class KVCacheManager:
         return [] if self._events is None else self._events.since(sequence_number)
 
     def explain_miss(self, request: Request) -> PrefixCacheMiss:
-        """Why the request's cached prefix ends where it does; see `BlockAllocator`. Not for the request's sender: it
+        """Why the request's cached prefix ends where it does. Not for the request's sender: it
         can tell that another tenant's salt has the same beginning."""
         if not self.config.enable_prefix_caching:
             return PrefixCacheMiss(0, "disabled", "prefix caching is off (enable_prefix_caching)")

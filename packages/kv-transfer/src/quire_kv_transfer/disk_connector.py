@@ -42,16 +42,16 @@ class DiskConnector:
         return not self._is_stopped and self._folder.has(key)
 
     def offer(self, group: int, block_hashes: Sequence[bytes]) -> None:
-        """Note computed blocks; see `KVConnector.offer`."""
+        """Note computed blocks."""
         if self._is_stopped:
             return
-        wanted = self._wanted
+        queue = self._wanted
         for block_hash in block_hashes:
             key = BlockKey(group, block_hash)
             if key not in self._under_way:
-                wanted[key] = None
-        while len(wanted) > self._max_wanted:
-            del wanted[next(iter(wanted))]
+                queue[key] = None
+        while len(queue) > self._max_wanted:
+            del queue[next(iter(queue))]
 
     @property
     def has_stores(self) -> bool:
@@ -59,7 +59,7 @@ class DiskConnector:
         return bool(self._wanted)
 
     def take_stores(self, max_blocks: int) -> list[BlockKey]:
-        """Blocks to store with the next step, oldest first; see `KVConnector.take_stores`."""
+        """Blocks to store with the next step, oldest first."""
         keys: list[BlockKey] = []
         while self._wanted and len(keys) < max_blocks:
             key = next(iter(self._wanted))
@@ -75,12 +75,12 @@ class DiskConnector:
         return keys
 
     def stored(self, keys: Sequence[BlockKey], arrived: Sequence[bool]) -> None:
-        """These are no longer under way, written or not; see `KVConnector.stored`."""
+        """These are no longer under way, written or not."""
         for key, _ in zip(keys, arrived, strict=True):
             del self._under_way[key]
             self._under_way_bytes -= self._block_bytes[key.group]
 
     def stop(self) -> None:
-        """The worker gave up; see `KVConnector.stop`."""
+        """The worker gave up."""
         self._is_stopped = True
         self._wanted.clear()

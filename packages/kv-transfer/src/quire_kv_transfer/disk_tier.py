@@ -73,13 +73,17 @@ class DiskTier:
         return DiskWorker(self._folder, self._usage, memory)
 
 
-def _bound(path: str, root: str, asked: int | None, used_bytes: int, largest_block_bytes: int) -> int:
+def _bound(path: str, root: str, max_bytes: int | None, used_bytes: int, largest_block_bytes: int) -> int:
     stat = os.statvfs(root)
     room_bytes = stat.f_bavail * stat.f_frsize + used_bytes
-    bound = room_bytes // 2 if asked is None else asked
+    bound = room_bytes // 2 if max_bytes is None else max_bytes
     least = disk_bytes(HEADER_BYTES + largest_block_bytes)
     if bound < least:
-        what = f"kv_disk_size is {bound}" if asked is not None else f"kv_disk_path {path!r} has {room_bytes} bytes free"
+        what = (
+            f"kv_disk_size is {bound}"
+            if max_bytes is not None
+            else f"kv_disk_path {path!r} has {room_bytes} bytes free"
+        )
         raise ConfigError(
             f"{what}, but one block of this model takes {least} bytes; give the tier more room, or switch it off",
             field="kv_disk_size",

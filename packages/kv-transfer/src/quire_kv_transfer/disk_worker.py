@@ -80,7 +80,7 @@ class DiskWorker:
         atexit.register(self.close)  # a process that ends closes nothing, and freezes these threads
 
     def begin(self, plan: KVTransferPlan) -> None:
-        """Start the jobs of a plan; see `KVTransferWorker.begin`."""
+        """Start the jobs of a plan."""
         with self._changed:
             for job_id in plan.acknowledged:
                 self._finished.pop(job_id, None)
@@ -101,7 +101,7 @@ class DiskWorker:
         return b"".join(self._memory.buffers(block.key.group, block.block_id))
 
     def poll(self, waits: bool = False) -> KVTransferOutput | None:
-        """What has ended; see `KVTransferWorker.poll`."""
+        """What has ended."""
         with self._changed:
             if waits and not self._finished and (self._loading or self._storing):
                 self._changed.wait(WAIT_S)
@@ -112,7 +112,7 @@ class DiskWorker:
             return KVTransferOutput(finished=dict(self._finished), late=late, stopped=self._is_stopped)
 
     def close(self) -> None:
-        """Write what was begun, drop what is still to be read, end the threads; see `KVTransferWorker.close`."""
+        """Write what was begun, drop what is still to be read, end the threads."""
         with self._changed:
             if self._is_closed:
                 return

@@ -70,9 +70,9 @@ class FolderUsage:
 
     def scan(self) -> None:
         """Look at the folder; also remove what killed engines left half written."""
-        found = sorted(self._walk(), key=lambda entry: entry[1].used_ns)
+        entries = sorted(self._walk(), key=lambda entry: entry[1].used_ns)
         with self._lock:
-            self._files = OrderedDict(found)
+            self._files = OrderedDict(entries)
             self._total_bytes = sum(file.num_bytes for file in self._files.values())
             self._written_bytes = 0
 
@@ -115,9 +115,9 @@ class FolderUsage:
         """Remove files until another of this size fits within the bound."""
         if self._written_bytes * _RESCAN_SHARE > self._bound_bytes:
             self.scan()
-        wanted = self._bound_bytes - disk_bytes(file_bytes)
+        target_bytes = self._bound_bytes - disk_bytes(file_bytes)
         with self._lock:
-            while self._total_bytes > wanted and self._files:
+            while self._total_bytes > target_bytes and self._files:
                 self._evict_first()
 
     def _evict_first(self) -> None:

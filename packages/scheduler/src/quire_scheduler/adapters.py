@@ -70,7 +70,7 @@ class AdapterGate(AdmissionRule):
     # As the engine's loop sees it.
 
     def prepare(self, request: Request) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Resolve the name of the request's adapter and start to read the version it stands for."""
         if request.options.adapter is None:
             return
         if self.store is None:
@@ -88,18 +88,18 @@ class AdapterGate(AdmissionRule):
         self._wishes[request.request_id] = _Wish(request.options.adapter, version, future)
 
     def wait(self, request: Request) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Raise why the request's adapter could not be read, once reading has ended."""
         wish = self._wishes.get(request.request_id)
         if wish is not None and (error := wish.future.exception()) is not None:
             raise _as_ours(error, wish.name)
 
     @property
     def is_preparing(self) -> bool:
-        """See `quire_interfaces.RequestGate`."""
+        """Whether the adapter of any request is still being read."""
         return any(not wish.future.done() for wish in self._wishes.values())
 
     def take_failed(self) -> list[tuple[str, QuireError]]:
-        """See `quire_interfaces.RequestGate`."""
+        """Requests whose adapter could not be read, with the reason; they are forgotten."""
         failed: list[tuple[str, QuireError]] = []
         for request_id, wish in self._wishes.items():
             if not wish.is_running and wish.future.done() and (error := wish.future.exception()) is not None:
@@ -108,7 +108,7 @@ class AdapterGate(AdmissionRule):
         return failed
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Let go of the adapters of requests that have ended."""
         for request_id in request_ids:
             wish = self._wishes.pop(request_id, None)
             self._starved.discard(request_id)
@@ -116,7 +116,7 @@ class AdapterGate(AdmissionRule):
                 self.store.drop(wish.version)
 
     def add_stats(self, stats: SchedulerStats) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Count adapters in use, slots, placements, and requests by adapter."""
         stats.num_adapters_running = sum(count > 0 for count in self._running.values())
         stats.num_adapter_slots = self._num_slots
         stats.num_adapter_placements_total = self._num_placements
@@ -125,7 +125,7 @@ class AdapterGate(AdmissionRule):
             counts[wish.name] = counts.get(wish.name, 0) + 1
 
     def close(self) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Close the store."""
         if self.store is not None:
             self.store.close()
 

@@ -193,10 +193,10 @@ class RunningStates(OrderedStates):
     def take_decodes(self) -> DecodeBatch:
         """The batch for a step, which moves on by one token each."""
         decodes = self.decodes
-        taken = DecodeBatch(*decodes.columns())
+        batch = DecodeBatch(*decodes.columns())
         decodes.positions = [position + 1 for position in decodes.positions]
         self._is_shared = True
-        return taken
+        return batch
 
     def rest(self) -> Iterator[RequestState]:
         """The requests that are not covered; those behind the one at hand may be removed meanwhile."""

@@ -94,7 +94,7 @@ class Scheduler:
         self._results = ResultTaker(allocator, self._running, drafts, self._counters, self._finish)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. See `quire_interfaces.Scheduler.add_request`."""
+        """Queue a request."""
         if request.request_id in self._states:
             raise RequestError(
                 f"request id {request.request_id!r} is in use by a request that is not finished; choose another",
@@ -117,7 +117,7 @@ class Scheduler:
         self._out_of_blocks = False
 
     def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:
-        """End requests now. See `quire_interfaces.Scheduler.abort_requests`."""
+        """End requests now, wherever they are, without an output. Returns the ids that were alive."""
         alive = []
         for request_id in request_ids:
             state = self._states.get(request_id)
@@ -127,7 +127,7 @@ class Scheduler:
         return alive
 
     def schedule(self, only: frozenset[str] | None = None) -> SchedulerOutput | None:
-        """Plan the next step. See `quire_interfaces.Scheduler.schedule`."""
+        """Plan the next step and move its requests on; None when nothing is to be computed, freed or moved."""
         output = SchedulerOutput(
             step_id=self._next_step_id,
             rows=[],
@@ -429,7 +429,7 @@ class Scheduler:
         self._outputs.append(failure_output(state.request.request_id, failure))
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Take in what a step produced. See `quire_interfaces.Scheduler.update`."""
+        """Apply what a step produced. Returns one output for each request with new tokens or an end."""
         step = self._in_flight.pop(output.step_id)
         for rule in self._rules:
             rule.step_ended(result)
@@ -440,7 +440,7 @@ class Scheduler:
         return outputs
 
     def discard_step(self, output: SchedulerOutput) -> None:
-        """Undo a step that failed as a whole. See `quire_interfaces.Scheduler.discard_step`.
+        """Undo a step that failed as a whole.
 
         All its requests are sent back to be computed anew, for nobody knows how far the runner came. Later steps that
         are in flight were built on this one: what they say about these requests is ignored.
@@ -461,7 +461,7 @@ class Scheduler:
         return bool(self._states)
 
     def has_work(self) -> bool:
-        """Whether `schedule` could return a step now. See `quire_interfaces.Scheduler.has_work`."""
+        """Whether `schedule` could return a step now."""
         if self._rows.has_untold or self._outputs:
             return True
         is_idle = not self._in_flight
@@ -498,7 +498,7 @@ class Scheduler:
         self._pause_state = PauseState(state)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget cached blocks. See `quire_interfaces.Scheduler.reset_prefix_cache`."""
+        """Forget all cached blocks, after preempting all running requests if asked. False while blocks are in use."""
         if preempt_running:
             for state in reversed(self._running.states.copy()):
                 self._preempt(state)

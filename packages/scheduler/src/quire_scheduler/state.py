@@ -27,7 +27,7 @@ class RequestState:
     limit: int
     """Known tokens at which the request ends for length."""
     num_tokens: int
-    """Known tokens; `request.num_tokens` where the request is looked at by itself (see `running.DecodeBatch`)."""
+    """Known tokens; `request.num_tokens` except while the request is in a `running.DecodeBatch`."""
     num_slots: int = 0
     """Tokens that fit in the blocks it holds."""
     decode_until: int = 0

@@ -92,7 +92,7 @@ class _Order(NamedTuple):
     spec: GrammarSpec
     tenant: str | None
     cost: float
-    """See `quire_structured_output.cost`."""
+    """How much work compiling is expected to be (`cost.py`), for the order of turns."""
 
 
 class GrammarCompiler:
@@ -232,8 +232,8 @@ class GrammarCompiler:
             return self._overloaded(f"there was not enough time for this one within {self.config.timeout_s:g} s")
 
     def new_matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
-        """See `quire_interfaces.GrammarSource`. Waits only if the grammar is not there, which is a rare accident: it
-        was there when its request was admitted."""
+        """A matcher at the beginning of the output. Waits only if the grammar is not there, a rare accident: it was
+        there when its request was admitted."""
         spec = params.spec()
         with self._lock:
             future = self._cache.get(spec)

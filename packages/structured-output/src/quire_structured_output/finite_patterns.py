@@ -54,12 +54,12 @@ def _texts(item: Any, most: int) -> list[str] | None:
         one = _sequence(inner, most)
         if one is None or high > most:
             return None
-        found: list[str] = []
+        texts = []
         for count in range(low, high + 1):
-            if len(one) ** count + len(found) > most:
+            if len(one) ** count + len(texts) > most:
                 return None
-            found += ["".join(each) for each in itertools.product(one, repeat=count)]
-        return found
+            texts += ["".join(each) for each in itertools.product(one, repeat=count)]
+        return texts
     return None
 
 

@@ -50,11 +50,11 @@ class GrammarGate(AdmissionRule):
     # As the engine's loop sees it.
 
     def prepare(self, request: Request) -> None:
-        """See `quire_interfaces.RequestGate`."""
-        wanted = request.sampling_params.structured_outputs
-        if wanted is None:
+        """Start to compile the request's grammar, if it has one that is not compiled."""
+        params = request.sampling_params.structured_outputs
+        if params is None:
             return
-        spec = wanted.spec()
+        spec = params.spec()
         future = self.compiler.submit(spec, request.options.tenant)
         if future.done() and (error := future.exception()) is not None:
             raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
@@ -63,7 +63,7 @@ class GrammarGate(AdmissionRule):
             self._pending[request.request_id] = _Pending(spec, future, deadline_s)
 
     def wait(self, request: Request) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Wait until the request's grammar is compiled, at most until its deadline."""
         pending = self._pending.pop(request.request_id, None)
         if pending is None:
             return
@@ -78,11 +78,11 @@ class GrammarGate(AdmissionRule):
 
     @property
     def is_preparing(self) -> bool:
-        """See `quire_interfaces.RequestGate`."""
+        """Whether the grammar of any request is still being compiled."""
         return bool(self._pending)
 
     def take_failed(self) -> list[tuple[str, QuireError]]:
-        """See `quire_interfaces.RequestGate`."""
+        """Requests whose grammar was refused or took too long, with the reason."""
         failed: list[tuple[str, QuireError]] = []
         now_s = self._clock() if self._pending else 0.0
         for request_id, (spec, future, deadline_s) in list(self._pending.items()):
@@ -98,7 +98,7 @@ class GrammarGate(AdmissionRule):
         return failed
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Stop compiling for requests that have ended, unless others want the same grammar."""
         for request_id in request_ids:
             pending = self._pending.pop(request_id, None)
             if pending is not None:
@@ -110,11 +110,11 @@ class GrammarGate(AdmissionRule):
             self.compiler.abandon(spec)
 
     def add_stats(self, stats: SchedulerStats) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Count grammars asked for, found, refused and compiled."""
         self.compiler.add_stats(stats)
 
     def close(self) -> None:
-        """See `quire_interfaces.RequestGate`."""
+        """Close the compiler."""
         self.compiler.close()
 
     # As the scheduler sees it.

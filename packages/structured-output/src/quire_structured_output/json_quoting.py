@@ -130,13 +130,13 @@ def _quoted_token(token: re.Match[str], *, is_terminal: bool) -> str:
 
 def _run(pattern: str, flags: str) -> str | None:
     """A class that may come again, as a choice of plain runs and escapes; None for another pattern, or without any."""
-    found = _ONE_CLASS.fullmatch(pattern)
-    if found is None:
+    match = _ONE_CLASS.fullmatch(pattern)
+    if match is None:
         return None
-    atom = _class(found[2], flags)
+    atom = _class(match[2], flags)
     escapes = [json.dumps(escaped) for char, escaped in _ESCAPES.items() if _matches(atom, char, flags)]
-    many = "" if found[3] == "?" else "+"
-    return f"(/[{atom}&&{_PLAIN}]{many}/{flags} | {' | '.join(escapes)}){found[3]}" if escapes else None
+    many = "" if match[3] == "?" else "+"
+    return f"(/[{atom}&&{_PLAIN}]{many}/{flags} | {' | '.join(escapes)}){match[3]}" if escapes else None
 
 
 def _quoted_text(literal: str, any_case: str, *, is_whole: bool) -> str:

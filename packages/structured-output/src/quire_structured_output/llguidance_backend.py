@@ -87,7 +87,7 @@ class LLGuidanceBackend:
         )
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
-        """See `quire_interfaces.GrammarBackend`."""
+        """Compile, and walk some tokens into the grammar, so that one whose every step is slow is refused."""
         matcher = self._new_matcher(spec, self._translated(spec))
         self._probed(spec, matcher)
         return _Grammar(matcher, spec, self._eos_token_ids)
@@ -101,7 +101,7 @@ class LLGuidanceBackend:
         return TriedGrammar(source, tuple(self._probed(spec, matcher)), compile_s)
 
     def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar, *, starve: bool = False) -> _Grammar:
-        """See `SupportsTrials`."""
+        """Compile what a trial found harmless, in a process of its own where that takes long."""
         if starve or tried.compile_s > SHORT_S:
             matcher = run_apart(lambda: self._new_matcher(spec, tried.source), starve=starve)
         else:
@@ -253,8 +253,8 @@ def _refusal(spec: GrammarSpec, reason: str, part: RefusedPart | None = None) ->
 
 def _named(reason: str) -> str:
     """The library's reason in the words of JSON Schema."""
-    if found := re.match(r"Unimplemented keys: \[(.*)\]", reason):
-        names = found[1].replace('"', "")
+    if match := re.match(r"Unimplemented keys: \[(.*)\]", reason):
+        names = match[1].replace('"', "")
         return f"the keyword {names} is not supported here; leave it out, or write the schema without it"
     if reason.startswith("oneOf constraints are not supported"):
         return "oneOf is supported only where a type or a constant tells its parts apart; use anyOf, or a discriminator"

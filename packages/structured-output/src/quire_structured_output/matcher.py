@@ -75,16 +75,16 @@ class OutputMatcher:
 
     @property
     def allows_all(self) -> bool:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Whether the output is over, behind which nothing is restricted."""
         return self._state.phase is _Phase.OVER
 
     @property
     def is_terminated(self) -> bool:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Whether an end token was accepted."""
         return self._state.phase is _Phase.OVER
 
     def fill_bitmask(self, bitmask: memoryview) -> None:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Write which tokens may come next: while thinking all but end tokens, else the fixed one or the grammar's."""
         words = bitmask.cast("B").cast("I") if bitmask.format != "I" else bitmask
         if self._state.phase in (_Phase.THINKING, _Phase.OVER):
             words[:] = memoryview(b"\xff" * words.nbytes).cast("I")
@@ -100,12 +100,12 @@ class OutputMatcher:
                 _set(words, self._start[0])
 
     def forced_token_ids(self) -> list[int]:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Fixed tokens that are still to come, at most `max_forced_tokens` of them."""
         state = self._state
         return list(state.forced[state.num_passed : state.num_passed + max(1, self._max_forced)])
 
     def accept(self, token_id: int) -> bool:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Go on by one token; False, and nothing changes, when it may not come."""
         following = self._after(token_id)
         if following is None:
             return False
@@ -114,7 +114,7 @@ class OutputMatcher:
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """See `quire_interfaces.GrammarMatcher`."""
+        """Take back the last accepted tokens."""
         assert num_tokens <= len(self._history), f"{num_tokens} tokens back, {len(self._history)} are remembered"
         before = self._state
         for _ in range(num_tokens):

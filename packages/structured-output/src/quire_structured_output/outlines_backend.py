@@ -52,7 +52,7 @@ class OutlinesBackend:
         self._vocabulary = outlines_core.Vocabulary(vocabulary.eos_token_ids[0], ids)
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
-        """See `quire_interfaces.GrammarBackend`."""
+        """Make an index of the pattern or schema over the vocabulary."""
         if spec.kind not in self.kinds:
             raise _refusal(spec, f"the backend {self.name!r} takes {', '.join(sorted(self.kinds))}")
         try:

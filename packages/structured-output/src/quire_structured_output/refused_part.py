@@ -86,9 +86,11 @@ def _smallest(root: Any, reason: str, reason_of: Reason, deadline_s: float) -> t
         going = False
         for place, child in _children(node):
             alone = {**definitions, **child} if isinstance(child, dict) else child
-            found = reason_of(alone)
-            if found == reason or (nothing_fits and found is not None and found.startswith(_NOTHING_FITS)):
-                pointer, node, reason, going = pointer + place, child, found or reason, True
+            part_reason = reason_of(alone)
+            if part_reason == reason or (
+                nothing_fits and part_reason is not None and part_reason.startswith(_NOTHING_FITS)
+            ):
+                pointer, node, reason, going = pointer + place, child, part_reason or reason, True
                 break
             if time.thread_time() > deadline_s:
                 break

@@ -92,16 +92,16 @@ def resolved(schema: Any, root: Any) -> Any:
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
             return schema
-        found = root
+        target = root
         for part in unquote(reference[1:]).split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            elif isinstance(found, dict) and part in found:
-                found = found[part]
+            if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
+                target = target[int(part)]
+            elif isinstance(target, dict) and part in target:
+                target = target[part]
             else:
                 return schema
-        schema = found
+        schema = target
     return schema
 
 
@@ -167,16 +167,16 @@ def _without_look_ahead(pattern: str) -> list[str]:
     for beginning, same in _KNOWN_BEGINNINGS.items():
         if pattern.startswith(beginning):
             return [same + pattern[len(beginning) :]]
-    if found := _DECIMAL_DIGITS.match(pattern):
-        whole, places, digits = int(found["whole"]), int(found["places"]), int(found["all"]) - 1
+    if match := _DECIMAL_DIGITS.match(pattern):
+        whole, places, digits = int(match["whole"]), int(match["places"]), int(match["all"]) - 1
         if whole + places <= digits:
             return [rf"^[+-]?0*(?:\d{{1,{whole}}}(?:\.\d{{0,{places}}})?|\.\d{{1,{places}}})$"]
     patterns = []
-    while found := _LOOK_AHEAD.match(pattern):
-        end = _closing(pattern, found.end())
+    while match := _LOOK_AHEAD.match(pattern):
+        end = _closing(pattern, match.end())
         if end is None:
             break
-        patterns.append(f"^(?:{pattern[found.end() : end]})")
+        patterns.append(f"^(?:{pattern[match.end() : end]})")
         pattern = f"^{pattern[end + 1 :]}"
     return [pattern, *patterns]
 
@@ -390,11 +390,11 @@ def _without(schema: Schema, root: Any) -> None:
     if rule.keys() == {"type"}:
         refused = {rule["type"]} if isinstance(rule["type"], str) else set(_texts(rule["type"]))
         types = schema.get("type", list(_TYPES))
-        left = [each for each in (types if isinstance(types, list) else [types]) if each not in refused]
+        remaining = [each for each in (types if isinstance(types, list) else [types]) if each not in refused]
         if "number" in refused:
-            left = [each for each in left if each != "integer"]
-        if left and not ("integer" in refused and "number" in left):
-            schema["type"] = left
+            remaining = [each for each in remaining if each != "integer"]
+        if remaining and not ("integer" in refused and "number" in remaining):
+            schema["type"] = remaining
             del schema["not"]
         return
     if rule.keys() == {"required"} and len(_texts(rule["required"])) == 1:

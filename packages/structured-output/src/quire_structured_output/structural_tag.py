@@ -204,17 +204,17 @@ _TYPES = (
 
 
 def _text(value: Any, key: str, place: str) -> str:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, str):
-        raise _wrong(f"{place}.{key}", found, "be text")
-    return found
+    content = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(content, str):
+        raise _wrong(f"{place}.{key}", content, "be text")
+    return content
 
 
 def _list(value: dict[str, Any], key: str, place: str) -> list[Any]:
-    found = value.get(key)
-    if not isinstance(found, list) or not found:
-        raise _wrong(f"{place}.{key}", found, "be a list of at least one element")
-    return found
+    content = value.get(key)
+    if not isinstance(content, list) or not content:
+        raise _wrong(f"{place}.{key}", content, "be a list of at least one element")
+    return content
 
 
 def _wrong(place: str, value: Any, must: str) -> RequestError:

@@ -51,9 +51,9 @@ def _fault(syntax: str, definition: str) -> str:
     for form in (content, {"type": "json_string", "content": content}):
         try:
             lark = structural_tag_to_lark(json.dumps({"format": form}), "[ ]?")
-            told = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark))
+            message = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark))
         except Exception as error:  # the library's translators raise bare Exception, among others
-            told = str(error) or "it is nested too deeply"
-        if told:
-            return " ".join(told.split("\n   ")[0].split())[:400]
+            message = str(error) or "it is nested too deeply"
+        if message:
+            return " ".join(message.split("\n   ")[0].split())[:400]
     return ""

@@ -72,11 +72,11 @@ def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
     status = 1
     try:
         head, _, text = _read_all(order).partition(b"\n")
-        wanted = json.loads(head)
-        _limit(wanted["timeout_s"])
-        _starve_after(wanted["quick_s"])
-        spec = GrammarSpec(wanted["kind"], text.decode("utf-8", "surrogatepass"), *wanted["options"])
-        answer, source = _blame(spec) if wanted["action"] == "blame" else _try(backend, spec)
+        task = json.loads(head)
+        _limit(task["timeout_s"])
+        _starve_after(task["quick_s"])
+        spec = GrammarSpec(task["kind"], text.decode("utf-8", "surrogatepass"), *task["options"])
+        answer, source = _blame(spec) if task["action"] == "blame" else _try(backend, spec)
         answer["used_s"] = time.process_time()
         order.sendall(json.dumps(answer).encode() + b"\n" + source.encode("utf-8", "surrogatepass"))
         status = 0

@@ -60,11 +60,11 @@ class Vocabulary:
             for token_id, piece in enumerate(tokens)
             if piece and not tokenizer.decode([token_id], skip_special_tokens=True)
         }
-        wanted = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
+        end_ids = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
         return cls(
             tokens=tuple(tokens),
             special_ids=frozenset(special),
-            eos_token_ids=tuple(dict.fromkeys(each for each in wanted if 0 <= each < size)),
+            eos_token_ids=tuple(dict.fromkeys(each for each in end_ids if 0 <= each < size)),
             encode=_PlainEncoder(tokenizer, {token_id: tokens[token_id] for token_id in special}, size),
         )
 
@@ -89,11 +89,11 @@ class _PlainEncoder:
             # Shorter pieces make shorter tokens, which are the earlier ones of a vocabulary.
             half = len(text) // 2
             return self(text[:half]) + self(text[half:]) if half else []
-        found = next((self._special[each] for each in token_ids if each in self._special), None)
-        if found is None or len(found) < 2 or found not in text:
+        piece = next((self._special[each] for each in token_ids if each in self._special), None)
+        if piece is None or len(piece) < 2 or piece not in text:
             return token_ids
         # Cut after its first character, the name is not recognized any more.
-        at = text.index(found) + 1
+        at = text.index(piece) + 1
         return self(text[:at]) + self(text[at:])
 
 

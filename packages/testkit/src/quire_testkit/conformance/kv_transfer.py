@@ -300,9 +300,9 @@ class TieredSchedulerSuite:
         request = make_request("r", range(22), max_tokens=9)
         driver.add(request)
         driver.run()
-        told = driver.told["r"]
-        assert told.token_ids == expected_of(request)
-        assert told.num_cached_tokens == 20
+        transcript = driver.transcripts["r"]
+        assert transcript.token_ids == expected_of(request)
+        assert transcript.num_cached_tokens == 20
         stats = driver.scheduler.stats()
         assert stats.external_prefix_cache_query_tokens_total == 22
         assert stats.external_prefix_cache_hit_tokens_total == 20
@@ -318,7 +318,7 @@ class TieredSchedulerSuite:
         driver.run()
         driver.add(make_request("long", range(30), max_tokens=1))
         driver.run()
-        assert driver.told["long"].num_cached_tokens == 28
+        assert driver.transcripts["long"].num_cached_tokens == 28
         stats = driver.scheduler.stats()
         assert stats.prefix_cache_hit_tokens_total == 12, "what was loaded for the first request is in memory now"
         assert stats.external_prefix_cache_hit_tokens_total == 12 + 16
@@ -333,13 +333,13 @@ class TieredSchedulerSuite:
         driver.add(other)
         for _ in range(20):
             driver.step()
-        assert driver.told["other"].token_ids == expected_of(other)
-        assert driver.told["waiting"].token_ids == []
+        assert driver.transcripts["other"].token_ids == expected_of(other)
+        assert driver.transcripts["waiting"].token_ids == []
         assert driver.scheduler.num_requests() == (0, 1)
         tier.finishes_alone = True
         driver.run()
-        assert driver.told["waiting"].token_ids == expected_of(waiting)
-        assert driver.told["waiting"].num_cached_tokens == 20
+        assert driver.transcripts["waiting"].token_ids == expected_of(waiting)
+        assert driver.transcripts["waiting"].num_cached_tokens == 20
         self.check_all_free(driver)
 
     def test_blocks_that_do_not_arrive_are_computed(self) -> None:
@@ -352,8 +352,8 @@ class TieredSchedulerSuite:
         tier.finish_loads(lost=frozenset({third}))
         tier.finishes_alone = True
         driver.run()
-        assert driver.told["r"].token_ids == expected_of(request)
-        assert driver.told["r"].num_cached_tokens == 8
+        assert driver.transcripts["r"].token_ids == expected_of(request)
+        assert driver.transcripts["r"].num_cached_tokens == 8
         assert driver.scheduler.stats().external_prefix_cache_hit_tokens_total == 8
         self.check_all_free(driver)
 
@@ -370,8 +370,8 @@ class TieredSchedulerSuite:
         assert len(tier.unfinished) == 1, "the load is under way already"
         tier.finishes_alone = True
         driver.run()
-        assert driver.told["gone"].token_ids == expected_of(again)
-        assert driver.told["gone"].num_cached_tokens == 20
+        assert driver.transcripts["gone"].token_ids == expected_of(again)
+        assert driver.transcripts["gone"].num_cached_tokens == 20
         self.check_all_free(driver)
 
     def test_an_id_that_is_used_again_waits_for_nothing_of_the_past(self) -> None:
@@ -385,7 +385,7 @@ class TieredSchedulerSuite:
         for _ in range(20):
             driver.step()
         assert tier.unfinished
-        assert driver.told["r"].token_ids == expected_of(again)
+        assert driver.transcripts["r"].token_ids == expected_of(again)
         tier.finishes_alone = True
         driver.run()
         self.check_all_free(driver)
@@ -412,8 +412,8 @@ class TieredSchedulerSuite:
         loads = [job for step in driver.steps if step.kv_transfer for job in step.kv_transfer.loads]
         assert len(loads) == 1
         for request in requests:
-            assert driver.told[request.request_id].token_ids == expected_of(request)
-            assert driver.told[request.request_id].num_cached_tokens == 20
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].num_cached_tokens == 20
         self.check_all_free(driver)
 
     @pytest.mark.parametrize("depth", [0, 1])
@@ -426,11 +426,11 @@ class TieredSchedulerSuite:
         self.start_loading(driver, tier)
         for _ in range(30):
             driver.step()
-        assert len(driver.told["running"].token_ids) < 20, "the load holds the blocks that it needs"
+        assert len(driver.transcripts["running"].token_ids) < 20, "the load holds the blocks that it needs"
         tier.finishes_alone = True
         driver.run()
         for request in (running, loading):
-            assert driver.told[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
         self.check_all_free(driver)
 
     def test_preemption_while_another_loads_is_computed_right(self) -> None:
@@ -450,7 +450,7 @@ class TieredSchedulerSuite:
         tier.finishes_alone = True
         driver.run()
         for request in requests:
-            assert driver.told[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
         self.check_all_free(driver)
 
     def test_a_preempted_request_may_load_what_it_had(self) -> None:
@@ -463,7 +463,7 @@ class TieredSchedulerSuite:
         assert driver.scheduler.reset_prefix_cache(preempt_running=True)
         num_steps = len(driver.steps)
         driver.run()
-        assert driver.told["r"].token_ids == expected_of(request)
+        assert driver.transcripts["r"].token_ids == expected_of(request)
         recomputed = next(step for step in driver.steps[num_steps:] if step.rows)
         assert recomputed.num_computed_tokens == [24]
         self.check_all_free(driver)
@@ -478,7 +478,7 @@ class TieredSchedulerSuite:
         tier.finishes_alone = True
         driver.run()
         for each in (request, other):
-            assert driver.told[each.request_id].token_ids == expected_of(each)
+            assert driver.transcripts[each.request_id].token_ids == expected_of(each)
         self.check_all_free(driver)
 
     def test_a_report_that_is_lost_is_made_again(self) -> None:
@@ -496,8 +496,8 @@ class TieredSchedulerSuite:
         tier.finishes_alone = True
         driver.run()
         for each in (request, bad):
-            assert driver.told[each.request_id].token_ids == expected_of(each)
-        assert driver.told["r"].num_cached_tokens == 20
+            assert driver.transcripts[each.request_id].token_ids == expected_of(each)
+        assert driver.transcripts["r"].num_cached_tokens == 20
         self.check_all_free(driver)
 
     def test_a_late_load_is_not_waited_for(self) -> None:
@@ -509,8 +509,8 @@ class TieredSchedulerSuite:
         tier.late.append(tier.unfinished[0].job_id)
         for _ in range(20):
             driver.step()
-        assert driver.told["r"].token_ids == expected_of(request)
-        assert driver.told["r"].num_cached_tokens == 0
+        assert driver.transcripts["r"].token_ids == expected_of(request)
+        assert driver.transcripts["r"].num_cached_tokens == 0
         assert driver.scheduler.stats().kv_cache_usage > 0, "the blocks are not to be touched yet"
         tier.finishes_alone = True
         driver.run()
@@ -526,10 +526,10 @@ class TieredSchedulerSuite:
         driver.add(other)
         for _ in range(60):
             driver.step()
-        assert driver.told["other"].finish_reason is None, "7 blocks are too many while the load holds 5"
+        assert driver.transcripts["other"].finish_reason is None, "7 blocks are too many while the load holds 5"
         tier.finishes_alone = True
         driver.run()
-        assert driver.told["other"].token_ids == expected_of(other)
+        assert driver.transcripts["other"].token_ids == expected_of(other)
         self.check_all_free(driver)
 
     def test_a_tier_that_breaks_is_done_without(self) -> None:
@@ -544,8 +544,8 @@ class TieredSchedulerSuite:
         driver.add(second)
         driver.run()
         for request in (first, second):
-            assert driver.told[request.request_id].token_ids == expected_of(request)
-            assert driver.told[request.request_id].num_cached_tokens == 0
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].num_cached_tokens == 0
         assert not any(step.kv_transfer and step.kv_transfer.stores for step in driver.steps[-10:])
         self.check_all_free(driver)
 
@@ -564,6 +564,6 @@ class TieredSchedulerSuite:
         request = make_request("r", range(22), prompt_logprobs=0)
         driver.add(request)
         driver.run()
-        assert driver.told["r"].num_cached_tokens == 0
-        assert len(driver.told["r"].prompt_logprobs) == 21
+        assert driver.transcripts["r"].num_cached_tokens == 0
+        assert len(driver.transcripts["r"].prompt_logprobs) == 21
         assert driver.scheduler.stats().external_prefix_cache_query_tokens_total == 0

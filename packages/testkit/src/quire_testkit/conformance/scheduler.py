@@ -90,8 +90,8 @@ def expected_of(request: Request, *, num_token_ids: int = 1000) -> list[int]:
 
 
 @dataclass
-class Told:
-    """What a client was told of a request."""
+class Transcript:
+    """What a client received of a request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -115,15 +115,15 @@ class Driver:
         self.scheduler = scheduler
         self.runner = runner
         self.depth = depth
-        self.told: dict[str, Told] = {}
+        self.transcripts: dict[str, Transcript] = {}
         self.steps: list[SchedulerOutput] = []
         self._flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
     def add(self, *requests: Request) -> None:
-        """Add requests and begin to listen for their news."""
+        """Add requests and begin to listen for their output."""
         for request in requests:
             self.scheduler.add_request(request)
-            self.told[request.request_id] = Told()
+            self.transcripts[request.request_id] = Transcript()
 
     def step(self) -> bool:
         """Schedule once and take in what is due. False when nothing happened and nothing is in flight."""
@@ -139,16 +139,16 @@ class Driver:
 
     def land(self) -> None:
         """Take in the oldest step in flight."""
-        for news in self.scheduler.update(*self._flying.popleft()):
-            told = self.told[news.request_id]
-            assert told.finish_reason is None, f"{news.request_id} has news after its end"
-            told.token_ids += news.new_token_ids
-            told.logprobs += news.logprobs or []
-            told.prompt_logprobs += news.prompt_logprobs or []
-            told.finish_reason = news.finish_reason
-            told.stop_token_id = news.stop_token_id
-            told.error = news.error
-            told.num_cached_tokens = news.num_cached_tokens
+        for output in self.scheduler.update(*self._flying.popleft()):
+            transcript = self.transcripts[output.request_id]
+            assert transcript.finish_reason is None, f"{output.request_id} has an output after its end"
+            transcript.token_ids += output.new_token_ids
+            transcript.logprobs += output.logprobs or []
+            transcript.prompt_logprobs += output.prompt_logprobs or []
+            transcript.finish_reason = output.finish_reason
+            transcript.stop_token_id = output.stop_token_id
+            transcript.error = output.error
+            transcript.num_cached_tokens = output.num_cached_tokens
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left to do."""
@@ -214,9 +214,9 @@ class SchedulerSuite:
         driver.add(*requests)
         driver.run()
         for request in requests:
-            told = driver.told[request.request_id]
-            assert told.token_ids == expected_of(request), request.request_id
-            assert told.finish_reason == FinishReason.LENGTH
+            transcript = driver.transcripts[request.request_id]
+            assert transcript.token_ids == expected_of(request), request.request_id
+            assert transcript.finish_reason == FinishReason.LENGTH
         assert driver.runner.num_filled_rows == 0
         assert not driver.scheduler.has_requests()
         assert not driver.scheduler.has_work()
@@ -230,9 +230,9 @@ class SchedulerSuite:
         driver = self._driver(depth=depth)
         driver.add(request)
         driver.run()
-        told = driver.told["r"]
-        assert told.token_ids == expected_of(request)
-        assert (told.finish_reason, told.stop_token_id) == (FinishReason.STOP, stop)
+        transcript = driver.transcripts["r"]
+        assert transcript.token_ids == expected_of(request)
+        assert (transcript.finish_reason, transcript.stop_token_id) == (FinishReason.STOP, stop)
         assert driver.runner.num_filled_rows == 0
 
     def test_the_budget_and_the_rows_bound_a_step(self) -> None:
@@ -251,11 +251,11 @@ class SchedulerSuite:
         assert driver.scheduler.abort_requests(["r0", "nobody", "r2"]) == ["r0", "r2"]
         assert driver.scheduler.abort_requests(["r0"]) == []
         assert driver.scheduler.num_requests() == (1, 0)
-        num_told = len(driver.told["r0"].token_ids)
+        num_told = len(driver.transcripts["r0"].token_ids)
         driver.run()
-        assert len(driver.told["r0"].token_ids) == num_told
-        assert driver.told["r1"].finish_reason == FinishReason.LENGTH
-        assert driver.told["r2"].token_ids == []
+        assert len(driver.transcripts["r0"].token_ids) == num_told
+        assert driver.transcripts["r1"].finish_reason == FinishReason.LENGTH
+        assert driver.transcripts["r2"].token_ids == []
         assert driver.runner.num_filled_rows == 0
 
     def test_a_full_queue_refuses(self) -> None:
@@ -276,7 +276,7 @@ class SchedulerSuite:
         with pytest.raises(RequestError, match="'a'"):
             driver.scheduler.add_request(make_request("a", [1]))
         driver.run()
-        assert driver.told["a"].finish_reason == FinishReason.LENGTH
+        assert driver.transcripts["a"].finish_reason == FinishReason.LENGTH
 
     def test_pausing_holds_requests_where_they_are(self) -> None:
         driver = self._driver()
@@ -288,12 +288,12 @@ class SchedulerSuite:
         driver.scheduler.pause(PauseState.NEW_HELD)
         driver.add(make_request("b", [1, 2]))
         driver.run()
-        assert driver.told["a"].finish_reason == FinishReason.LENGTH
-        assert driver.told["b"].token_ids == []
+        assert driver.transcripts["a"].finish_reason == FinishReason.LENGTH
+        assert driver.transcripts["b"].token_ids == []
         assert driver.scheduler.num_requests() == (0, 1)
         driver.scheduler.pause(PauseState.RUNNING)
         driver.run()
-        assert driver.told["b"].finish_reason == FinishReason.LENGTH
+        assert driver.transcripts["b"].finish_reason == FinishReason.LENGTH
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_a_failed_row_fails_alone(self, depth: int) -> None:
@@ -303,9 +303,9 @@ class SchedulerSuite:
         driver.step()
         driver.runner.fail_on["bad"] = "its processor raised"
         driver.run()
-        told = driver.told["bad"]
-        assert (told.finish_reason, told.error) == (FinishReason.ERROR, "its processor raised")
-        assert driver.told["good"].token_ids == expected_of(good)
+        transcript = driver.transcripts["bad"]
+        assert (transcript.finish_reason, transcript.error) == (FinishReason.ERROR, "its processor raised")
+        assert driver.transcripts["good"].token_ids == expected_of(good)
         assert driver.runner.num_filled_rows == 0
 
     def test_a_discarded_step_can_be_scheduled_again(self) -> None:
@@ -323,12 +323,12 @@ class SchedulerSuite:
         half = driver.scheduler.schedule(frozenset({"r0", "r2"}))
         assert half is not None
         assert sorted(half.request_ids) == ["r0", "r2"]
-        for news in driver.scheduler.update(half, driver.runner.execute(half)):
-            driver.told[news.request_id].token_ids += news.new_token_ids
+        for output in driver.scheduler.update(half, driver.runner.execute(half)):
+            driver.transcripts[output.request_id].token_ids += output.new_token_ids
         driver.scheduler.abort_requests(["r3"], FinishReason.ERROR)
         driver.run()
         for request in requests[:3]:
-            assert driver.told[request.request_id].token_ids == expected_of(request)
+            assert driver.transcripts[request.request_id].token_ids == expected_of(request)
         assert driver.runner.num_filled_rows == 0
 
     def test_reset_prefix_cache(self) -> None:
@@ -339,7 +339,7 @@ class SchedulerSuite:
         assert not driver.scheduler.reset_prefix_cache()
         assert driver.scheduler.reset_prefix_cache(preempt_running=True)
         driver.run()
-        assert driver.told["a"].token_ids == expected_of(request)
+        assert driver.transcripts["a"].token_ids == expected_of(request)
         assert driver.scheduler.stats().num_preemptions_total == 1
 
     def test_nothing_to_do(self) -> None:
