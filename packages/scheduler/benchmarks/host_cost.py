@@ -2,8 +2,8 @@
 
     python packages/scheduler/benchmarks/host_cost.py [--num-seqs 64 256 1024 4096] [--depth 0 1]
 
-Prints the median and the tenth percentile of the thread's CPU time in milliseconds (time of day would count what else the
-machine does; where that makes memory slow too, the tenth percentile is nearer the truth). Needs quire-kv-cache. The
+Prints the median and the tenth percentile of the thread's CPU time in milliseconds (time of day would count what else
+the machine does; where that makes memory slow too, the tenth percentile is nearer the truth). Needs quire-kv-cache. The
 runner's part is a list of made-up tokens, built outside the measured time.
 """
 
