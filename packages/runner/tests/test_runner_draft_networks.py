@@ -17,8 +17,8 @@ from quire_models import DecoderLM, Network, build_model
 from quire_models.config import ModelConfig
 from quire_models.eagle.config import EagleConfig
 from quire_models.eagle.model import EagleHead
-from quire_runner.drafting import DraftStep
 from quire_spec_decode import Draft, paths
+from quire_spec_decode.row_drafter import DraftStep
 
 
 @pytest.fixture(scope="module")

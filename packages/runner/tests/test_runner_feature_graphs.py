@@ -21,9 +21,9 @@ from quire_interfaces import Request, SchedulerOutput
 from quire_models import Network, load_model
 from quire_models.config import ModelConfig
 from quire_models.mtp.config import mtp_config
-from quire_runner.drafting import DraftStep, RowDrafter
 from quire_sampling import SampleMode
 from quire_spec_decode import Draft
+from quire_spec_decode.row_drafter import DraftStep, RowDrafter
 from quire_testkit.recorded_graph import record_graph
 
 SIZES = (3, 9, 16)

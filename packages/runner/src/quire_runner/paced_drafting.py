@@ -1,11 +1,12 @@
 """Drafts behind each step, as many as pay: the controller chooses, the drafter proposes, and what both cost is told.
 
-Knows when a step is measured and which rows may have drafts; does not know where drafts come from (`drafting.py`), nor
-how a step is computed.
+Knows when a step is measured and which rows may have drafts; does not know where drafts come from
+(`quire_spec_decode`), nor how a step is computed.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,13 +14,15 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_costs import measure_draft_costs
-from quire_runner.drafting import DraftStep, RowDrafter, ask
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.rows import Rows
 from quire_runner.step import Step
-from quire_spec_decode import DraftController, depths
+from quire_spec_decode import Draft, DraftController, depths
+from quire_spec_decode.row_drafter import DraftStep, RowDrafter
 
-__all__ = ["PacedDrafting"]
+__all__ = ["PacedDrafting", "ask"]
+
+_logger = logging.getLogger(__name__)
 
 
 class PacedDrafting:
@@ -130,3 +133,21 @@ class PacedDrafting:
                 result.draft_parents[row] = draft.parents
         result.draft_seconds = self._clock() - start
         return ReadyResult(result)
+
+
+def ask(drafter: RowDrafter, step: DraftStep, rows: Rows, vocab_size: int) -> dict[int, Draft]:
+    """What `drafter` proposes, as far as it can be sampled; nothing where it fails."""
+    try:
+        proposals = drafter.propose(step)
+    except Exception:
+        _logger.exception("the drafter failed; this step's requests go on without drafts")
+        return {}
+    drafts: dict[int, Draft] = {}
+    for row, draft in proposals.items():
+        if draft.token_ids and max(draft.token_ids) >= vocab_size:  # a drafter's padding
+            draft = draft.first(next(i for i, token in enumerate(draft.token_ids) if token >= vocab_size))
+        if draft.parents is None and rows.grammars.is_used:
+            draft = Draft(rows.grammars.follow(row, draft.token_ids))
+        if draft.token_ids:
+            drafts[row] = draft
+    return drafts

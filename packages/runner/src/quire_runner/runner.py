@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,8 +29,6 @@ from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.captured_decode import CapturedDecode
 from quire_runner.config import RunnerConfig
-from quire_runner.draft_network import network_drafting
-from quire_runner.drafting import RowDrafter, TextDrafting
 from quire_runner.fused_decode import FusedDecode, FusedLogits
 from quire_runner.general_step import GeneralStep
 from quire_runner.grammars import RowGrammars
@@ -45,6 +44,8 @@ from quire_runner.step import Step, StepPath
 from quire_runner.step_sampling import StepSampling
 from quire_sampling import Sampler, SamplingConfig, SamplingState
 from quire_spec_decode import DraftController
+from quire_spec_decode.network_drafting import network_drafting
+from quire_spec_decode.row_drafter import DraftLimits, RowDrafter, TextDrafting
 
 __all__ = ["ModelRunner"]
 
@@ -137,8 +138,20 @@ class ModelRunner:
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
-            target = cast(Network, network)
-            proposes = network_drafting(draft_network, target, self._rows, plan, config, self._step_inputs)
+            limits = DraftLimits(
+                depth=config.draft_depth or config.num_speculative_tokens,
+                num_nodes=config.num_speculative_tokens,
+                topk=config.draft_topk,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+            )
+            allocate = partial(
+                allocate_kv_caches,
+                device=draft_network.device,
+                cache_shape=draft_network.attention_backend.kv_cache_shape,
+            )
+            proposes = network_drafting(
+                draft_network, cast(Network, network), self._rows, plan, limits, self._step_inputs, allocate
+            )
         self._drafting: PacedDrafting | None = None
         if proposes is not None:
             self._drafting = PacedDrafting(proposes, draft_controller, self._rows, config, vocab_size)

@@ -11,11 +11,11 @@ from typing import Protocol
 from torch import Tensor
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
-from quire_runner.drafting import RowDrafter
 from quire_runner.inputs import HostPlan, plan_step
 from quire_runner.output import PendingResult
 from quire_runner.protocols import StepAdapters
 from quire_runner.rows import Rows
+from quire_spec_decode.row_drafter import RowDrafter
 
 __all__ = ["Step", "StepPath"]
 

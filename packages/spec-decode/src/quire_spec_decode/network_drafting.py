@@ -1,7 +1,7 @@
 """Drafting with networks: a smaller model of the same vocabulary, or a head that reads the target's hidden states.
 
 Each proposes the tokens that it takes for the most likely, one pass after another, all rows of a step together. What
-the target will sample does not depend on it (see `quire_spec_decode.accept_drafts`). Knows rows and passes; does not
+the target will sample does not depend on it (see `accept_drafts`). Knows rows and passes; does not
 know how networks are built, nor when drafting pays.
 """
 
@@ -23,35 +23,53 @@ from quire_models import Network
 from quire_models.layers.draft_head import DraftHead
 from quire_models.medusa.model import MedusaHeads
 from quire_ops import DecodeRows, OpFunction, SampleTable, to_device
-from quire_runner.config import RunnerConfig
-from quire_runner.draft_cache import DraftCache, Entry
-from quire_runner.drafting import DraftStep, RowDrafter
-from quire_runner.medusa_drafting import MedusaDrafting
-from quire_runner.rows import Rows
-from quire_spec_decode import Draft, Level, best_tree
+from quire_spec_decode.draft_cache import AllocateKVCaches, DraftCache, RowSpan
+from quire_spec_decode.medusa_drafting import MedusaDrafting
+from quire_spec_decode.row_drafter import DraftLimits, DraftRows, DraftStep, RowDrafter
+from quire_spec_decode.trees import Draft, Level, best_tree
 
 __all__ = ["HeadDrafting", "ModelDrafting", "network_drafting"]
 
 
 def network_drafting(
-    network: Network, target: Network, rows: Rows, plan: KVCachePlan, config: RunnerConfig, step_inputs: OpFunction
+    network: Network,
+    target: Network,
+    rows: DraftRows,
+    plan: KVCachePlan,
+    limits: DraftLimits,
+    step_inputs: OpFunction,
+    allocate: AllocateKVCaches,
 ) -> RowDrafter:
-    """What asks a drafting network: a head is joined with its target first."""
+    """The drafter that runs a drafting network; a head is joined with its target first.
+
+    Args:
+        network: The drafting network.
+        target: The network that it drafts for.
+        rows: The target's rows.
+        plan: The target's KV cache.
+        limits: How large drafts may be.
+        step_inputs: Op `step_inputs`.
+        allocate: Allocates the drafting network's own KV caches.
+
+    Raises:
+        ConfigError: trees are to be drafted and a network cannot have its tokens in trees, or there is no place for the
+            drafting network's keys and values.
+    """
     if isinstance(network, MedusaHeads):
-        _check_trees(config, target)
-        return MedusaDrafting(network, rows, config)
-    cache = DraftCache(network, rows, plan, step_inputs)
+        _check_trees(limits, target)
+        return MedusaDrafting(network, rows, limits)
+    cache = DraftCache(network, rows, plan, step_inputs, allocate)
     if isinstance(network, DraftHead):
-        _check_trees(config, target, network)
-        return HeadDrafting(network, target, rows, cache, config)
-    return ModelDrafting(network, rows, cache, config.max_num_batched_tokens)
+        _check_trees(limits, target, network)
+        return HeadDrafting(network, target, rows, cache, limits)
+    return ModelDrafting(network, rows, cache, limits.max_num_batched_tokens)
 
 
-def _check_trees(config: RunnerConfig, *networks: Network) -> None:
+def _check_trees(limits: DraftLimits, *networks: Network) -> None:
     """Raises:
     ConfigError: trees are to be drafted, and a network cannot have its tokens in trees.
     """
-    refusals = [reason for network in networks for reason in network.tree_refusals] if config.draft_topk > 1 else []
+    refusals = [reason for network in networks for reason in network.tree_refusals] if limits.topk > 1 else []
     if refusals:
         raise ConfigError(
             f"tokens cannot be verified in trees by {', '.join(dict.fromkeys(refusals))}; draft chains "
@@ -78,7 +96,7 @@ class ModelDrafting(RowDrafter):
     feature_layers: tuple[int, ...] = ()
     wants_hidden = False
 
-    def __init__(self, network: Network, rows: Rows, cache: DraftCache, max_num_batched_tokens: int) -> None:
+    def __init__(self, network: Network, rows: DraftRows, cache: DraftCache, max_num_batched_tokens: int) -> None:
         self._network = network
         self._rows = rows
         self._cache = cache
@@ -111,11 +129,11 @@ class ModelDrafting(RowDrafter):
         limits = {row: limit for row, limit in limits.items() if limit > 0}
         hidden = self._read(step, limits)
         proposals: dict[int, list[int]] = {row: [] for row in limits}
-        last = [Entry(row, 0, int(self._rows.num_tokens[row])) for row in limits]
+        last = [RowSpan(row, 0, int(self._rows.num_tokens[row])) for row in limits]
         if last:
             self._extend(proposals, last, self._network.argmax(hidden)[0])
         while last := [
-            Entry(entry.row, entry.end, entry.end + 1)
+            RowSpan(entry.row, entry.end, entry.end + 1)
             for entry in last
             if len(proposals[entry.row]) < limits[entry.row]
         ]:
@@ -134,13 +152,13 @@ class ModelDrafting(RowDrafter):
         ends = {int(row): int(end) for row, end in zip(step.plan.rows, step.plan.ends, strict=True)}
         ends = {row: end for row, end in ends.items() if end < self._rows.num_tokens[row]}  # chunks of prompts
         ends |= {row: int(self._rows.num_tokens[row]) for row in limits}
-        entries: list[Entry] = []
+        entries: list[RowSpan] = []
         states: dict[int, Tensor] = {}
         for row, end in ends.items():
             start = self._num_read(row)
             if row in limits:
                 start = min(start, end - 1)
-            entries += [Entry(row, at, min(at + self._budget, end)) for at in range(start, end, self._budget)]
+            entries += [RowSpan(row, at, min(at + self._budget, end)) for at in range(start, end, self._budget)]
         while entries:
             now = _take(entries, self._budget)
             batch = self._cache.batch(now)
@@ -166,7 +184,7 @@ class ModelDrafting(RowDrafter):
                 self._cache.wrote(row, start, start + right)
         return self._cache.num_written(row)
 
-    def _extend(self, proposals: dict[int, list[int]], entries: list[Entry], token_ids: Tensor | None) -> None:
+    def _extend(self, proposals: dict[int, list[int]], entries: list[RowSpan], token_ids: Tensor | None) -> None:
         """One more guess behind the end of each entry; without `token_ids` by a pass over it."""
         if token_ids is None:
             found = self._decode_step(entries)
@@ -179,7 +197,7 @@ class ModelDrafting(RowDrafter):
         for entry, token in zip(entries, token_ids.tolist(), strict=True):
             proposals[entry.row].append(token)
 
-    def _decode_step(self, entries: list[Entry]) -> list[int] | None:
+    def _decode_step(self, entries: list[RowSpan]) -> list[int] | None:
         if self._decode is None:
             return None
         which = [entry.row for entry in entries]
@@ -195,11 +213,11 @@ class HeadDrafting(RowDrafter):
     4): at each depth the `draft_topk` nodes that are likely to come true, by the product of the head's probabilities,
     get as many children each; of all candidates the likeliest are proposed."""
 
-    def __init__(self, head: DraftHead, target: Network, rows: Rows, cache: DraftCache, config: RunnerConfig) -> None:
+    def __init__(
+        self, head: DraftHead, target: Network, rows: DraftRows, cache: DraftCache, limits: DraftLimits
+    ) -> None:
         head.join(target)
-        self._topk = config.draft_topk
-        self._depth = config.draft_depth or config.num_speculative_tokens
-        self._num_nodes = config.num_speculative_tokens
+        self._topk, self._depth, self._num_nodes = limits.topk, limits.depth, limits.num_nodes
         self._head = head
         self._rows = rows
         self._cache = cache
@@ -234,11 +252,11 @@ class HeadDrafting(RowDrafter):
                 drafts |= guess([entries[i] for i in chosen], states[[last[i] for i in chosen]], limits)
         return drafts
 
-    def _seen(self, step: DraftStep) -> tuple[list[Entry], list[int], np.ndarray]:
+    def _seen(self, step: DraftStep) -> tuple[list[RowSpan], list[int], np.ndarray]:
         """Positions whose successor is known, of rows of which nothing is missing; the last one of each among them;
         and where all of them are among the step's tokens."""
         plan, rows = step.plan, self._rows
-        entries: list[Entry] = []
+        entries: list[RowSpan] = []
         last: list[int] = []
         places: list[np.ndarray] = []
         count = 0
@@ -248,18 +266,18 @@ class HeadDrafting(RowDrafter):
                 continue
             if self._cache.num_written(row) < start and not self._cache.leave_out(row, start):
                 continue
-            entries.append(Entry(row, start, end))
+            entries.append(RowSpan(row, start, end))
             kept = np.array(plan.kept[row]) if row in plan.kept else np.arange(end - start)
             places.append(int(plan.query_start_loc[i]) + kept[: end - start])
             count += end - start
             last.append(count - 1)
         return entries, last, np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
 
-    def _following(self, entries: list[Entry]) -> Tensor:
+    def _following(self, entries: list[RowSpan]) -> Tensor:
         """[T] the tokens behind the positions of the entries."""
         return torch.cat([self._rows.token_ids[e.row, e.start + 1 : e.end + 1] for e in entries]).long()
 
-    def _guess(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
+    def _guess(self, entries: list[RowSpan], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
         proposals: dict[int, list[int]] = {entry.row: [] for entry in entries}
         while entries:
             token_ids = self._head.argmax(states)[0]
@@ -268,13 +286,13 @@ class HeadDrafting(RowDrafter):
             left = [i for i, entry in enumerate(entries) if len(proposals[entry.row]) < limits[entry.row]]
             if not left:
                 break
-            entries = [Entry(entries[i].row, entries[i].end, entries[i].end + 1) for i in left]
+            entries = [RowSpan(entries[i].row, entries[i].end, entries[i].end + 1) for i in left]
             batch = self._cache.batch(entries)
             batch.input_ids = token_ids[left]
             states = self._head.advance(batch, states[left])
         return {row: Draft(tokens) for row, tokens in proposals.items()}
 
-    def _grow(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
+    def _grow(self, entries: list[RowSpan], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
         """A tree for each entry. What is expanded lies behind the row's tokens in the drafter's cache, depth after
         depth."""
         levels: dict[int, list[Level]] = {entry.row: [] for entry in entries}
@@ -320,7 +338,7 @@ class HeadDrafting(RowDrafter):
         num_nodes, depth = paths.shape[1:]
         first = paths[:, 0, -1]
         batch = self._cache.batch(
-            [Entry(row, start, start + num_nodes) for row, start in zip(rows, first.tolist(), strict=True)]
+            [RowSpan(row, start, start + num_nodes) for row, start in zip(rows, first.tolist(), strict=True)]
         )
         roots = np.repeat([ends[row] for row in rows], num_nodes)[:, None]
         table = np.concatenate((roots + depth - 1, roots, paths.reshape(-1, depth)), axis=1)
@@ -332,9 +350,9 @@ class HeadDrafting(RowDrafter):
         return self._head.advance(batch, states)
 
 
-def _take(entries: list[Entry], budget: int) -> list[Entry]:
+def _take(entries: list[RowSpan], budget: int) -> list[RowSpan]:
     """Remove from the front what one pass computes: at most `budget` tokens, a row once."""
-    taken: list[Entry] = []
+    taken: list[RowSpan] = []
     rows: set[int] = set()
     while entries and entries[0].row not in rows and entries[0].end - entries[0].start <= budget:
         taken.append(entries.pop(0))
@@ -343,7 +361,7 @@ def _take(entries: list[Entry], budget: int) -> list[Entry]:
     return taken
 
 
-def _write(rows: Rows, entries: Sequence[Entry], token_ids: Tensor) -> None:
+def _write(rows: DraftRows, entries: Sequence[RowSpan], token_ids: Tensor) -> None:
     """Put guesses behind the ends of entries, where the next pass gathers them."""
     which, ends = (np.array(values, dtype=np.int64) for values in zip(*((e.row, e.end) for e in entries), strict=True))
     rows.write_next(which, ends - 1, token_ids)

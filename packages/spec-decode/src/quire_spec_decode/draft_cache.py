@@ -7,7 +7,7 @@ have left steps out, and blocks may have come from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,17 @@ from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePl
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
 from quire_ops import OpFunction, to_device
-from quire_runner.kv_cache import allocate_kv_caches
-from quire_runner.rows import Rows
+from quire_spec_decode.row_drafter import DraftRows
 
-__all__ = ["DraftCache", "Entry", "draft_group", "draft_specs"]
+__all__ = ["AllocateKVCaches", "DraftCache", "RowSpan", "draft_group", "draft_specs"]
+
+
+AllocateKVCaches = Callable[[KVCachePlan], dict[str, Tensor]]
+"""Plan -> name of a layer -> its cache, on the drafting network's device and in its attention backend's shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowSpan:
     """Positions [start, end) of a row."""
 
     row: int
@@ -83,9 +86,17 @@ class DraftCache:
         rows: The target's rows: tokens and block tables.
         plan: The target's KV cache.
         step_inputs: Op `step_inputs`.
+        allocate: Allocates the caches.
     """
 
-    def __init__(self, network: Network, rows: Rows, plan: KVCachePlan, step_inputs: OpFunction) -> None:
+    def __init__(
+        self,
+        network: Network,
+        rows: DraftRows,
+        plan: KVCachePlan,
+        step_inputs: OpFunction,
+        allocate: AllocateKVCaches,
+    ) -> None:
         self.group = draft_group(plan)
         block_size = plan.groups[self.group].spec.block_size
         spec, names = draft_specs(network.config.kv_cache_specs(block_size, network.cache_dtype))
@@ -94,7 +105,7 @@ class DraftCache:
             num_blocks=plan.num_blocks,
             tensor_block_bytes=(spec.block_bytes,) * len(names),
         )
-        caches = allocate_kv_caches(own, device=network.device, cache_shape=network.attention_backend.kv_cache_shape)
+        caches = allocate(own)
         self.caches = tuple(caches[name] for name in names)
         self.group_of_layer = (0,) * len(names)
         self.block_size = block_size
@@ -162,11 +173,11 @@ class DraftCache:
         table = self._table.table[row, : -(-num_tokens // self.block_size)]
         return table.cpu().numpy().astype(np.int64)
 
-    def batch(self, entries: Sequence[Entry]) -> ForwardBatch:
+    def batch(self, spans: Sequence[RowSpan]) -> ForwardBatch:
         """The inputs of a pass; `input_ids` are the tokens at the positions."""
         rows, starts, ends = (
             np.array(values, dtype=np.int64)
-            for values in zip(*((entry.row, entry.start, entry.end) for entry in entries), strict=True)
+            for values in zip(*((span.row, span.start, span.end) for span in spans), strict=True)
         )
         inputs = self._step_inputs(self._rows.token_ids, (self._row_table,), rows, starts, ends)
         seq_lens, table, lens = inputs.seq_lens, inputs.groups[0].block_table, ends

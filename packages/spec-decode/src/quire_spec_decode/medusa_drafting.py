@@ -8,10 +8,8 @@ from quire_interfaces.step import SchedulerOutput
 from quire_models.medusa.config import MedusaConfig
 from quire_models.medusa.model import MedusaHeads
 from quire_ops import to_device
-from quire_runner.config import RunnerConfig
-from quire_runner.drafting import DraftStep, RowDrafter
-from quire_runner.rows import Rows
-from quire_spec_decode import Draft, Level, best_tree
+from quire_spec_decode.row_drafter import DraftLimits, DraftRows, DraftStep, RowDrafter
+from quire_spec_decode.trees import Draft, Level, best_tree
 
 __all__ = ["MedusaDrafting"]
 
@@ -23,17 +21,15 @@ class MedusaDrafting(RowDrafter):
     feature_layers: tuple[int, ...] = ()
     wants_hidden = True
 
-    def __init__(self, heads: MedusaHeads, rows: Rows, config: RunnerConfig) -> None:
+    def __init__(self, heads: MedusaHeads, rows: DraftRows, limits: DraftLimits) -> None:
         assert isinstance(heads.config, MedusaConfig)
         self._heads = heads
         self._rows = rows
-        self._topk = config.draft_topk
-        self._depth = config.draft_depth or config.num_speculative_tokens
-        self._num_nodes = config.num_speculative_tokens
+        self._topk, self._depth, self._num_nodes = limits.topk, limits.depth, limits.num_nodes
         self._num_heads = heads.config.medusa_heads
 
     def begin(self, output: SchedulerOutput) -> None:
-        """See `RowDrafter`."""
+        """Nothing: the heads keep nothing of rows."""
 
     def propose(self, step: DraftStep) -> dict[int, Draft]:
         """See `RowDrafter`."""
