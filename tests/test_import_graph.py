@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from import_graph import (
     FLOORS,
     LEFT_OUT,
     PAGE,
+    ROOT,
     Import,
     all_imports,
     drawing,
@@ -62,6 +65,14 @@ def test_the_drawing_is_of_today() -> None:
 def test_every_package_is_drawn_or_left_out() -> None:
     drawn = {package for packages in FLOORS.values() for package in packages}
     assert {module.split(".")[0] for module in module_paths()} - {"quire_docs"} == drawn | LEFT_OUT
+
+
+def test_benchmarks_import_downwards() -> None:
+    """A benchmark of a package imports what that package may import; what needs more stands in apps/bench."""
+    kernels = list(ROOT.glob("kernels-*/benchmarks/*.py"))
+    upper = {"quire": Path(), "quire_bench": Path(), "quire_engine": Path(), "quire_testkit": Path()}
+    found = [each for path in kernels for each in imports_in(path.stem, path.read_text("utf-8"), upper)]
+    assert found == []
 
 
 def test_a_circle_is_found_through_functions_and_types() -> None:

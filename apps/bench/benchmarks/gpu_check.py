@@ -1,6 +1,6 @@
 """Everything that a GPU has to show, in one command: tests on the device, kernels and whole steps beside their limits.
 
-    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine sampled gated joined --out results.json
+    python apps/bench/benchmarks/gpu_check.py tests kernels engine sampled gated joined --out results.json
 
 For a machine that has a GPU for a short time: runs in a bare checkout, with torch, Triton and Transformers and little
 else, each part in a few minutes; what each took is among the results. `gated joined` say together whether gate, up and
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = [str(path) for pattern in ("packages/*/src", "apps/*/src", "kernels-*/src") for path in ROOT.glob(pattern)]
 sys.path[:0] = [path for path in SOURCES if path not in sys.path]
 KERNEL_BARS: list[tuple[dict[str, Any], float]] = [
