@@ -192,18 +192,18 @@ def test_what_needs_inputs_as_they_are_gets_them() -> None:
 
     def shared(model: Any) -> list[bool]:
         last = model.layers[1]
-        return [each.rounding is not None for each in (*quantized(last), last.feed_forward._rounded)]
+        return [each.activation_scheme is not None for each in (*quantized(last), last.feed_forward._quant)]
 
     with serving(APART | TOGETHER):
         assert shared(network("int8")) == [True] * 3
         assert shared(network("int8", max_loras=1)) == [False] * 3
         in_blocks = network("fp8 in blocks")
         assert shared(in_blocks) == [True] * 3
-        assert quantized(in_blocks.layers[1])[1].rounding.by_group
+        assert quantized(in_blocks.layers[1])[1].activation_scheme.by_group
         model = network("fp8 with scales of inputs")
         model.layers[1].mixer.k_proj._weights["input_scale"] += 1
         for each in quantized(model.layers[1]):
-            each.rounding = None
+            each.activation_scheme = None
             each._finish()
         assert shared(model) == [False, True, True]
     with serving(TOGETHER):

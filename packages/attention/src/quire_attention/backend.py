@@ -186,7 +186,7 @@ class OpsAttentionBackend:
         *,
         kv_scale: Tensor | None = None,
     ) -> None:
-        """See `AttentionBackend.write`."""
+        """Write through op `write_kv_cache`."""
         self._write(key, value, kv_cache, metadata.slot_mapping, kv_scale)
 
     def forward(
@@ -202,7 +202,7 @@ class OpsAttentionBackend:
         kv_scale: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.forward`."""
+        """Attend through op `paged_attention`."""
         return self._attend(
             query,
             kv_cache,

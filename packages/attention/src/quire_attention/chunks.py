@@ -14,16 +14,16 @@ __all__ = ["chunked"]
 
 
 def chunked(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
-    """The same tokens and cache, with a sequence for each chunk that has tokens in this step.
+    """Metadata of a step's tokens with a sequence for each chunk that has some of them, over the cache as it is.
 
     Args:
         metadata: Of a step; keeps the result for the other layers.
         chunk_tokens: Tokens of a chunk, a multiple of the block size.
     """
-    found: AttentionMetadata | None = metadata.derived.get(("chunks", chunk_tokens))
-    if found is None:
-        found = metadata.derived["chunks", chunk_tokens] = _cut(metadata, chunk_tokens)
-    return found
+    pieces: AttentionMetadata | None = metadata.derived.get(("chunks", chunk_tokens))
+    if pieces is None:
+        pieces = metadata.derived["chunks", chunk_tokens] = _cut(metadata, chunk_tokens)
+    return pieces
 
 
 def _cut(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
@@ -42,13 +42,13 @@ def _cut(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
     columns = torch.arange(-(-max(kv_lens) // size))
     lens = torch.tensor(kv_lens, dtype=torch.int32)
     blocks = (torch.tensor(first_blocks)[:, None] + columns).clamp_max(table.shape[1] - 1)
-    taken = table[torch.tensor(rows)[:, None].to(table.device), blocks.to(table.device)]
+    piece_tables = table[torch.tensor(rows)[:, None].to(table.device), blocks.to(table.device)]
     foreign = columns >= -(-lens // size)[:, None]
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
     return AttentionMetadata(
         query_start_loc=starts.to(table.device),
         seq_lens=lens.to(table.device),
-        block_table=taken.masked_fill(foreign.to(table.device), 0),
+        block_table=piece_tables.masked_fill(foreign.to(table.device), 0),
         slot_mapping=metadata.slot_mapping,
         block_size=size,
         query_lens=query_lens,

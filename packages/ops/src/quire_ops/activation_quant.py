@@ -40,7 +40,7 @@ class ActivationScheme(NamedTuple):
     input_scale: Tensor
     """[1] float32, the scale of every row; 0 where each row, or group, has its own (dynamic)."""
     by_group: bool = False
-    """Of fp8: each 128 inputs have a scale of their own."""
+    """Whether each 128 inputs have a scale of their own, which only fp8 has."""
 
 
 class QuantizedTokens(NamedTuple):

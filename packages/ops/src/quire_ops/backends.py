@@ -76,8 +76,8 @@ def replaced_backends(backends: Iterable[OpBackend[..., Any]]) -> Iterator[None]
 def kernel_builders() -> tuple[KernelBuilder, ...]:
     """What builds kernels ahead of time, of all installed packages."""
     table = op_table()
-    found = [backend.builder for op in table.ops for backend in table.backends(op)]
-    return tuple({id(builder): builder for builder in found if builder is not None}.values())
+    builders = [backend.builder for op in table.ops for backend in table.backends(op)]
+    return tuple({id(builder): builder for builder in builders if builder is not None}.values())
 
 
 @cache

@@ -109,8 +109,8 @@ def torch_fused_moe(experts: Experts) -> RunExperts:
         for expert, count in enumerate(counts):
             if count:
                 rows = tokens[begin : begin + count]
-                taken = x[rows]
-                inner = activated(_linear(taken, experts.gate[expert]), _linear(taken, experts.up[expert]))
+                inputs = x[rows]
+                inner = activated(_linear(inputs, experts.gate[expert]), _linear(inputs, experts.up[expert]))
                 result = _linear(inner, experts.down[expert]).float() * weights[begin : begin + count]
                 out.index_add_(0, rows, result)  # an expert has a token once, so the order of additions is fixed
                 begin += count

@@ -25,10 +25,11 @@ class LinearWeights(NamedTuple):
     bias: Tensor | None = None
     """[outputs], in the network's dtype."""
     scale: Tensor | None = None
-    """As those ops take it."""
+    """What a quantized weight is multiplied with, in the shape that its op takes."""
     zero: Tensor | None = None
+    """Zero points of op `grouped_linear`."""
     input_scale: Tensor | None = None
-    """As op `w8a8_linear` takes it, of weights that are meant for that op. In a stack, or of experts: 0."""
+    """[1] float32 where inputs are quantized too (op `w8a8_linear`); 0 in a stack and of experts."""
     lora: LoraWeights | None = None
     """Adapters on top of it; None where the layer never has any."""
 

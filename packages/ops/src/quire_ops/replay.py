@@ -41,17 +41,17 @@ class StateReplay:
             held[place] = held[place].index_select(0, self._tokens)
         self._calls.append((op, places, held, settings))
 
-    def run(self, kept: Tensor | None, layout: PagedLayout) -> None:
+    def run(self, accepted: Tensor | None, layout: PagedLayout) -> None:
         """Run every call again, and let go of it.
 
         Args:
-            kept: [M] int64, which of the tokens that were taken down; None for all.
+            accepted: [M] int64, which of the recorded tokens; None for all of them.
             layout: Of these tokens: where their states are read and stored.
         """
         for op, places, inputs, settings in self._calls:
-            if kept is not None:
+            if accepted is not None:
                 for place in places:
-                    inputs[place] = inputs[place].index_select(0, kept)
+                    inputs[place] = inputs[place].index_select(0, accepted)
             op(*inputs, layout, **settings)
         self._calls.clear()
 

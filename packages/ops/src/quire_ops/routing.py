@@ -33,7 +33,7 @@ class RoutingRule:
     minimum: float = 0.0
     """That sum is at least this."""
     scale: float = 1.0
-    """Of what comes out."""
+    """Factor of the weights."""
     num_groups: int = 1
     topk_groups: int = 1
     """Only experts of so many groups can be chosen (DeepSeek-V2, sec. 2.2.2): of those that are best."""
@@ -61,8 +61,8 @@ def route_experts(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> tup
     if rule.num_groups > 1:
         groups = choice.unflatten(-1, (rule.num_groups, -1))  # [T, G, E / G]
         goodness = groups.topk(rule.group_best, -1).values.sum(-1)
-        kept = goodness.sort(stable=True, dim=-1, descending=True).indices[:, : rule.topk_groups]
-        outside = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, kept, False)
+        best_groups = goodness.sort(stable=True, dim=-1, descending=True).indices[:, : rule.topk_groups]
+        outside = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, best_groups, False)
         choice = groups.masked_fill(outside[:, :, None], float("-inf")).flatten(1)
     ids = choice.sort(stable=True, dim=-1, descending=True).indices[:, : rule.top_k]
     weights = scores.gather(1, ids)

@@ -137,8 +137,8 @@ def torch_sparse_latent_attention(
 
 def _sequences(layout: PagedLayout) -> list[PrefillSequence]:
     """Every sequence of the step and the slots of its tokens; worked out once per step."""
-    found: list[PrefillSequence] | None = layout.derived.get("torch index")
-    if found is None:
+    sequences: list[PrefillSequence] | None = layout.derived.get("torch index")
+    if sequences is None:
         plan = AttentionPlan(layout=layout, sliding_window=None, prefills=[], decodes=[], decode_order=None)
-        found = layout.derived["torch index"] = list(plan.all_sequences())
-    return found
+        sequences = layout.derived["torch index"] = list(plan.all_sequences())
+    return sequences

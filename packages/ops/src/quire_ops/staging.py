@@ -55,7 +55,7 @@ def copy_to_host(*tensors: Tensor) -> Read:
             host.copy_(each, non_blocking=True)
         done = copies.record_event()
 
-    def read(kept: tuple[Tensor, ...] = tensors) -> tuple[Tensor, ...]:  # their memory is not used anew before
+    def read(sources: tuple[Tensor, ...] = tensors) -> tuple[Tensor, ...]:  # their memory is not used anew before
         done.synchronize()
         return hosts
 

@@ -77,12 +77,12 @@ def step_inputs(
     def block_table(table: RowTable) -> list[list[int]]:
         window = table.sliding_window
         width = max(-(-end // table.block_size) for _, _, end in spans)
-        found = []
+        block_rows = []
         for row, start, end in spans:
             first = 0 if window is None else max(start - window + 1, 0)
             seen = range(first // table.block_size, -(-end // table.block_size))
-            found.append([int(table.table[row, block]) if block in seen else 0 for block in range(width)])
-        return found
+            block_rows.append([int(table.table[row, block]) if block in seen else 0 for block in range(width)])
+        return block_rows
 
     def slots(table: RowTable) -> list[int]:
         size = table.block_size

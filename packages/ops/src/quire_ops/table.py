@@ -32,7 +32,7 @@ class OpRequest:
     cache_dtype: str | None = None
     """What keys and values are kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute dtype."""
     features: frozenset[str] = frozenset()
-    """Of attention, what it has besides: some of "sliding_window", "soft_cap", "sinks", "alibi"."""
+    """What attention has besides plain scores: some of "sliding_window", "soft_cap", "sinks", "alibi"."""
 
 
 class SizeRule(NamedTuple):
@@ -78,11 +78,11 @@ class OpBackend(Generic[P, R]):
     batch_invariant: bool = False
     """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
     device_lengths: bool = False
-    """Of an op that gets a `PagedLayout`: what it launches depends on the layout's shapes, on `query_lens`, and on
+    """Whether what an op with a `PagedLayout` launches depends on the layout's shapes, on `query_lens`, and on
     `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right. Of op
     `lora_linear`: it takes `LoraTokens.is_fixed`."""
     trees: bool = False
-    """Of an op that gets a `PagedLayout`: it reads the layout's `paths`."""
+    """Whether an op with a `PagedLayout` reads the layout's `paths`."""
     builder: KernelBuilder | None = None
     """Builds this package's kernels ahead of time; None where there is nothing to build."""
     unavailable: str | None = None

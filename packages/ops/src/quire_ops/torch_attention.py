@@ -46,7 +46,7 @@ def paged_attention(
     cache = _Cache(kv_cache, kv_scale)
     plan = _plan(query, kv_cache, layout, sliding_window)
     if soft_cap is not None or sinks is not None or alibi_slopes is not None:
-        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
+        return _attend_unfused(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
     return attend(query, partial(cache.keys_and_values, dtype=query.dtype), plan, scale, sliding_window)
 
 
@@ -61,7 +61,7 @@ def biased_paged_attention(
     kv_scale: Tensor | None = None,
 ) -> Tensor:
     plan = _plan(query, kv_cache, layout, None)
-    return _in_the_open(query, _Cache(kv_cache, kv_scale), plan, scale, bias=bias)
+    return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, bias=bias)
 
 
 def _plan(query: Tensor, kv_cache: Tensor, layout: PagedLayout, sliding_window: int | None) -> AttentionPlan:
@@ -162,7 +162,7 @@ def _prefill(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _in_the_open(
+def _attend_unfused(
     query: Tensor,
     cache: _Cache,
     plan: AttentionPlan,
@@ -173,7 +173,7 @@ def _in_the_open(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """As above with the scores in the open, because torch's fused operator has no soft cap, sinks, slopes or bias."""
+    """Attention with the scores in the open, because torch's fused operator has no soft cap, sinks, slopes or bias."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.kv_cache.shape[2]

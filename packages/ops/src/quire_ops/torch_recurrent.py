@@ -161,8 +161,8 @@ def gated_delta_rule(
             reads, writes = read_keys[part].transpose(0, 1), write_keys[part].transpose(0, 1)  # [Hv, L, Dk]
             shares, since = share[part].T[..., None], torch.exp(total).T[..., None]  # [Hv, L, 1]
             system = shares * within.tril(-1) * (writes @ writes.transpose(1, 2))
-            wanted = shares * (wide[part].transpose(0, 1) - since * (writes @ now))
-            change = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)  # [Hv, L, Dv]
+            targets = shares * (wide[part].transpose(0, 1) - since * (writes @ now))
+            change = torch.linalg.solve_triangular(system, targets, upper=False, unitriangular=True)  # [Hv, L, Dv]
             result = since * (reads @ now) + (within * (reads @ writes.transpose(1, 2))) @ change
             out[part] = result.transpose(0, 1)
             to_end = torch.exp(total[-1] - total).T[..., None]
@@ -226,10 +226,10 @@ def _is_decode(layout: PagedLayout) -> bool:
 def _decode_blocks(layout: PagedLayout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Per sequence with one token: block of the state before it, block of the state after it, and whether it is the
     sequence's first. Worked out once per step."""
-    found: tuple[Tensor, Tensor, Tensor] | None = layout.derived.get("decode_blocks")
-    if found is None:
+    decode_blocks: tuple[Tensor, Tensor, Tensor] | None = layout.derived.get("decode_blocks")
+    if decode_blocks is None:
         positions = torch.tensor(layout.kv_lens, device=device) - 1
         blocks = torch.stack(((positions - 1).clamp_min(0), positions), dim=1) // layout.block_size
         pairs = layout.block_table.gather(1, blocks).long()
-        found = layout.derived["decode_blocks"] = (pairs[:, 0], pairs[:, 1], positions == 0)
-    return found
+        decode_blocks = layout.derived["decode_blocks"] = (pairs[:, 0], pairs[:, 1], positions == 0)
+    return decode_blocks

@@ -42,17 +42,17 @@ BoundOps = Callable[[Op[..., Tensor]], Callable[..., Tensor]]
 """An op -> the function that serves it on a layer's device in its dtype."""
 
 INT8_TOKENS = QuantKey(dtype="int8", scale_dtype="float32", granularity="token")
-"""Inputs rounded to int8, each with a scale of its own."""
+"""Inputs quantized to int8, each with a scale of its own."""
 INT8_TENSOR = QuantKey(dtype="int8", scale_dtype="float32", granularity="tensor", static=True)
-"""The same with one scale, which the checkpoint brings."""
+"""Inputs quantized to int8 with one scale, which the checkpoint brings."""
 FP8_TOKENS = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="token")
-"""Inputs rounded to fp8, each with a scale of its own."""
+"""Inputs quantized to fp8, each with a scale of its own."""
 FP8_TENSOR = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor", static=True)
-"""The same with one scale, which the checkpoint brings."""
+"""Inputs quantized to fp8 with one scale, which the checkpoint brings."""
 FP8_STEP = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor")
-"""The same with one scale for all inputs of a step; each has its own here, so that none depends on its neighbours."""
+"""Inputs quantized to fp8 with one scale for a step; each has its own here, so that none depends on its neighbours."""
 FP8_GROUPS = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="group", group_size=FP8_GROUP)
-"""Inputs rounded to fp8, each 128 numbers of one with a scale of their own."""
+"""Inputs quantized to fp8, each 128 numbers of one with a scale of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class WeightKernel:
     float32_scales: bool = True
     zero_points: bool = True
     inputs: tuple[QuantKey, ...] = ()
-    """What it rounds inputs to, where it does not take them as they come."""
+    """What it quantizes inputs to, where it does not take them as they come."""
     most_inputs: int | None = None
-    """Of an output."""
+    """Largest number of inputs of an output."""
     make: Callable[[GroupedWeight, torch.dtype, str], dict[str, Tensor]]
     """(weight, compute dtype, name of the layer) -> what the op is given."""
     arguments: tuple[str, ...] = ("weight", "scale")
@@ -83,25 +83,27 @@ class WeightKernel:
         *,
         logits: bool,
     ) -> Tensor:
-        """x [N, in_features], or rounded as the op does it -> [N, out_features]; for `logits` float32, without a
+        """x [N, in_features], or quantized as the op does it -> [N, out_features]; for `logits` float32, without a
         bias."""
         if "order" in weights:
             assert isinstance(x, Tensor)
             x = x.index_select(1, weights["order"])
-        given = [weights.get(name) for name in self.arguments]
+        arguments = [weights.get(name) for name in self.arguments]
         if self.op is ops.linear:  # the one op whose logits are another op's
-            return bound(ops.lm_head)(x, *given) if logits else bound(ops.linear)(x, *given, weights.get("bias"))
-        return bound(self.op)(x, *given, None if logits else weights.get("bias"), wide=logits)
+            return (
+                bound(ops.lm_head)(x, *arguments) if logits else bound(ops.linear)(x, *arguments, weights.get("bias"))
+            )
+        return bound(self.op)(x, *arguments, None if logits else weights.get("bias"), wide=logits)
 
     def reason_against(self, weight: QuantKey, inputs: QuantKey | None, request: OpRequest) -> str:
         """Why it does not take a weight, and inputs (None: as they come), on the request's device in its dtype; empty
         when it does."""
         size, in_features = weight.group_size or 128, request.sizes.get("in_features", 1)
-        taken = "inputs in " + " or ".join(map(str, self.inputs))
+        accepted = "inputs in " + " or ".join(map(str, self.inputs))
         reasons = (
             (self.dtypes is not None and weight.dtype not in self.dtypes, f"takes no {weight.dtype}"),
             (bool(self.inputs) and inputs is None, "inputs stay as they are"),
-            (bool(self.inputs) and inputs not in self.inputs, f"takes {taken}, not in {inputs}"),
+            (bool(self.inputs) and inputs not in self.inputs, f"takes {accepted}, not in {inputs}"),
             (
                 self.op is ops.fp8_linear and (weight.granularity == "group") != (inputs == FP8_GROUPS),
                 f"takes no weight in {weight.granularity} scales with inputs in {inputs}",
@@ -135,7 +137,7 @@ class KernelChoice(NamedTuple):
     against: tuple[tuple[str, str], ...]
     """(op, why not) of those before it."""
     inputs: QuantKey | None = None
-    """What inputs were meant to be rounded to."""
+    """What inputs were meant to be quantized to."""
 
     def report(self, count: int) -> str:
         """For so many layers: "grouped_linear for 14 (int8_linear: takes no int4)"."""
@@ -229,7 +231,7 @@ def choose_kernel(
     """The first kernel that takes the weight and is not disabled.
 
     Args:
-        inputs: What they are meant to be rounded to; None for as they come. A kernel that takes them as they come may
+        inputs: What they are meant to be quantized to; None for as they come. A kernel that takes them as they come may
             serve all the same.
         request: Device and compute dtype, with the sizes in_features and out_features.
         disabled: Ops that may not serve.
@@ -252,9 +254,10 @@ def choose_kernel(
 
 def check_kernel_names(names: Collection[str]) -> None:
     """Raises ConfigError for a name that no kernel has."""
-    known = [*(kernel.op.name for kernel in KERNELS), FUSED]
+    kernel_names = [*(kernel.op.name for kernel in KERNELS), FUSED]
     for name in names:
-        if name not in known:
+        if name not in kernel_names:
             raise ConfigError(
-                f"there is no linear kernel {name!r}; choose of {', '.join(known)}", field="disabled_linear_kernels"
+                f"there is no linear kernel {name!r}; choose of {', '.join(kernel_names)}",
+                field="disabled_linear_kernels",
             )

@@ -23,25 +23,25 @@ class ActivationQuant(Generic[P, R]):
     """An op that quantizes its result, and the form it quantizes to: that of all the linear layers that take it, where
     nothing else takes it."""
 
-    __slots__ = ("_layers", "_op", "_scope", "function", "rounding")
+    __slots__ = ("_layers", "_op", "_scope", "activation_scheme", "function")
 
     function: Callable[P, R]
-    rounding: ActivationScheme | None
+    activation_scheme: ActivationScheme | None
     """Form of the quantized result; None before the layers are loaded, and where each of them quantizes its inputs for
     itself, or takes them as they are."""
 
     def __init__(self, scope: Scope, op: Op[P, R], layers: Sequence[Linear]) -> None:
         """Args:
-        op: Name of the op.
+        op: The op that quantizes its result.
         layers: Linear layers that take its result. They are made before this, since what is made is loaded in order.
         """
         self._scope, self._op, self._layers = scope, op, layers
-        self.rounding = None
+        self.activation_scheme = None
         if layers:
             scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        first, *others = (layer.rounding for layer in self._layers)
+        first, *others = (layer.activation_scheme for layer in self._layers)
         if first is None or not all(_same_rule(first, other) for other in others):
             return
         if not same_scales(self._layers, [each.input_scale for each in (first, *others) if each is not None]):
@@ -50,7 +50,7 @@ class ActivationQuant(Generic[P, R]):
         if any(self._scope.choose(op_named(name)).name != backend.name for name in {each.op for each in self._layers}):
             return
         self._scope.chosen.append(backend)
-        self.function, self.rounding = backend.function, first
+        self.function, self.activation_scheme = backend.function, first
 
 
 def _same_rule(one: ActivationScheme, other: ActivationScheme | None) -> bool:

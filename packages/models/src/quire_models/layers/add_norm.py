@@ -61,9 +61,9 @@ class AddNorm:
         if self._fused is None or not isinstance(norm, RMSNorm):
             total = x + residual
             return total if norm is None else norm(total), total
-        if self.quant is None or self.quant.rounding is None:
+        if self.quant is None or self.quant.activation_scheme is None:
             return self._fused(x, residual, norm.weight, norm.eps)
-        return self.quant.function(x, residual, norm.weight, norm.eps, self.quant.rounding)
+        return self.quant.function(x, residual, norm.weight, norm.eps, self.quant.activation_scheme)
 
 
 def consumers_of(part: object) -> Sequence[Linear]:

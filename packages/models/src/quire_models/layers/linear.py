@@ -163,16 +163,16 @@ class Linear:
         return self._method.op
 
     @property
-    def rounding(self) -> ActivationScheme | None:
-        """What the op rounds inputs to; None where they are needed as they are. Once the weight is loaded."""
+    def activation_scheme(self) -> ActivationScheme | None:
+        """How the op quantizes inputs; None where they are needed as they are. Once the weight is loaded."""
         scale = self._weights.get("input_scale")
         if scale is None or "order" in self._weights or self._adapters is not None:
             return None
-        weight, steps = self._weights["weight"], self._weights["scale"]
-        return ActivationScheme(weight.dtype, scale, by_group=steps.ndim == 2 and steps.shape[1] > 1)
+        weight, scales = self._weights["weight"], self._weights["scale"]
+        return ActivationScheme(weight.dtype, scale, by_group=scales.ndim == 2 and scales.shape[1] > 1)
 
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
-        """x [N, in_features], or rounded to `rounding` where that is not None -> [N, out_features]."""
+        """x [N, in_features], or quantized by `activation_scheme` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
         self.adapt(out, x)
         return out

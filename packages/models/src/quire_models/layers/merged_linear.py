@@ -26,7 +26,7 @@ __all__ = ["MergedLinear"]
 
 
 class MergedLinear:
-    """x [N, in_features], or rounded to what the layers' `rounding` says -> [N, O] of each layer, rows apart."""
+    """x [N, in_features], or quantized by the layers' `activation_scheme` -> [N, O] of each layer, rows apart."""
 
     __slots__ = ("_adjacent", "_layers", "_sizes", "_weights")
 

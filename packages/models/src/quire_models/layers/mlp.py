@@ -26,7 +26,7 @@ class GatedMLP:
         "_act_and_mul",
         "_gate_and_up",
         "_gated",
-        "_rounded",
+        "_quant",
         "_scope",
         "down_proj",
         "gate_proj",
@@ -43,7 +43,7 @@ class GatedMLP:
         self.down_proj = Linear(scope / "down_proj", inner, size, bias=bias)
         self._act = act
         self._act_and_mul = scope.op(GATED_ACTIVATIONS[act])
-        self._rounded = ActivationQuant(scope, ops.gate_quant, [self.down_proj])
+        self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
         """Products and gate in one, where a backend has that and weights lie as it takes them."""
@@ -51,7 +51,7 @@ class GatedMLP:
 
     def _bind(self) -> None:
         weights = self._gate_and_up.plain_weights
-        if weights is None or self._rounded.rounding is not None:
+        if weights is None or self._quant.activation_scheme is not None:
             return
         backend = self._scope.choose(ops.gated_linear)
         others = self._scope.choose(ops.linear), self._scope.choose(GATED_ACTIVATIONS[self._act])
@@ -66,9 +66,9 @@ class GatedMLP:
             assert isinstance(x, Tensor)  # plain weights take it as it is
             return self.down_proj(self._gated(x))
         gate, up = self._gate_and_up(x)
-        if self._rounded.rounding is None:
+        if self._quant.activation_scheme is None:
             return self.down_proj(self._act_and_mul(gate, up))
-        return self.down_proj(self._rounded.function(gate, up, self._act, self._rounded.rounding))
+        return self.down_proj(self._quant.function(gate, up, self._act, self._quant.activation_scheme))
 
     @property
     def consumers(self) -> Sequence[Linear]:
