@@ -96,13 +96,16 @@ class AdmissionRule(Protocol):
         """A step is about to be planned: refill budgets that are per step."""
         return
 
-    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> None:
+    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """The requests of the step are chosen: write into `output` what the resource sends along.
 
         Args:
             is_idle: The step computes nothing, and no step before it is in flight.
+
+        Returns:
+            Whether the step has to be run for that, even if it computes nothing.
         """
-        return
+        return False
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
         """Take in what a step's result says of the resource. Called before the requests of the step are updated."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import heapq
 
-from quire_interfaces import NewRow, Request
+from quire_interfaces import CachedPrefix, NewRow, Request
 
 __all__ = ["RowPool", "new_row"]
 
 
-def new_row(request: Request, block_ids: tuple[list[int], ...], *, has_encoder: bool) -> NewRow:
+def new_row(request: Request, block_ids: tuple[list[int], ...], cached: CachedPrefix) -> NewRow:
     """What the runner has to know of a request that was put into a row.
 
     Args:
         request: With its row, and without the tokens of this step in `num_computed_tokens`.
         block_ids: All its blocks, per KV cache group.
-        has_encoder: What the encoder made of the request's input is in the blocks.
+        cached: What the KV cache had of it, and these blocks therefore hold.
     """
     return NewRow(
         row=request.row,
@@ -27,7 +27,7 @@ def new_row(request: Request, block_ids: tuple[list[int], ...], *, has_encoder: 
         sampling_params=request.sampling_params,
         seed=request.seed,
         num_encoder_tokens=len(request.encoder_token_ids),
-        encoder_token_ids=[] if has_encoder else request.encoder_token_ids,
+        encoder_token_ids=[] if cached.has_encoder else request.encoder_token_ids,
         stop_token_ids=request.stop_token_ids,
         adapter_slot=request.adapter_slot,
         adapter_version=request.adapter_version,

@@ -150,9 +150,9 @@ class Scheduler:
             if is_calm and self._budget(step) > 0:
                 self._schedule_waiting(step, only)
         output.freed_rows = self._rows.take_freed()
-        for rule in self._rules:
-            rule.step_planned(output, is_idle=is_idle and not step.members)
-        if not step.members and not output.freed_rows and not self._outputs and output.kv_transfer is None:
+        is_idle = is_idle and not step.members
+        is_needed = [rule.step_planned(output, is_idle=is_idle) for rule in self._rules]
+        if not (step.members or output.freed_rows or self._outputs or any(is_needed)):
             del self._in_flight[output.step_id]
             return None
         self._next_step_id += 1
@@ -353,7 +353,7 @@ class Scheduler:
                 self._fail(state, RequestFailure("the KV cache has too few blocks for this request alone"))
             return False
         self._enter_row(state, cached)
-        step.output.new_rows.append(new_row(request, blocks, has_encoder=cached.has_encoder))
+        step.output.new_rows.append(new_row(request, blocks, cached))
         step.add(state, num_new, samples=samples)
         request.num_computed_tokens += num_new
         request.num_in_flight_tokens = 1 if samples else 0

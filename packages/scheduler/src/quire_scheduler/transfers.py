@@ -169,7 +169,7 @@ class KVTransfers(AdmissionRule):
         self._new_loads.append(KVTransferJob(job_id, blocks))
         return job_id
 
-    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> None:
+    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """Send jobs with the step.
 
         Stores are chosen last, among the blocks that are still findable: their content is whole, for the steps before
@@ -181,12 +181,13 @@ class KVTransfers(AdmissionRule):
             stores = self._new_stores(sys.maxsize if is_idle else max(MIN_STEP_STORES, num_tokens // TOKENS_PER_STORE))
         waits = self.has_work(is_idle=is_idle)
         if not (self._new_loads or stores or waits or (num_tokens and self._acknowledged)):
-            return
+            return False
         output.kv_transfer = KVTransferPlan(
             loads=self._new_loads, stores=stores, acknowledged=list(self._acknowledged), waits=waits
         )
         self._new_loads = []
         self._acknowledged = {}
+        return True
 
     def _new_stores(self, max_blocks: int) -> list[KVTransferJob]:
         if not self._connector.has_stores:
