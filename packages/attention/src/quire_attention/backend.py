@@ -8,6 +8,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata
 from quire_interfaces import KV_CACHE_DTYPES
-from quire_ops import OpFunction, OpTable, kv_cache_shape, ops
+from quire_ops import OpTable, kv_cache_shape, ops
 
 __all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
 
@@ -94,8 +95,8 @@ class AttentionBackend(Protocol):
 
     name: str
     abilities: AttentionAbilities
-    rope_and_write_kv: OpFunction | None
-    """Op `rope_and_write_kv`, which does what `write` does and what comes before it; None for a backend without."""
+    rope_and_write_kv: Callable[..., Tensor] | None
+    """Function of op `rope_and_write_kv`, which does what `write` does and what comes before it; None without one."""
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
         """Shape of a layer's cache. Its first dimension is `num_blocks`, and a block's bytes follow each other, so

@@ -92,7 +92,7 @@ class Attention:
         """Op `rope_and_write_kv` with the layer's cache: what `write` does with rotated keys -> the rotated queries."""
         kv_cache, metadata = batch.of_layer(self._layer)
         assert self._backend.rope_and_write_kv is not None
-        rotated: Tensor = self._backend.rope_and_write_kv(
+        return self._backend.rope_and_write_kv(
             query,
             key,
             value,
@@ -105,7 +105,6 @@ class Attention:
             key_norm=key_norm,
             eps=eps,
         )
-        return rotated
 
     def attend(self, query: Tensor, batch: ForwardBatch, sinks: Tensor | None = None) -> Tensor:
         """query [T, Hq, D] -> [T, Hq, D] over what is in the layer's cache."""

@@ -48,8 +48,8 @@ class KernelBuilder(Protocol):
         """
 
     def noting(self, target: str | None = None) -> AbstractContextManager[list[Any]]:
-        """As `recording`, but what is put into the list are the problems that kernels can be tuned for. None stands for
-        the GPU of this machine."""
+        """Within it the package's backends serve tensors without memory, and the problems that kernels can be tuned for
+        are put into the list. target: None stands for the GPU of this machine."""
 
     def candidates(self, problem: Any, target: str) -> int:
         """How many configurations of a kernel would be tried for a problem."""
