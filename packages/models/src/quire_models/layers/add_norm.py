@@ -27,7 +27,7 @@ class AddNorm:
     result quantize their inputs alike, it quantizes the result for all of them, too.
     """
 
-    __slots__ = ("_fused", "norm", "quant")
+    __slots__ = ("_add_norm", "_rms_norm", "norm", "quant")
 
     quant: ActivationQuant[..., tuple[QuantizedTokens, Tensor]] | None
     """How the result is quantized; None with a norm of another kind."""
@@ -38,16 +38,11 @@ class AddNorm:
         consumers: The linear layers that take the normalised sum, if nothing else takes it. They are made before this.
         """
         self.norm = norm
-        self._fused: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.quant = None
-        if isinstance(norm, RMSNorm):
-            self._fused = norm.scope.op(ops.add_rms_norm)
-            self.quant = ActivationQuant(norm.scope, ops.add_rms_norm_quant, consumers)
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether addition and norm are one op."""
-        return self._fused is not None
+        self._rms_norm = norm if isinstance(norm, RMSNorm) else None
+        if self._rms_norm is not None:
+            self._add_norm = self._rms_norm.scope.op(ops.add_rms_norm)
+            self.quant = ActivationQuant(self._rms_norm.scope, ops.add_rms_norm_quant, consumers)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Any, Tensor]:
         """x and residual [T, hidden_size]; without a residual, x is the stream and nothing is added.
@@ -55,15 +50,15 @@ class AddNorm:
         Returns:
             The normalised sum [T, hidden_size], or `QuantizedTokens` of it for its consumers, and the sum.
         """
-        norm = self.norm
         if residual is None:
-            return x if norm is None else norm(x), x
-        if self._fused is None or not isinstance(norm, RMSNorm):
+            return x if self.norm is None else self.norm(x), x
+        norm, quant = self._rms_norm, self.quant
+        if norm is None or quant is None:
             total = x + residual
-            return total if norm is None else norm(total), total
-        if self.quant is None or self.quant.activation_scheme is None:
-            return self._fused(x, residual, norm.weight, norm.eps)
-        return self.quant.function(x, residual, norm.weight, norm.eps, self.quant.activation_scheme)
+            return total if self.norm is None else self.norm(total), total
+        if quant.activation_scheme is None:
+            return self._add_norm(x, residual, norm.weight, norm.eps)
+        return quant.function(x, residual, norm.weight, norm.eps, quant.activation_scheme)
 
 
 def consumers_of(part: object) -> Sequence[Linear]:

@@ -106,16 +106,19 @@ class SequentialBlock:
     ) -> tuple[Tensor, Tensor | None]:
         if self.mixer is not None:
             normed, residual = self.before_mixer(x, residual)
-            x = self._to_add(self.mixer(normed, cos, sin, batch), self.attention_out_norm)
+            x = self.mixer(normed, cos, sin, batch)
+            if self.attention_out_norm is not None:
+                x = self.attention_out_norm(x)
+            if self.residual_factor != 1.0:
+                x = x * self.residual_factor
         if self.feed_forward is not None:
             normed, residual = self.before_feed_forward(x, residual)
-            x = self._to_add(self.feed_forward(normed), self.feed_forward_out_norm)
+            x = self.feed_forward(normed)
+            if self.feed_forward_out_norm is not None:
+                x = self.feed_forward_out_norm(x)
+            if self.residual_factor != 1.0:
+                x = x * self.residual_factor
         return x, residual
-
-    def _to_add(self, x: Tensor, norm: Map | None) -> Tensor:
-        """What a part gave, [T, hidden_size], as it is added to the stream."""
-        x = x if norm is None else norm(x)
-        return x if self.residual_factor == 1.0 else x * self.residual_factor
 
     def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
         """The layer as data for op `decoder_stack`, or None when the op cannot compute it."""
