@@ -57,8 +57,8 @@ def main() -> None:
         step = scheduler.schedule()
         if step is None:
             break
-        for news in scheduler.update(step, executor.execute(step).result()):
-            print(text.add(news.new_token_ids).text, end="", flush=True)
+        for output in scheduler.update(step, executor.execute(step).result()):
+            print(text.add(output.new_token_ids).text, end="", flush=True)
     print(text.finish().text)
     executor.close()
 

@@ -43,11 +43,11 @@ def run(*turns: list[ClientMessage], engine: FakeEngineConfig | None = None, **s
 
 def pieces(sent: list[CoreMessage], request_id: str = "r") -> list[list[int]]:
     return [
-        news.new_token_ids
+        output.new_token_ids
         for message in sent
         if isinstance(message, Outputs)
-        for news in message.outputs
-        if news.request_id == request_id
+        for output in message.outputs
+        if output.request_id == request_id
     ]
 
 
@@ -149,5 +149,5 @@ def test_a_core_that_fails_says_so_before_it_ends() -> None:
 
 def test_failed_requests_end_with_the_reason() -> None:
     sent = run([make_message("fail", [1], 5)])
-    (news,) = [news for message in sent if isinstance(message, Outputs) for news in message.outputs]
-    assert (news.finish_reason, news.error) == (FinishReason.ERROR, "asked to fail")
+    (output,) = [output for message in sent if isinstance(message, Outputs) for output in message.outputs]
+    assert (output.finish_reason, output.error) == (FinishReason.ERROR, "asked to fail")

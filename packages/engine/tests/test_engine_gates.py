@@ -111,7 +111,7 @@ def outputs(sent: list[CoreMessage]) -> list[Outputs]:
 
 
 def finished(sent: list[CoreMessage]) -> list[str]:
-    return [news.request_id for each in outputs(sent) for news in each.outputs if news.finish_reason is not None]
+    return [output.request_id for each in outputs(sent) for output in each.outputs if output.finish_reason is not None]
 
 
 def test_others_go_on_while_one_waits() -> None:

@@ -56,8 +56,8 @@ def run(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
     for _ in range(2000):
         if not core.has_requests():
             return tokens
-        for news in core.step().outputs:
-            tokens[news.request_id] += news.new_token_ids
+        for output in core.step().outputs:
+            tokens[output.request_id] += output.new_token_ids
     raise AssertionError("the requests do not end")
 
 
@@ -92,8 +92,8 @@ def test_the_loops_shutdown_stores_what_is_left_and_the_next_engine_finds_it(dep
 
         CoreLoop(EngineCore(make_parts(tier)[0], config(depth)), Inbox(), sent.append).run()
         assert isinstance(sent[-1], EngineStopped)
-        outputs = [news for message in sent if isinstance(message, Outputs) for news in message.outputs]
-        return [token for news in outputs for token in news.new_token_ids], outputs[-1].num_cached_tokens
+        outputs = [output for message in sent if isinstance(message, Outputs) for output in message.outputs]
+        return [token for output in outputs for token in output.new_token_ids], outputs[-1].num_cached_tokens
 
     first, num_cached = serve()
     assert num_cached == 0

@@ -52,10 +52,10 @@ class AccessLog:
             status = 500
             raise
         finally:
-            _tell(scope, status, time.monotonic() - start_s, requests)
+            _log_request(scope, status, time.monotonic() - start_s, requests)
 
 
-def _tell(scope: Scope, status: int, seconds: float, requests: list[RequestTimes]) -> None:
+def _log_request(scope: Scope, status: int, seconds: float, requests: list[RequestTimes]) -> None:
     path = quote(scope["path"], safe="/:@!$&'()*+,;=~")[:MAX_PATH_CHARS]  # unprintable characters could forge a line
     level = logging.DEBUG if status < 400 and path.endswith(PROBES) else logging.INFO
     if not _logger.isEnabledFor(level):

@@ -83,7 +83,7 @@ def phased_answer(
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldTokens:
     """Tokens that were made and not told yet: whether they stay in the answer is not settled."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Written:
+class _Insertion:
     """Text that the server puts into the answer."""
 
     token_ids: list[int]
@@ -164,13 +164,13 @@ class _Answer:
         self._params = params
         self._plan = plan
         self._tokens = ThinkingTokens(parser)
-        self._held = _Held()
+        self._held = _HeldTokens()
         self._text = ""
         """Of the first request's output."""
         self._output_ids: list[int] = []
         """Told so far."""
         self._num_chars = 0
-        self._written: _Written | None = None
+        self._insertion: _Insertion | None = None
         self._is_at_once = (bool(plan.forced) and not plan.thinks) or (plan.budget == 0 and parser.is_thinking)
 
     def begin(self) -> AsyncGenerator[RequestOutput, None]:
@@ -190,7 +190,7 @@ class _Answer:
             async with contextlib.aclosing(first) as outputs:
                 async for output in outputs:
                     end = self._take(output)
-                    last = self._told(output, end)
+                    last = self._settled_output(output, end)
                     if last.outputs[0].token_ids or last.outputs[0].text or last.finished or last.prompt_logprobs:
                         yield last
                     if end is not None:
@@ -198,7 +198,7 @@ class _Answer:
             if end is None or last is None:
                 return
             first = self._rest(is_closed=end.is_closed)
-        async for output in self._behind_written(first, last):
+        async for output in self._behind_insertion(first, last):
             yield output
 
     # The first request: what of it stays.
@@ -245,7 +245,7 @@ class _Answer:
             return _Cut(self._tokens.behind(span), span.end, False)
         return _Cut(bisect_left(self._tokens.offsets, span.after), span.after, True)
 
-    def _told(self, output: RequestOutput, end: _Cut | None) -> RequestOutput:
+    def _settled_output(self, output: RequestOutput, end: _Cut | None) -> RequestOutput:
         """What of the held tokens can be told now."""
         (delta,) = output.outputs
         finished = output.finished and end is None
@@ -287,14 +287,14 @@ class _Answer:
 
     # The second request.
 
-    def _write(self, *, is_closed: bool) -> _Written:
+    def _write(self, *, is_closed: bool) -> _Insertion:
         """What is written, cut to the room there is."""
         form, forced = self._plan.form, self._plan.forced
         pieces = [] if is_closed else [form.thinking_end() or ""]
         if pieces or self._output_ids:
             pieces.append(form.behind_thinking(calls=bool(forced)))
         pieces.append(forced)
-        insertion = _Written([], "", [])
+        insertion = _Insertion([], "", [])
         most = self._most_tokens()
         for text in pieces:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -322,7 +322,7 @@ class _Answer:
 
     def _rest(self, *, is_closed: bool) -> AsyncGenerator[RequestOutput, None]:
         """The request that goes on behind what is written."""
-        self._written = insertion = self._write(is_closed=is_closed)
+        self._insertion = insertion = self._write(is_closed=is_closed)
         answer = self._output_ids + insertion.token_ids
         changes: dict[str, Any] = {"min_tokens": max(0, self._params.min_tokens - len(answer))}
         if self._params.max_tokens is not None:
@@ -342,12 +342,12 @@ class _Answer:
         prompt = dataclasses.replace(self._prompt, text=None, token_ids=self._prompt.token_ids + answer)
         return self._generate(prompt, dataclasses.replace(self._params, **changes))
 
-    async def _behind_written(
+    async def _behind_insertion(
         self, rest: AsyncGenerator[RequestOutput, None], before: RequestOutput | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """The second request's deltas, the first of which has the written text in front."""
-        assert self._written is not None
-        insertion, positions = self._written, None
+        assert self._insertion is not None
+        insertion, positions = self._insertion, None
         has_begun = False
         base = self._num_chars + len(insertion.text)
         async with contextlib.aclosing(rest) as outputs:
@@ -360,7 +360,7 @@ class _Answer:
                 if insertion.is_cut and delta.error is None:
                     piece = CompletionOutput(index=0, logprobs=[], finish_reason=FinishReason.LENGTH)
                 if not has_begun:
-                    piece = self._with_written(piece, insertion, positions)
+                    piece = self._with_insertion(piece, insertion, positions)
                 result = self._add(output, piece, finished=piece.finished)
                 result.prompt_logprobs = None if has_begun else self._of_prompt(positions, before)
                 if before is not None:
@@ -372,8 +372,8 @@ class _Answer:
                 if piece.finished:
                     return
 
-    def _with_written(
-        self, piece: CompletionOutput, insertion: _Written, positions: Sequence[list[Logprob] | None] | None
+    def _with_insertion(
+        self, piece: CompletionOutput, insertion: _Insertion, positions: Sequence[list[Logprob] | None] | None
     ) -> CompletionOutput:
         logprobs = None
         if self._params.logprobs is not None:

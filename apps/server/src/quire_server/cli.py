@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-class Given(NamedTuple):
+class ParsedCommand(NamedTuple):
     """What a command was called with."""
 
     sections: dict[str, Any]
@@ -39,7 +39,7 @@ class Command(NamedTuple):
     """The settings that it takes."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     """Adds its own arguments."""
-    run: Callable[[Given], int]
+    run: Callable[[ParsedCommand], int]
     """Runs it; the exit status."""
 
 
@@ -100,7 +100,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 
         print(page_of(parser.prog, command.usage, command.text, parser, config_fields(sections), topic))
         return 0
-    return command.run(Given(*settings_from(parser, arguments, sections)))
+    return command.run(ParsedCommand(*settings_from(parser, arguments, sections)))
 
 
 def server_sections() -> Sections:
@@ -124,10 +124,10 @@ def command(
     *,
     sections: Callable[[], Sections] | None = None,
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-) -> Callable[[Callable[[Given], int]], Callable[[Given], int]]:
+) -> Callable[[Callable[[ParsedCommand], int]], Callable[[ParsedCommand], int]]:
     """Register a function as a command (`Command`)."""
 
-    def register(function: Callable[[Given], int]) -> Callable[[Given], int]:
+    def register(function: Callable[[ParsedCommand], int]) -> Callable[[ParsedCommand], int]:
         COMMANDS[name] = Command(text, usage, sections, add_arguments, function)
         return function
 
@@ -145,7 +145,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     sections=server_sections,
     add_arguments=_add_model,
 )
-def run_serve(given: Given) -> int:
+def run_serve(parsed: ParsedCommand) -> int:
     import logging
 
     from quire.config import QuireConfig
@@ -154,7 +154,7 @@ def run_serve(given: Given) -> int:
     from quire_server.exit_status import exit_status_of
     from quire_server.serve import serve
 
-    sections = dict(given.sections)
+    sections = dict(parsed.sections)
     server = sections.pop("server")
     assert isinstance(server, ServerConfig)
     try:
@@ -178,11 +178,11 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     sections=_engine_sections,
     add_arguments=_add_plan_arguments,
 )
-def run_plan(given: Given) -> int:
+def run_plan(parsed: ParsedCommand) -> int:
     from quire.config import QuireConfig
     from quire_server.plan_report import print_plan
 
-    return print_plan(QuireConfig(**given.sections), as_json=given.args.as_json)
+    return print_plan(QuireConfig(**parsed.sections), as_json=parsed.args.as_json)
 
 
 def _add_compile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,15 +204,15 @@ def _add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     sections=_engine_sections,
     add_arguments=_add_compile_arguments,
 )
-def run_compile_kernels(given: Given) -> int:
+def run_compile_kernels(parsed: ParsedCommand) -> int:
     from pathlib import Path
 
     from quire.config import QuireConfig
     from quire.kernel_list import compile_kernels
 
-    args = given.args
+    args = parsed.args
     results = compile_kernels(
-        QuireConfig(**given.sections), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
+        QuireConfig(**parsed.sections), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
     )
     print(f"{results['kernels']} kernels for {args.target} in {args.out}, {results['compiled']} of them compiled now")
     return 0
@@ -236,11 +236,11 @@ def _add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     sections=_engine_sections,
     add_arguments=_add_tune_arguments,
 )
-def run_tune(given: Given) -> int:
+def run_tune(parsed: ParsedCommand) -> int:
     from quire.config import QuireConfig
     from quire_server.tune_report import print_problems, print_tuning
 
-    args, config = given.args, QuireConfig(**given.sections)
+    args, config = parsed.args, QuireConfig(**parsed.sections)
     if args.list is not None:
         return print_problems(config, args.list)
     return print_tuning(config, args.out, context=args.context, num_processes=args.jobs)
@@ -264,13 +264,13 @@ def _add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     sections=_engine_sections,
     add_arguments=_add_eval_arguments,
 )
-def run_eval(given: Given) -> int:
+def run_eval(parsed: ParsedCommand) -> int:
     from quire.config import QuireConfig
     from quire_server.eval_report import print_eval
 
-    args = given.args
+    args = parsed.args
     return print_eval(
-        QuireConfig(**given.sections),
+        QuireConfig(**parsed.sections),
         args.text,
         window=args.window,
         against=args.against,
@@ -306,10 +306,10 @@ def _add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     "MODEL OUT --scheme NAME",
     add_arguments=_add_quantize_arguments,
 )
-def run_quantize(given: Given) -> int:
+def run_quantize(parsed: ParsedCommand) -> int:
     from quire_server.quantize_report import print_quantize
 
-    args = given.args
+    args = parsed.args
     return print_quantize(
         args.MODEL, args.OUT, args.scheme, algorithm=args.algorithm, calibration=args.calibration,
         calibration_tokens=args.calibration_tokens, revision=args.revision, use_modelscope=args.use_modelscope,
@@ -327,14 +327,14 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     sections=server_sections,
     add_arguments=_add_explain_arguments,
 )
-def run_explain(given: Given) -> int:
+def run_explain(parsed: ParsedCommand) -> int:
     from quire.config import unknown_name_error
     from quire.environment import OTHER_VARIABLES
     from quire.setting_fields import config_fields
     from quire.vllm_settings import VLLM_SETTINGS, other_name
 
-    fields, origins = config_fields(server_sections()), given.origins
-    field_name = given.args.FIELD
+    fields, origins = config_fields(server_sections()), parsed.origins
+    field_name = parsed.args.FIELD
     if field_name is None:
         for name, spec in fields.items():
             print(f"{name:<34}{_shown(spec, origins[name].value):<20} {spec.help}")
@@ -379,10 +379,10 @@ def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     "[--dtype NAME] [--device NAME]",
     add_arguments=_add_ops_arguments,
 )
-def run_ops(given: Given) -> int:
+def run_ops(parsed: ParsedCommand) -> int:
     from quire_server.ops_report import print_ops
 
-    return print_ops(device=given.args.device, dtype=given.args.dtype)
+    return print_ops(device=parsed.args.device, dtype=parsed.args.dtype)
 
 
 def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
@@ -395,12 +395,12 @@ def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     "SHELL",
     add_arguments=_add_completion_arguments,
 )
-def run_completion(given: Given) -> int:
+def run_completion(parsed: ParsedCommand) -> int:
     from quire_server.completion import completion_script
 
     commands = {name: (each.text, _completed_flags(name, each)) for name, each in COMMANDS.items()}
     commands |= {name: (f"quire {name} --help says more", []) for name in sorted(_plugins())}
-    print(completion_script(given.args.SHELL, commands), end="")
+    print(completion_script(parsed.args.SHELL, commands), end="")
     return 0
 
 
@@ -429,7 +429,7 @@ def _completed_flags(name: str, command: Command) -> list[CompletedFlag]:
 
 
 @command("version", "print the version")
-def run_version(given: Given) -> int:
+def run_version(parsed: ParsedCommand) -> int:
     from quire import __version__
 
     print(f"quire {__version__}")

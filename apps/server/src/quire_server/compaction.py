@@ -18,7 +18,7 @@ from quire_server.errors import HTTPError
 from quire_server.responses_request import CompactRequest
 from quire_server.turn import ChatTurn, RunningTurn, start_turn
 
-__all__ = ["full_context_told", "start_summary", "summary_of"]
+__all__ = ["naming_full_context", "start_summary", "summary_of"]
 
 SUMMARIZE = (
     "Summarize the conversation so far for yourself, so that you can go on from the summary alone. "
@@ -82,7 +82,7 @@ def _shortened(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 
 
 @contextlib.contextmanager
-def full_context_told() -> Iterator[None]:
+def naming_full_context() -> Iterator[None]:
     """Say of a full context what clients of the Responses API look for, before what this server says of it."""
     try:
         yield

@@ -83,7 +83,7 @@ class ChoiceOutputs:
 def request_output(
     context: ServerContext, response: GenerateResponse, outputs: list[CompletionOutput], *, num_tokens: int
 ) -> RequestOutput:
-    """The engine's news of a request.
+    """The outputs of a request as its engine gave them.
 
     Args:
         context: Knows the model.

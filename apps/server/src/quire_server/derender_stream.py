@@ -83,7 +83,7 @@ class DerenderedCompletionChunk(msgspec.Struct):
     stream_state: StreamState
 
 
-class _Asked(Body):
+class _StreamField(Body):
     """Which of the two bodies it is."""
 
     stream: bool | None = None
@@ -97,7 +97,7 @@ async def derender_chat_completions(context: ServerContext, request: Request) ->
     if _is_events(request):
         return await _chat_events(context, request)
     data = await read_body(request, context.config)
-    if (await parse_checked(context, data, _Asked)).stream:
+    if (await parse_checked(context, data, _StreamField)).stream:
         return await _chat_chunk(context, await parse_checked(context, data, DerenderChatStreamRequest), request)
     return await derender_chat(context, await parse_checked(context, data, DerenderChatRequest), request)
 
@@ -110,7 +110,7 @@ async def derender_completions(context: ServerContext, request: Request) -> Resp
     if _is_events(request):
         return await _completion_events(context, request)
     data = await read_body(request, context.config)
-    if (await parse_checked(context, data, _Asked)).stream:
+    if (await parse_checked(context, data, _StreamField)).stream:
         body = await parse_checked(context, data, DerenderCompletionStreamRequest)
         return await _completion_chunk(context, body, request)
     return await derender_completion(context, await parse_checked(context, data, DerenderCompletionRequest), request)

@@ -98,7 +98,7 @@ class Relay:
         status = status if status >= 0 else 128 - status  # as a shell tells of a signal
         pumps[1].join(timeout=1)
         if self._num_logged > _MAX_LOG_LINES:
-            self._tell(f"{self._num_logged - _MAX_LOG_LINES} more lines of its log are left out")
+            self._report(f"{self._num_logged - _MAX_LOG_LINES} more lines of its log are left out")
         return status
 
     def _pass_line(self, line: bytes, length: int) -> bool:
@@ -109,10 +109,10 @@ class Relay:
         message = _message(line)
         if message is None:
             if self._noise_bytes == 0 and line.strip():
-                self._tell(f"prints what is no message, first: {line[:_MAX_LOG_LINE_BYTES]!r}")
+                self._report(f"prints what is no message, first: {line[:_MAX_LOG_LINE_BYTES]!r}")
             self._noise_bytes += length + 1 if line.strip() else 1
             if self._noise_bytes > _MAX_NOISE_BYTES:
-                self._tell(f"printed more than {_MAX_NOISE_BYTES} bytes that are no messages, and is ended")
+                self._report(f"printed more than {_MAX_NOISE_BYTES} bytes that are no messages, and is ended")
                 return False
             return True
         name = message.get("id")
@@ -146,7 +146,7 @@ class Relay:
 
     def _refuse(self, line: bytes, length: int) -> None:
         """Answer whoever waits for a line that is too long: the request that it names, or else all of them."""
-        self._tell(f"wrote a message of {length} bytes, which is left out")
+        self._report(f"wrote a message of {length} bytes, which is left out")
         with self._lock:
             named = {json.loads(each) for each in _ID.findall(line)} & self._waiting
             answered = named or set(self._waiting)
@@ -176,14 +176,14 @@ class Relay:
         for line, _ in bounded_lines(self._child.stderr, _MAX_LOG_LINE_BYTES):
             self._num_logged += 1
             if self._num_logged <= _MAX_LOG_LINES:
-                self._tell(line[:_MAX_LOG_LINE_BYTES].decode(errors="replace"))
+                self._report(line[:_MAX_LOG_LINE_BYTES].decode(errors="replace"))
 
     def _write(self, line: bytes) -> None:
         with self._lock:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         print(f"MCP server {os.path.basename(str(self._child.args[0]))}: {text}", file=sys.stderr, flush=True)  # type: ignore[index]
 
 

@@ -58,7 +58,7 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     cwd: str | None = None
 
 
-class _Asked(NamedTuple):
+class _Question(NamedTuple):
     work: _Work
     answer: asyncio.Future[Any]
 
@@ -67,7 +67,7 @@ class _Connection:
     """A task that holds a connection, and what it is asked to do."""
 
     def __init__(self, serve: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:
-        self.asked: asyncio.Queue[_Asked] = asyncio.Queue()
+        self.questions: asyncio.Queue[_Question] = asyncio.Queue()
         self.num_waiting = 0
         """Callers that wait for an answer."""
         self.is_retired = False
@@ -190,8 +190,8 @@ class MCPServer:
         connection = self._connection
         if connection is None or connection.task.done():
             connection = self._connection = _Connection(self._serve)
-        question = _Asked(work, asyncio.get_running_loop().create_future())
-        connection.asked.put_nowait(question)
+        question = _Question(work, asyncio.get_running_loop().create_future())
+        connection.questions.put_nowait(question)
         connection.num_waiting += 1
         try:
             waited = (question.answer, connection.task)
@@ -232,7 +232,7 @@ class MCPServer:
             client = await resources.enter_async_context(Client(where, read_timeout_seconds=self._timeout_s))
             async with asyncio.TaskGroup() as group:
                 while True:
-                    question = await connection.asked.get()
+                    question = await connection.questions.get()
                     if not question.answer.done():
                         task = group.create_task(self._answer(connection, client, question))
                         question.answer.add_done_callback(functools.partial(_cancel, task))
@@ -266,7 +266,7 @@ class MCPServer:
         http = await resources.enter_async_context(bounded_client(spec.headers, self._timeout_s, MAX_ANSWER_BYTES))
         return streamable_http_client(spec.url, http_client=http)
 
-    async def _answer(self, connection: _Connection, client: Any, question: _Asked) -> None:
+    async def _answer(self, connection: _Connection, client: Any, question: _Question) -> None:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from quire_interfaces import RequestError
 from quire_server.body import read_model
-from quire_server.compaction import full_context_told, summary_of
+from quire_server.compaction import naming_full_context, summary_of
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext, in_thread_when, unless_disconnected
 from quire_server.conversations import ConversationsService
@@ -124,7 +124,7 @@ class ResponsesService:
         """POST /v1/responses/compact: the conversation as one item that a later request can begin with."""
         body = await read_model(context, request, CompactRequest)
         context.resolve_model(body.model)
-        with full_context_told(), naming_fields(body.field_names()):
+        with naming_full_context(), naming_fields(body.field_names()):
             items = await self._history.conversation_items(
                 context, body.previous_response_id
             ) + await self._history.new_items(context, body)
@@ -151,7 +151,7 @@ class ResponsesService:
         body = await read_model(context, request, ResponsesRequest)
         context.resolve_model(body.model)
         body.take_format()
-        with full_context_told(), naming_fields(body.field_names()):
+        with naming_full_context(), naming_fields(body.field_names()):
             items = await self._history.earlier_items(context, body) + await self._history.new_items(context, body)
             tools = body.tools or ()
             offered = await in_thread_when(True, lambda: client_tools_of(tools, items))

@@ -57,7 +57,7 @@ class ItemReader:
         Raises:
             RequestError: naming the item at fault.
         """
-        transcript = _Told(instructions)
+        transcript = _Transcript(instructions)
         newest = _newest_message(items) if has_new else None
         refused = {
             str(item.get("approval_request_id")): item.get("reason")
@@ -68,7 +68,7 @@ class ItemReader:
             self._read(transcript, item, f"{at}[{index}]", refused, is_new=index == newest)
         return transcript.finished()
 
-    def _read(self, transcript: _Told, item: Item, at: str, refused: dict[Any, Any], *, is_new: bool) -> None:
+    def _read(self, transcript: _Transcript, item: Item, at: str, refused: dict[Any, Any], *, is_new: bool) -> None:
         kind = item.get("type")
         if not isinstance(kind, str) or kind == "item_reference":
             raise _wrong(f"{at}.type", kind, "be the type of an item, like message or function_call_output")
@@ -101,7 +101,7 @@ class ItemReader:
         elif kind not in _SILENT and (line := _line(item)):
             transcript.say(line)
 
-    def _read_message(self, transcript: _Told, item: Item, at: str, *, is_new: bool) -> None:
+    def _read_message(self, transcript: _Transcript, item: Item, at: str, *, is_new: bool) -> None:
         if item.get("role") not in _ROLES:
             raise _wrong(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
         text = content_text(item.get("content"), f"{at}.content", is_new=is_new)
@@ -145,7 +145,7 @@ class ItemReader:
         return summary is not None and summary.replaces
 
 
-class _Told:
+class _Transcript:
     """The messages so far."""
 
     def __init__(self, instructions: str | None) -> None:

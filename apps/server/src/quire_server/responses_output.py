@@ -56,7 +56,7 @@ class OutputItems:
         """Reads the text of the custom tool's call that is open."""
         self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        self._told: list[Event] = []
+        self._events: list[Event] = []
         self._logprobs: list[dict[str, Any]] = []
         """Of tokens whose text has not come."""
 
@@ -89,7 +89,7 @@ class OutputItems:
         return self._taken()
 
     def _taken(self) -> list[Event]:
-        new_events, self._told = self._told, []
+        new_events, self._events = self._events, []
         return new_events
 
     @property
@@ -104,13 +104,13 @@ class OutputItems:
         part = self._current["content"][0]
         part["text"] += text
         part["logprobs"] += logprobs
-        self._tell("output_text.delta", content_index=0, delta=text, logprobs=_plain(logprobs))
+        self._emit("output_text.delta", content_index=0, delta=text, logprobs=_plain(logprobs))
 
     def _reasoning(self, text: str) -> None:
         if self._open is None or self._open["type"] != "reasoning":
             self._begin("rs", {"type": "reasoning", "summary": []}, {"type": "reasoning_text", "text": ""})
         self._current["content"][0]["text"] += text
-        self._tell("reasoning_text.delta", content_index=0, delta=text)
+        self._emit("reasoning_text.delta", content_index=0, delta=text)
 
     def _add_arguments(self, piece: str) -> None:
         call = self._current
@@ -119,12 +119,12 @@ class OutputItems:
             return
         call["arguments"] += piece
         if call["type"] in _STREAMED:  # others are told when they are whole
-            self._tell(f"{call['type']}_arguments.delta", delta=piece)
+            self._emit(f"{call['type']}_arguments.delta", delta=piece)
 
     def _add_input(self, text: str) -> None:
         if text:
             self._current["input"] += text
-            self._tell("custom_tool_call_input.delta", delta=text)
+            self._emit("custom_tool_call_input.delta", delta=text)
 
     def _begin_call(self, event: CallStart, name: str) -> None:
         of_mcp = self._mcp_tool(name)
@@ -137,7 +137,7 @@ class OutputItems:
         if of_mcp is not None:
             call = {"type": "mcp_call", **called, "output": None}
             self._begin("mcp", {**call, "error": None}, None)
-            self._tell("mcp_call.in_progress")
+            self._emit("mcp_call.in_progress")
             return
         tool, call_id = self._client_tool(name), self.call_id(event.index, event.id)
         if tool is not None and tool.kind in BUILTIN_TOOLS:
@@ -160,10 +160,10 @@ class OutputItems:
             item["content"] = []
         self.items.append(item)
         self._open = item
-        self._told.append(self._item_event("added", item))
+        self._events.append(self._item_event("added", item))
         if part is not None:
             item["content"] = [part]
-            self._tell("content_part.added", content_index=0, part=dict(part))
+            self._emit("content_part.added", content_index=0, part=dict(part))
 
     def _close(self, status: str) -> None:
         item, kind = self._open, (self._open or {}).get("type")
@@ -181,9 +181,9 @@ class OutputItems:
             if self._input is not None:
                 self._add_input(self._input.finish())
             self._input = None
-            self._tell("custom_tool_call_input.done", input=item["input"])
+            self._emit("custom_tool_call_input.done", input=item["input"])
         elif kind in _STREAMED:
-            self._tell(f"{kind}_arguments.done", arguments=item["arguments"])
+            self._emit(f"{kind}_arguments.done", arguments=item["arguments"])
             if kind == "mcp_call" and status == "completed":
                 item["status"] = "calling"  # done when it was run
                 self._calls.append(item)
@@ -192,15 +192,15 @@ class OutputItems:
         else:
             part = item["content"][0]
             if kind == "message":
-                self._tell("output_text.done", content_index=0, text=part["text"], logprobs=_plain(part["logprobs"]))
+                self._emit("output_text.done", content_index=0, text=part["text"], logprobs=_plain(part["logprobs"]))
             else:
-                self._tell("reasoning_text.done", content_index=0, text=part["text"])
+                self._emit("reasoning_text.done", content_index=0, text=part["text"])
                 if self._seal is not None:
                     item["encrypted_content"] = self._seal(part["text"])
-            self._tell("content_part.done", content_index=0, part=dict(part))
+            self._emit("content_part.done", content_index=0, part=dict(part))
         item["status"] = status
         self._open = None
-        self._told.append(self._item_event("done", item))
+        self._events.append(self._item_event("done", item))
 
     def _add_builtin_call(self, call: dict[str, Any], status: str) -> None:
         """A call of a tool with a type of its own, whose item is made of all of its arguments."""
@@ -217,7 +217,7 @@ class OutputItems:
     def _add(self, item: dict[str, Any]) -> None:
         """An item that is whole at once."""
         self.items.append(item)
-        self._told += [self._item_event("added", item), self._item_event("done", item)]
+        self._events += [self._item_event("added", item), self._item_event("done", item)]
 
     def begin_calls(self, calls: Sequence[dict[str, Any]]) -> list[Event]:
         """Calls of MCP tools that were approved and are being run; their items from now on."""
@@ -226,10 +226,10 @@ class OutputItems:
             call["status"] = "in_progress"
             self.items.append(call)
             place = {"item_id": call["id"], "output_index": self._place(call)}
-            self._told.append(self._item_event("added", call))
-            self._told.append({"type": "response.mcp_call.in_progress", **place})
+            self._events.append(self._item_event("added", call))
+            self._events.append({"type": "response.mcp_call.in_progress", **place})
             end_event = {"type": "response.mcp_call_arguments.done", "arguments": call["arguments"]}
-            self._told.append({**end_event, **place})
+            self._events.append({**end_event, **place})
         return self._taken()
 
     def take_calls(self) -> list[dict[str, Any]]:
@@ -241,8 +241,8 @@ class OutputItems:
         """These calls were run: their items hold what came of it."""
         for call in calls:
             place = {"item_id": call["id"], "output_index": self._place(call)}
-            self._told.append({"type": f"response.mcp_call.{call['status']}", **place})
-            self._told.append(self._item_event("done", call))
+            self._events.append({"type": f"response.mcp_call.{call['status']}", **place})
+            self._events.append(self._item_event("done", call))
         return self._taken()
 
     def begin_compaction(self) -> list[Event]:
@@ -263,11 +263,11 @@ class OutputItems:
         for item in lists:
             self.items.append(item)
             place = {"item_id": item["id"], "output_index": self._place(item)}
-            self._told.append(self._item_event("added", item))
-            self._told += [
+            self._events.append(self._item_event("added", item))
+            self._events += [
                 {"type": f"response.mcp_list_tools.{what}", **place} for what in ("in_progress", "completed")
             ]
-            self._told.append(self._item_event("done", item))
+            self._events.append(self._item_event("done", item))
         return self._taken()
 
     def _place(self, item: dict[str, Any]) -> int:
@@ -277,9 +277,9 @@ class OutputItems:
         copied = {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
         return {"type": f"response.output_item.{what}", "output_index": self._place(item), "item": copied}
 
-    def _tell(self, what: str, **values: Any) -> None:
+    def _emit(self, what: str, **values: Any) -> None:
         place = {"item_id": self._current["id"], "output_index": len(self.items) - 1}
-        self._told.append({"type": f"response.{what}", **place, **values})
+        self._events.append({"type": f"response.{what}", **place, **values})
 
 
 def _broken(item: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import ContextLengthError, FinishReason, QuireError, SamplingParams
 from quire_server.client_tools import ClientTools
-from quire_server.compaction import full_context_told, summary_of
+from quire_server.compaction import naming_full_context, summary_of
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
@@ -144,16 +144,16 @@ class ResponseRun:
 
     async def whole(self) -> dict[str, Any]:
         """Run to the end; the response object. What fails raises."""
-        with full_context_told(), naming_fields(self._body.field_names()):
-            async for _ in self._told():
+        with naming_full_context(), naming_fields(self._body.field_names()):
+            async for _ in self._named_events():
                 pass
         return self.latest
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """Run to the end; events as they come, the last of which holds the whole response."""
         try:
-            with full_context_told(), naming_fields(self._body.field_names()):
-                async with contextlib.aclosing(self._told()) as batches:
+            with naming_full_context(), naming_fields(self._body.field_names()):
+                async with contextlib.aclosing(self._named_events()) as batches:
                     async for events in batches:
                         yield self._numbered(events)
         except QuireError as error:
@@ -162,13 +162,13 @@ class ResponseRun:
             failed = await self.keep("failed", error=_failure(error))
             yield self._numbered([{"type": "response.failed", "response": failed}])
 
-    async def _told(self) -> AsyncGenerator[list[Event], None]:
+    async def _named_events(self) -> AsyncGenerator[list[Event], None]:
         with naming_fields(self._body.field_names()):
-            async with contextlib.aclosing(self._told_by_turns()) as batches:
+            async with contextlib.aclosing(self._events_by_turn()) as batches:
                 async for events in batches:
                     yield events
 
-    async def _told_by_turns(self) -> AsyncGenerator[list[Event], None]:
+    async def _events_by_turn(self) -> AsyncGenerator[list[Event], None]:
         """What happens, turn after turn: the model calls MCP tools, and goes on with what they gave."""
         is_first, last = True, None
         if self._approved:
@@ -319,14 +319,14 @@ class LiveResponse:
     def __init__(self, run: ResponseRun) -> None:
         self.run = run
         self._events: list[Event] = []
-        self._news = asyncio.Event()
+        self._change = asyncio.Event()
         self.task = asyncio.ensure_future(self._collect())
 
     async def _collect(self) -> None:
         try:
             async for events in self.run.events():
                 self._events += events
-                self._tell()
+                self._notify()
         except asyncio.CancelledError:
             await self.run.keep("cancelled")
             raise
@@ -335,23 +335,23 @@ class LiveResponse:
             event = {"type": "response.failed", "response": failed, "sequence_number": len(self._events)}
             self._events.append(event)
         finally:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def events(self, start: int) -> AsyncGenerator[list[Event], None]:
         """Events from number `start` on, until the response has ended."""
         while True:
-            news = self._news
+            change = self._change
             if start < len(self._events):
                 batches, start = self._events[start:], len(self._events)
                 yield batches
             elif self.task.done():
                 return
             else:
-                waiting = asyncio.ensure_future(news.wait())
+                waiting = asyncio.ensure_future(change.wait())
                 await asyncio.wait((waiting, self.task), return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
 

@@ -12,7 +12,7 @@ from typing import Any
 from quire_interfaces import ContextLengthError, RequestError
 from quire_server.approved_calls import ApprovedCalls
 from quire_server.client_tools import ClientTools
-from quire_server.compaction import full_context_told, start_summary
+from quire_server.compaction import naming_full_context, start_summary
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import naming_fields
@@ -62,7 +62,7 @@ class ResponsePreparer:
                 "this server keeps no responses (--response-store none); leave store and background out", param="store"
             )
         body.take_format()
-        with full_context_told(), naming_fields(body.field_names()):
+        with naming_full_context(), naming_fields(body.field_names()):
             await in_thread_when(body.is_large, lambda: context.sampling_params(body))
             items = await self._history.new_items(context, body)
             earlier = await self._history.earlier_items(context, body, recent)

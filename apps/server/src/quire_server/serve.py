@@ -117,7 +117,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.enable()
-        _tell_ready(info, server, listening, time.monotonic() - start_s)
+        _announce(info, server, listening, time.monotonic() - start_s)
         dead = asyncio.ensure_future(_engine_death(llm))
         watchers = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
@@ -197,7 +197,7 @@ def _progress(llm: AsyncLLM) -> Iterator[None]:
         yield
 
 
-def _tell_ready(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> None:
+def _announce(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> None:
     if server.banner and server.log_format == "text":
         print(banner(info, server, listening, seconds), flush=True)
         return
