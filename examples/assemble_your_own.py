@@ -15,7 +15,7 @@ from quire_interfaces import Request, SamplingParams
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import ModelConfig, load_model
 from quire_renderers import ChatRenderer, IncrementalDetokenizer, load_tokenizer
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig
 from quire_scheduler import Scheduler, SchedulerConfig
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, MAX_NUM_SEQS = 16, 512, 1024, 8
@@ -35,7 +35,7 @@ def main() -> None:
     specs = model.kv_cache_specs(BLOCK_SIZE, dtype="float32")
     plan = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
     config = RunnerConfig(dtype="float32", max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
-    executor = RunnerExecutor(ModelRunner.for_model(network, plan, config))
+    executor = ModelRunner.for_model(network, plan, config)  # runs each step in the caller
 
     # The policy side: integers only.
     cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK_SIZE))

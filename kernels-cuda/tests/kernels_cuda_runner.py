@@ -128,7 +128,7 @@ class Driver:
             new_rows=[self._new(row) for row in new],
         )
         self._step += 1
-        for row, tokens in zip(rows, self.runner.execute(output).sampled_token_ids, strict=True):
+        for row, tokens in zip(rows, self.runner.run(output).sampled_token_ids, strict=True):
             self.num_tokens[row] = self.num_tokens.get(row, len(PROMPTS[row])) + 1
             self.tokens[row] += tokens
         if self.runner.graphs is not None:
@@ -148,7 +148,7 @@ class Driver:
             draft_token_ids={row: ids for row, ids in drafts.items() if ids},
         )
         self._step += 1
-        for row, tokens in zip(drafts, self.runner.execute(output).sampled_token_ids, strict=True):
+        for row, tokens in zip(drafts, self.runner.run(output).sampled_token_ids, strict=True):
             self.num_tokens[row] += len(tokens)
             self.tokens[row] += tokens
         if self.runner.graphs is not None:

@@ -115,13 +115,13 @@ def measure(num_rows: int, num_steps: int, vocab_size: int, params: SamplingPara
         vocab_size=vocab_size,
         cache_shape=lambda n, size, heads, dim: (n, 2, heads, size, dim),
     )
-    runner.execute(prefill(num_rows, params))
+    runner.run(prefill(num_rows, params))
     steps = [decode(i + 1, num_rows, PROMPT_LEN + i) for i in range(num_steps)]
     times = []
     for step in steps:
         network.seconds = network.cpu_seconds = 0.0
         begin, cpu_begin = time.perf_counter(), time.thread_time()
-        runner.execute(step)
+        runner.run(step)
         wall, cpu = time.perf_counter() - begin, time.thread_time() - cpu_begin
         times.append((wall - network.seconds, cpu - network.cpu_seconds))
     runner.close()

@@ -7,10 +7,10 @@ from typing import Any
 
 from runner_harness import make_request
 
-from quire_interfaces import Request
+from quire_interfaces import Executor, Request
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import Network
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_scheduler import Scheduler, SchedulerConfig
 
 NUM_DRAFTS = 3
@@ -40,8 +40,12 @@ class Engine:
             draft_controller=more.get("controller"),
             capture=more.get("capture"),
         )
-        self.executor = RunnerExecutor(runner, threaded=depth > 0)
-        self.executor.prepare(runner.learn_draft_costs)
+        self.executor: Executor = runner
+        if depth > 0:
+            self.executor = threads = ThreadedExecutor(runner)
+            threads.prepare(runner.learn_draft_costs)
+        else:
+            runner.learn_draft_costs()
         self.manager = KVCacheManager(plan, KVCacheConfig(block_size=4))
         ahead = topk * NUM_DRAFTS if draft else 0
         self.scheduler = Scheduler(SchedulerConfig(**limits, num_lookahead_tokens=ahead), self.manager)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces import (
     EngineCoreOutput,
+    Executor,
     FinishReason,
     FullAttentionSpec,
     KVCachePlan,
@@ -30,7 +31,7 @@ from quire_interfaces import (
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import DecoderLM, ModelConfig, build_model
 from quire_ops import DecodeRows, LoraTokens
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
 
@@ -295,7 +296,8 @@ class Engine:
         )
         rules = () if make_transfers is None else (make_transfers(self.manager),)
         self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, rules=rules)
-        self.executor = RunnerExecutor(self.runner, threaded=depth > 0, reads_apart=reads_apart)
+        threads = ThreadedExecutor(self.runner, reads_apart=reads_apart) if depth > 0 else None
+        self.executor: Executor = threads or self.runner
         self.depth = depth
         self.outcomes: dict[str, Outcome] = {}
         self.num_steps = 0

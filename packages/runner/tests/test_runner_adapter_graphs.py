@@ -110,7 +110,7 @@ class Driver:
             new_rows=[self._new(row) for row in new],
         )
         self.num_steps += 1
-        for row, tokens in zip(drafts, self.runner.execute(output).sampled_token_ids, strict=True):
+        for row, tokens in zip(drafts, self.runner.run(output).sampled_token_ids, strict=True):
             self.num_tokens[row] = self.num_tokens.get(row, len(PROMPTS[row])) + len(tokens)
             self.tokens[row] = self.tokens.get(row, []) + tokens
 

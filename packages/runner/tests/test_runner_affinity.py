@@ -13,7 +13,7 @@ from runner_harness import VOCAB_SIZE, TinyNetwork, cache_shape
 
 from quire_interfaces import ConfigError
 from quire_kv_cache import plan_kv_cache
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_runner.affinity import bind_team, choose_cores, parse_cores
 from quire_testkit.conformance.executor import ExecutorSuite
 
@@ -120,7 +120,7 @@ def test_the_steps_run_on_the_cores_asked_for(threaded: bool) -> None:
             network, plan, config, vocab_size=VOCAB_SIZE, cache_shape=cache_shape, layer_names=tuple(specs)
         )
         assert runner.cores == (HERE[-1],)
-        executor = RunnerExecutor(runner, threaded=threaded)
+        executor = ThreadedExecutor(runner) if threaded else runner
         executor.execute(suite.prefill(0, [0], [1, 2])).result(timeout=30)
         executor.close()
 

@@ -12,7 +12,7 @@ from runner_harness import VOCAB_SIZE, Engine, TinyNetwork, cache_shape
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import EngineDeadError, Executor
 from quire_kv_cache import plan_kv_cache
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.fake_runner import FakeExecutor, FakeRunner
 
@@ -83,7 +83,7 @@ def test_the_worker_uses_the_configured_number_of_threads() -> None:
             cache_shape=cache_shape,
             layer_names=tuple(specs),
         )
-        executor = RunnerExecutor(runner, threaded=True)
+        executor = ThreadedExecutor(runner)
         executor.execute(suite.prefill(0, [0], [1, 2])).result(timeout=10)
         executor.close()
     finally:
@@ -100,7 +100,7 @@ def test_close_waits_for_running_steps() -> None:
 
 def test_close_has_a_deadline() -> None:
     engine, release = held_engine()
-    executor = RunnerExecutor(engine.runner, threaded=True, close_timeout_s=0.1)
+    executor = ThreadedExecutor(engine.runner, close_timeout_s=0.1)
     future = executor.execute(suite.prefill(0, [0], [1, 2]))
     try:
         with pytest.raises(EngineDeadError, match=r"still ran 0\.1 s after close"):
@@ -112,7 +112,7 @@ def test_close_has_a_deadline() -> None:
 
 def test_the_number_of_steps_in_flight_is_bounded() -> None:
     engine, release = held_engine()
-    executor = RunnerExecutor(engine.runner, threaded=True, max_in_flight=2)
+    executor = ThreadedExecutor(engine.runner, max_in_flight=2)
     futures = [executor.execute(suite.prefill(i, [i], [1, 2])) for i in range(2)]
     try:
         with pytest.raises(EngineDeadError, match="bound is 2"):
@@ -129,4 +129,4 @@ def test_close_gives_the_cache_back() -> None:
     engine.executor.execute(suite.prefill(0, [0], [1, 2]))
     engine.close()
     with pytest.raises(RuntimeError, match="the runner is closed"):
-        engine.runner.execute(suite.prefill(1, [1], [1, 2]))
+        engine.runner.run(suite.prefill(1, [1], [1, 2]))

@@ -127,7 +127,7 @@ def test_a_step_that_raises_leaves_token_history_as_it_was() -> None:
             raise FloatingPointError("the device had a bad day")
 
     engine = Engine(TinyNetwork(fail=fail))
-    run = engine.runner.execute
+    run = engine.runner.run
     prompt = [4, 5, 6]
     request = make_request("r", prompt)
     expected = reference_tokens(engine.network, request)
@@ -175,23 +175,23 @@ def test_discarded_steps_are_computed_anew(depth: int) -> None:
 def test_too_few_blocks_is_an_error_not_a_silent_write() -> None:
     engine = Engine(block_size=4)
     with pytest.raises(RuntimeError, match="needs 2 blocks but was given 1"):
-        engine.runner.execute(step(0, 0, 0, 6, new_rows=[new_row(0, range(6), [1])]))
+        engine.runner.run(step(0, 0, 0, 6, new_rows=[new_row(0, range(6), [1])]))
     engine.close()
 
 
 def test_a_request_longer_than_a_row_fails_alone() -> None:
     engine = Engine(max_model_len=8)
     output = step(0, 0, 0, 9, new_rows=[new_row(0, range(9), [1, 2, 3])])
-    result = engine.runner.execute(output)
+    result = engine.runner.run(output)
     assert result.sampled_token_ids == [[]]
     assert "9 tokens do not fit a context of 8 tokens" in result.failed_rows[0].message
-    assert engine.runner.execute(step(1, 1, 0, 2, new_rows=[new_row(1, [1, 2], [1])])).sampled_token_ids[0]
+    assert engine.runner.run(step(1, 1, 0, 2, new_rows=[new_row(1, [1, 2], [1])])).sampled_token_ids[0]
     engine.close()
 
 
 def test_an_empty_step_frees_rows() -> None:
     engine = Engine()
-    run = engine.runner.execute
+    run = engine.runner.run
     run(step(0, 3, 0, 2, new_rows=[new_row(3, [1, 2], [5])]))
     empty = SchedulerOutput(
         step_id=1, rows=[], request_ids=[], num_computed_tokens=[], num_scheduled_tokens=[], samples=[], freed_rows=[3]

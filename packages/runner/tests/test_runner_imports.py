@@ -27,7 +27,7 @@ def test_no_torch(statement: str) -> None:
 
 
 def test_the_runner_itself_loads_no_policy_and_no_wire() -> None:
-    modules = loaded_by("from quire_runner import ModelRunner, RunnerExecutor")
+    modules = loaded_by("from quire_runner import ModelRunner, ThreadedExecutor")
     assert "torch" in modules
     assert not modules & {"quire_scheduler", "quire_kv_cache", "quire_testkit", "msgspec", "pydantic", "transformers"}
 

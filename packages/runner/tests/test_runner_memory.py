@@ -104,7 +104,7 @@ def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, 
     )
     step = ExecutorSuite().entries(0, [0], context - step_tokens, step_tokens, new_rows=[request])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
-        runner.execute(step)
+        runner.run(step)
     events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
     peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
     figure = activation_bytes(model.config, config, dtype_bytes=4, kv_cache_dtype=cache_dtype)

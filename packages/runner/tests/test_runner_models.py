@@ -11,7 +11,7 @@ from runner_harness import FAMILIES, make_request, random_model
 from quire_interfaces import Request
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import DecoderLM
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_sampling import SamplingConfig
 from quire_scheduler import Scheduler, SchedulerConfig
 from quire_spec_decode import NgramDrafter
@@ -28,7 +28,7 @@ def run(
         "num_speculative_tokens": 3 if "drafter" in more else 0,
     }
     runner = ModelRunner.for_model(model, plan, RunnerConfig(**limits), **more)
-    executor = RunnerExecutor(runner, threaded=depth > 0)
+    executor = ThreadedExecutor(runner) if depth > 0 else runner
     scheduler = Scheduler(SchedulerConfig(**limits), KVCacheManager(plan, KVCacheConfig(block_size=4)))
     for request in requests:
         scheduler.add_request(request)

@@ -27,6 +27,7 @@ from quire_engine import EngineParts
 from quire_interfaces import (
     AdmissionRule,
     ConfigError,
+    Executor,
     GrammarBackend,
     LogitsProcessor,
     RequestError,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_models.transformers_backend.model import TransformersLM
-    from quire_runner import ModelRunner, RunnerExecutor
+    from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder",
            "read_model_config", "use_kernel_tables"]  # fmt: skip
@@ -173,7 +174,7 @@ class DeviceSide:
     """All that computes."""
 
     runner: ModelRunner
-    executor: RunnerExecutor
+    executor: Executor
     gate: GrammarGate
     """Makes the matchers of the runner, and lets requests wait for them."""
     store: AdapterStore | None
@@ -285,7 +286,7 @@ def _build_device_side(
     """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. Arguments
     and errors as those of `build_parts`."""
     from quire_lora import AdapterRuntime
-    from quire_runner import ModelRunner, RunnerExecutor
+    from quire_runner import ModelRunner, ThreadedExecutor
     from quire_sampling import SamplingConfig
 
     config, plan, network = blueprint.config, blueprint.plan, networks.target
@@ -315,10 +316,12 @@ def _build_device_side(
     device = config.runner.device
     if device.startswith("cuda"):
         add_stats.append(_watch_kernels(runner))
-    executor = RunnerExecutor(
-        runner, threaded=config.engine.depth(device) > 0, reads_apart=not device.startswith("cpu")
-    )
-    executor.prepare(runner.learn_draft_costs)
+    executor: Executor = runner
+    if config.engine.depth(device) > 0:
+        executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
+        threads.prepare(runner.learn_draft_costs)
+    else:
+        runner.learn_draft_costs()
     return DeviceSide(
         runner=runner,
         executor=executor,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire_runner.block_bytes import BlockBytes
     from quire_runner.config import RunnerConfig
-    from quire_runner.executor import RunnerExecutor
+    from quire_runner.executor import ThreadedExecutor
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
     from quire_runner.protocols import LogitsTap, RunnableNetwork
@@ -28,7 +28,7 @@ __all__ = [
     "Rows",
     "RunnableNetwork",
     "RunnerConfig",
-    "RunnerExecutor",
+    "ThreadedExecutor",
     "activation_bytes",
     "allocate_kv_caches",
     "graph_bytes",
@@ -42,7 +42,7 @@ _MODULE_OF = {
     "Rows": "rows",
     "RunnableNetwork": "protocols",
     "RunnerConfig": "config",
-    "RunnerExecutor": "executor",
+    "ThreadedExecutor": "executor",
     "activation_bytes": "memory",
     "allocate_kv_caches": "kv_cache",
     "graph_bytes": "memory",

@@ -1,7 +1,7 @@
-"""`RunnerExecutor`: steps in order, in the caller or in worker threads.
+"""`ThreadedExecutor`: the steps of a `ModelRunner` in order, in worker threads.
 
-With a thread, the next step can be planned on the host while this one computes (torch lets go of the interpreter lock
-inside its operators). Knows nothing of what a step is.
+The next step can be planned on the host while this one computes (torch lets go of the interpreter lock inside its
+operators). Without threads, the runner itself is the executor. Knows nothing of what a step is.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from quire_interfaces.errors import EngineDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_runner.runner import ModelRunner
 
-__all__ = ["RunnerExecutor"]
+__all__ = ["ThreadedExecutor"]
 
 
-class RunnerExecutor:
-    """Runs the steps of one `ModelRunner` (an `Executor`). One thread calls it.
+class ThreadedExecutor:
+    """Runs the steps of one `ModelRunner` in a worker thread (an `Executor`). One thread calls it.
 
     On a device that computes beside the host, a second thread waits for results: the next step is launched while the
     device still computes, and the device never waits for the host.
 
     Args:
         runner: Owned from now on: `close` closes it.
-        threaded: False runs each step inside `execute` and returns a finished future (depth 0, debugging); True runs
-            steps in one worker thread (needed for asynchronous depth 1).
-        reads_apart: With a thread, read results in another one.
+        reads_apart: Read results in another thread.
         max_in_flight: Steps that may wait or run at once; a caller that exceeds it has a bug.
         close_timeout_s: How long `close` waits for running steps, in seconds.
     """
@@ -35,29 +33,26 @@ class RunnerExecutor:
         self,
         runner: ModelRunner,
         *,
-        threaded: bool = False,
         reads_apart: bool = False,
         max_in_flight: int = 8,
         close_timeout_s: float = 60.0,
     ) -> None:
         self._runner = runner
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-runner") if threaded else None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="quire-results") if threaded and reads_apart else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-runner")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="quire-results") if reads_apart else None
         self._max_in_flight = max_in_flight
         self._close_timeout_s = close_timeout_s
         self._in_flight: list[Future[ModelRunnerOutput]] = []
         self._closed = False
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Start a step; see `Executor.execute`.
+        """Start a step in the worker thread.
 
         Raises:
             EngineDeadError: the executor was closed, or `max_in_flight` steps are under way.
         """
         if self._closed:
             raise EngineDeadError(f"step {output.step_id} came after the executor was closed; make a new engine")
-        if self._worker is None:
-            return _run_now(self._runner.execute, output)
         self._in_flight = [future for future in self._in_flight if not future.done()]
         if len(self._in_flight) >= self._max_in_flight:
             raise EngineDeadError(
@@ -65,7 +60,7 @@ class RunnerExecutor:
                 f"{self._max_in_flight}; take results before handing out more steps"
             )
         if self._reader is None:
-            future = self._worker.submit(self._runner.execute, output)
+            future = self._worker.submit(self._runner.run, output)
         else:
             future = Future()
             self._worker.submit(self._launch, output, future, self._reader)
@@ -74,10 +69,7 @@ class RunnerExecutor:
 
     def prepare(self, function: Callable[[], None]) -> None:
         """Call `function` in the thread that runs steps, and wait for it. Before the first step."""
-        if self._worker is None:
-            function()
-        else:
-            self._worker.submit(function).result()
+        self._worker.submit(function).result()
 
     def close(self) -> None:
         """Finish running steps and give all memory back. Idempotent.
@@ -88,15 +80,14 @@ class RunnerExecutor:
         if self._closed:
             return
         self._closed = True
-        if self._worker is not None:
-            self._worker.shutdown(wait=False)
-            not_done = wait(self._in_flight, timeout=self._close_timeout_s).not_done
-            if self._reader is not None:
-                self._reader.shutdown(wait=False)
-            if not_done:
-                raise EngineDeadError(
-                    f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
-                )
+        self._worker.shutdown(wait=False)
+        not_done = wait(self._in_flight, timeout=self._close_timeout_s).not_done
+        if self._reader is not None:
+            self._reader.shutdown(wait=False)
+        if not_done:
+            raise EngineDeadError(
+                f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
+            )
         self._runner.close()
 
     def _launch(self, output: SchedulerOutput, future: Future[ModelRunnerOutput], reader: ThreadPoolExecutor) -> None:
@@ -115,14 +106,3 @@ def _resolve(future: Future[ModelRunnerOutput], read: Callable[[], ModelRunnerOu
         future.set_result(read())
     except BaseException as error:
         future.set_exception(error)
-
-
-def _run_now(
-    step: Callable[[SchedulerOutput], ModelRunnerOutput], output: SchedulerOutput
-) -> Future[ModelRunnerOutput]:
-    future: Future[ModelRunnerOutput] = Future()
-    try:
-        future.set_result(step(output))
-    except Exception as error:
-        future.set_exception(error)
-    return future

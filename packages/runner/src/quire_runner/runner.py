@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
@@ -264,7 +265,16 @@ class ModelRunner:
         finally:
             self._sampling.on_logits = on_logits
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run one step in the caller's thread: a runner is an `Executor` without threads. The future is done."""
+        future: Future[ModelRunnerOutput] = Future()
+        try:
+            future.set_result(self.run(output))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises as `launch` does."""
         result = self.launch(output)()
         self._rows.take_late_failures()

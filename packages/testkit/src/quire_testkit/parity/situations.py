@@ -9,15 +9,16 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
 
 from quire_engine import EngineConfig, EngineCore, EngineInfo, EngineParts
-from quire_interfaces import Request, SamplingParams, SchedulerOutput
+from quire_interfaces import ModelRunnerOutput, Request, SamplingParams, SchedulerOutput
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
-from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_scheduler import Scheduler, SchedulerConfig
 
 __all__ = ["SITUATIONS", "Situation", "Watched", "serve"]
@@ -81,10 +82,18 @@ class _RecordingRunner:
         for row, position, values in zip(rows, positions, logits.clone(), strict=True):
             self.logits[self._holder[row]][position] = values
 
-    def execute(self, output: SchedulerOutput) -> Any:
+    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         assert self.inner is not None
-        self._holder.update({new.row: new.request_id for new in output.new_rows})
+        self._note(output)
         return self.inner.execute(output)
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        assert self.inner is not None
+        self._note(output)
+        return self.inner.run(output)
+
+    def _note(self, output: SchedulerOutput) -> None:
+        self._holder.update({new.row: new.request_id for new in output.new_rows})
 
     def close(self) -> None:
         assert self.inner is not None
@@ -124,7 +133,7 @@ def serve(
     parts = EngineParts(
         scheduler=scheduler,
         # Of a runner, an executor that reads no results apart calls what the recorder passes on.
-        executor=RunnerExecutor(cast(ModelRunner, recorder), threaded=situation.depth > 0),
+        executor=ThreadedExecutor(cast(ModelRunner, recorder)) if situation.depth > 0 else recorder,
         info=EngineInfo(max_model_len=max_model_len, vocab_size=network.config.vocab_size),
     )
     core = EngineCore(parts, EngineConfig(async_scheduling=situation.depth > 0))
