@@ -200,7 +200,7 @@ async def test_work_ends_when_its_caller_goes_away() -> None:
         connection = server._connection
         assert connection is not None
         caller = asyncio.ensure_future(server.call("go", {"hang": True}))
-        await until(lambda: connection.num_waiting == 1 and connection.asked.empty())
+        await until(lambda: connection.num_waiting == 1 and connection.questions.empty())
         caller.cancel()
         await asyncio.wait((caller,))
         await until(lambda: not any("MCPServer._answer" in repr(task.get_coro()) for task in asyncio.all_tasks()))
