@@ -18,7 +18,7 @@ import torch
 
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, KVCachePlan, NewRow, SamplingParams, SchedulerOutput
-from quire_ops import DecodeRows
+from quire_ops import DecodeRows, LoraTokens
 from quire_runner import ModelRunner, RunnerConfig
 
 BLOCK_SIZE = 16
@@ -39,7 +39,7 @@ class NoNetwork:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         return self._hidden[: len(batch.input_ids)]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, lora: LoraTokens | None = None) -> torch.Tensor:
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         logits = self._logits[: len(hidden)].clone()
         self.seconds += time.perf_counter() - begin
@@ -49,7 +49,7 @@ class NoNetwork:
     def bind_decode(self, rows: DecodeRows) -> None:
         return None
 
-    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, hidden: torch.Tensor, lora: LoraTokens | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         max_logits, token_ids = self._logits[: len(hidden)].max(dim=-1)
         self.seconds += time.perf_counter() - begin

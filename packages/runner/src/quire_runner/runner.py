@@ -359,12 +359,13 @@ class ModelRunner:
 
     def _run(self, output: SchedulerOutput) -> PendingResult:
         """Start a step by the first path that takes it, and propose drafts behind it."""
-        if not self._paths:
-            raise RuntimeError("the runner is closed")
         drafting = self._drafting
         step = Step(output, self._rows, self._adapters, None if drafting is None else drafting.present)
-        pending = next(each for path in self._paths if (each := path.try_run(step)) is not None)
-        return pending if drafting is None or step.drafter is None else drafting.with_drafts(step, pending)
+        for path in self._paths:
+            pending = path.try_run(step)
+            if pending is not None:
+                return pending if drafting is None or step.drafter is None else drafting.with_drafts(step, pending)
+        raise RuntimeError("the runner is closed")
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:
