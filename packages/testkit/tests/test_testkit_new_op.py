@@ -55,6 +55,7 @@ def test_what_is_written_passes_its_test_and_stands_in_the_tables(checkout: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_page_is_an_exercise(checkout: Path) -> None:
     """Every block of the page in its order: files that are named get what stands below, a line goes into a table."""
     page = PAGE.read_text()
