@@ -86,6 +86,27 @@ def test_tokens_are_the_same_in_every_situation(
     engine.executor.close()
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architectures": ["Olmo2ForCausalLM"]},
+        {"architectures": ["CohereForCausalLM"], "logit_scale": 0.3},
+        {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 9},
+    ],
+    ids=lambda fields: fields["architectures"][0],
+)
+def test_heads_draft_for_targets_of_every_kind(fields: dict[str, Any], kind: str) -> None:
+    """Norms behind the parts; parts side by side and scaled logits; a scaled embedding and logits with a soft cap."""
+    target = random_model("llama", **fields)
+    alone = {name: ids for request in requests() for name, ids in Engine(target).run(request).items()}
+    draft = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    engine = Engine(target, draft)
+    assert engine.run(*requests()) == alone
+    assert engine.scheduler.stats().num_draft_tokens_total > 50
+    engine.executor.close()
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_copy_of_the_target_is_always_right(situation: str, target: DecoderLM) -> None:
     """Greedy drafts of the same network are what the target takes: a wrong one means that it read something else."""

@@ -14,14 +14,14 @@ from quire_ops import ops
 __all__ = ["activation"]
 
 _EXACT: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "relu2": lambda x: F.relu(x).square()}
-"""Those of operations that round in one way, whoever does them."""
+"""Activations whose operations IEEE 754 rounds in one way, whichever backend computes them."""
 
 
 def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
     """x [...] -> like x, which it may write over.
 
     Args:
-        scope: Of the layer that computes it.
+        scope: Scope of the layer that computes the function.
         name: One of op `activation`, "relu" or "relu2", its square. The right-hand sides of
             `quire_models.config_fields.HIDDEN_ACTS` are among them.
     """

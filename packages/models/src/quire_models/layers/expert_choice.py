@@ -28,7 +28,7 @@ LEAST_SCORES = 1e-20
 
 
 class ExpertChoice:
-    """Logits [T, E], which it may write over, -> (topk_ids, topk_weights) [T, K]; see `Select`."""
+    """Logits [T, E] float32, which it may write over -> (topk_ids [T, K] int64, topk_weights [T, K] float32)."""
 
     __slots__ = ("_bias", "_select", "num_experts", "rule")
 
@@ -36,7 +36,7 @@ class ExpertChoice:
         self, scope: Scope, num_experts: int, rule: RoutingRule, *, bias: CorrectionBias | None = None
     ) -> None:
         """Args:
-        bias: Added to scores for choosing alone.
+        bias: Added to scores when experts are chosen, and not to their weights; None for none.
         """
         self.num_experts, self.rule, self._bias = num_experts, rule, bias
         backend = scope.choose(ops.route_experts, experts=num_experts)
@@ -45,7 +45,7 @@ class ExpertChoice:
             scope.chosen.append(backend)
             self._select = lambda logits: backend.function(logits, None if bias is None else bias.value, rule)
         elif rule.scoring == "sigmoid":
-            # Not by torch.sigmoid: see op `activation`.
+            # The last bit of torch.sigmoid follows how many numbers there are; that of op `activation` does not.
             sigmoid, select = activation(scope, "sigmoid"), _by_torch(rule, bias)
             self._select = lambda logits: select(sigmoid(logits))
         else:
@@ -53,7 +53,7 @@ class ExpertChoice:
 
     @property
     def bias(self) -> Tensor | None:
-        """[E] float32, added to scores for choosing alone."""
+        """[E] float32, added to scores when experts are chosen, and not to their weights; None for none."""
         return None if self._bias is None else self._bias.value
 
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:

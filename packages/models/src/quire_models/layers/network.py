@@ -41,7 +41,7 @@ class Network:
     """A network on a single device. Not an autograd module: it serves, and no weight asks for gradients."""
 
     loads_itself: bool = False
-    """It has a method `load`, and no parameters for others to fill."""
+    """Weights are read by `load`; there are no parameters for a loader to fill."""
     ignored_tensors: frozenset[str] = frozenset()
     """Names of checkpoint tensors that are not needed."""
 
@@ -52,13 +52,13 @@ class Network:
         self.config = config
         self._scope = scope
         self._stack: FusedDecoder | None = None
-        """Set by families whose layers may be one call, once weights are loaded."""
+        """All layers in one call; set once weights are loaded, where a backend takes them."""
         self.num_kv_scales = 0
-        """Layers for whose KV cache the checkpoint brought scales."""
+        """Number of layers for whose KV cache the checkpoint has scales."""
 
     @property
     def batch_invariant(self) -> bool:
-        """Logits are promised to depend on nothing but the tokens before them, to the bit."""
+        """Whether logits are promised to depend, to the bit, on nothing but the tokens before them."""
         return False
 
     @property
@@ -68,7 +68,7 @@ class Network:
 
     @property
     def cache_dtype(self) -> str:
-        """What its KV caches have to be kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`."""
+        """Dtype of the KV caches: a name of `quire_interfaces.KV_CACHE_DTYPES`."""
         return self._scope.cache_dtype or str(self._scope.dtype).removeprefix("torch.")
 
     @property
@@ -123,7 +123,7 @@ class Network:
 
     @property
     def in_one_call(self) -> bool:
-        """A backend runs all layers in one call (op `decoder_stack`), not op by op."""
+        """Whether a backend runs all layers in one call (op `decoder_stack`), not op by op."""
         return self._stack is not None
 
     @property
@@ -143,41 +143,41 @@ class Network:
 
     @property
     def host_lengths(self) -> tuple[str, ...]:
-        """What in it reads on the host how long sequences are, and keeps decode steps from being captured in a graph;
-        nothing if they can be."""
+        """Parts of the network that read lengths of sequences on the host, which keeps decode steps from being captured
+        in a graph; empty where none does."""
         if self.loads_itself:
             return ("a network of Transformers",)  # nobody has looked at what its classes do there
         if self._stack is not None:
             return ("op decoder_stack",)
-        return self._readers_without("device_lengths")
+        return self._refusals("device_lengths")
 
     @property
     def tree_refusals(self) -> tuple[str, ...]:
-        """What in it reads a step's tokens as they lie in the cache, and cannot have them in trees
-        (`AttentionMetadata.paths`); nothing if they can be."""
-        return ("a network of Transformers",) if self.loads_itself else self._readers_without("trees")
+        """Parts of the network that read a step's tokens in the order of the cache, and cannot read them as trees
+        (`AttentionMetadata.paths`); empty where none does."""
+        return ("a network of Transformers",) if self.loads_itself else self._refusals("trees")
 
-    def _readers_without(self, ability: str) -> tuple[str, ...]:
-        """What attends or keeps states without an ability that backends declare."""
-        readers = []
+    def _refusals(self, ability: str) -> tuple[str, ...]:
+        """Parts of the network that attend or keep states, and lack an ability that backends declare."""
+        refusals = []
         if not getattr(self.attention_backend.abilities, ability):
-            readers.append(f"attention backend {self.attention_backend.name}")
-        readers += [
+            refusals.append(f"attention backend {self.attention_backend.name}")
+        refusals += [
             f"op {backend.op.name} of backend {backend.name}"
             for backend in self._scope.chosen
             if backend.op.name in LAYOUT_OPS and not getattr(backend, ability)
         ]
         if any(attention.is_chunked for attention in self._scope.attentions.values()):
-            readers.append("attention within chunks")
-        return tuple(dict.fromkeys(readers))
+            refusals.append("attention within chunks")
+        return tuple(dict.fromkeys(refusals))
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
         return ((name, tensor),)
 
     def parameter_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-        """As `checkpoint_tensors`, what stands for several parameters taken apart. Sizes are not checked: adapters have
-        another number of columns."""
+        """A tensor of the checkpoint as parameters, where one that stands for several of them is taken apart. Sizes are
+        not checked: adapters have another number of columns."""
         for own, part in self.checkpoint_tensors(name, tensor):
             packed = self.packs.get(own)
             yield from [(own, part)] if packed is None else packed.split(part)
@@ -224,8 +224,9 @@ class Network:
         raise NotImplementedError
 
     def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As `forward`, and beside it what some layers get: [T, len(layers) * hidden_size]. The number of layers stands
-        for what comes out of the last one, before the final norm."""
+        """Hidden states as `forward` gives them, and the residual stream before some layers side by side,
+        [T, len(layers) * hidden_size]. The number of layers stands for the stream behind the last one, before the last
+        norm."""
         raise NotImplementedError
 
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
