@@ -70,7 +70,7 @@ class AdapterStore:
     # By name.
 
     def load(self, name: str, path: str, *, replace: bool = False) -> Future[AdapterInfo]:
-        """See `quire_interfaces.AdapterStore`."""
+        """Read an adapter's files beside the loop and name it. The future raises RequestError and CheckpointError."""
         return self._reader.submit(self._load, name, path, replace)
 
     def _load(self, name: str, path: str, replace: bool) -> AdapterInfo:
@@ -100,19 +100,19 @@ class AdapterStore:
         return info
 
     def unload(self, name: str) -> None:
-        """See `quire_interfaces.AdapterStore`."""
+        """Take a name away; requests that hold its version go on. Raises ModelNotFoundError."""
         with self._lock:
             if self._named.pop(name, None) is None:
                 raise ModelNotFoundError(f"no adapter {name!r} is loaded; loaded: {self._names()}")
             self._drop_unused()
 
     def loaded(self) -> list[AdapterInfo]:
-        """See `quire_interfaces.AdapterStore`."""
+        """Adapters that have a name now."""
         with self._lock:
             return list(self._named.values())
 
     def resolve(self, name: str) -> str:
-        """See `quire_interfaces.AdapterStore`."""
+        """The version that a name stands for now. Raises ModelNotFoundError."""
         with self._lock:
             info = self._named.get(name)
             if info is None:
@@ -125,18 +125,18 @@ class AdapterStore:
     # By version.
 
     def hold(self, version: str) -> None:
-        """See `quire_interfaces.AdapterStore`."""
+        """Keep a version until `drop` has been called as often as this."""
         with self._lock:
             self._versions[version].num_holds += 1
 
     def drop(self, version: str) -> None:
-        """See `quire_interfaces.AdapterStore`."""
+        """Undo one `hold`."""
         with self._lock:
             self._versions[version].num_holds -= 1
             self._drop_unused()
 
     def fetch(self, version: str) -> Future[None]:
-        """See `quire_interfaces.AdapterStore`."""
+        """Read a version that is held into host memory, if it is not there. The future raises RequestError."""
         with self._lock:
             entry = self._versions[version]
             self._versions.move_to_end(version)

@@ -74,7 +74,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[], Tokens]) -> tuple[Replay, Tokens]:
-        """See `CaptureStep`."""
+        """Capture the work of `step` as a CUDA graph. Returns what replays it, and where its tokens will be."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on reading results and running kernels.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -32,7 +32,7 @@ class MedusaDrafting(RowDrafter):
         """Nothing: the heads keep nothing of rows."""
 
     def propose(self, step: DraftStep) -> dict[int, Draft]:
-        """See `RowDrafter`."""
+        """Row -> what the heads guess to follow, at most as deep as its limit and as there are heads."""
         plan, rows, places = step.plan, list[int](), list[int]()
         for i, row in enumerate(plan.rows.tolist()):
             if row in step.limits:

@@ -118,13 +118,13 @@ class ModelDrafting(RowDrafter):
         )
 
     def begin(self, output: SchedulerOutput) -> None:
-        """See `RowDrafter`."""
+        """Tell the cache which blocks rows got for this step."""
         for row in (*output.freed_rows, *(new.row for new in output.new_rows)):
             self._guesses.pop(row, None)
         self._cache.begin(output)
 
     def propose(self, step: DraftStep) -> dict[int, Draft]:
-        """See `RowDrafter`."""
+        """Row -> what the network guesses to follow, at most as deep as its limit and its blocks allow."""
         limits = {row: self._room(row, limit) for row, limit in step.limits.items()}
         limits = {row: limit for row, limit in limits.items() if limit > 0}
         hidden = self._read(step, limits)
@@ -225,11 +225,11 @@ class HeadDrafting(RowDrafter):
         self.feature_layers = head.feature_layers(target.config.num_layers)
 
     def begin(self, output: SchedulerOutput) -> None:
-        """See `RowDrafter`."""
+        """Tell the cache which blocks rows got for this step."""
         self._cache.begin(output)
 
     def propose(self, step: DraftStep) -> dict[int, Draft]:
-        """See `RowDrafter`."""
+        """Row -> what the network guesses to follow, at most as deep as its limit and its blocks allow."""
         entries, last, places = self._seen(step)
         if not entries:
             return {}
