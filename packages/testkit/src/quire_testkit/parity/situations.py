@@ -19,7 +19,7 @@ from quire_engine import EngineConfig, EngineCore, EngineInfo, EngineParts
 from quire_interfaces import ModelRunnerOutput, Request, SamplingParams, SchedulerOutput
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
-from quire_scheduler import Scheduler, SchedulerConfig
+from quire_scheduler import EncoderRule, Scheduler, SchedulerConfig
 
 __all__ = ["SITUATIONS", "Situation", "Watched", "serve"]
 
@@ -125,11 +125,9 @@ def serve(
         on_logits=recorder.tap,
     )
     cache = KVCacheManager(plan, KVCacheConfig(block_size=situation.block_size))
-    scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=32, max_model_len=max_model_len, long_prefill_token_threshold=situation.chunk),
-        cache,
-        max_encoder_tokens=network.config.max_encoder_len,
-    )
+    config = SchedulerConfig(max_num_seqs=32, max_model_len=max_model_len, long_prefill_token_threshold=situation.chunk)
+    encoder_rule = EncoderRule(network.config.max_encoder_len, config.max_num_batched_tokens)
+    scheduler = Scheduler(config, cache, rules=[encoder_rule])
     parts = EngineParts(
         scheduler=scheduler,
         # Of a runner, an executor that reads no results apart calls what the recorder passes on.
