@@ -61,7 +61,8 @@ def needed_weights(config: ModelConfig, model: Any) -> float:
     for linear in model.linears:
         share = 1.0
         if ".experts." in linear.name:
-            share = model.config.num_experts_per_tok / model.config.num_experts
+            moe = model.config.network.layers[0].feed_forward
+            share = moe.routing.top_k / moe.num_experts
         total += share * linear.shape[0] * linear.shape[1]
     return total
 

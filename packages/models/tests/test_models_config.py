@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, SlidingWindowSpec
 from quire_models import ARCHITECTURES, ModelConfig
+from quire_testkit.parity.cases import CASES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,14 +48,16 @@ def test_plain_fields_and_defaults() -> None:
     config = parse()
     assert (config.head_dim, config.query_size, config.kv_size) == (8, 32, 16)
     assert (config.dtype, config.max_model_len, config.eos_token_ids) == ("float32", 128, ())
-    assert not any((config.tie_word_embeddings, config.qkv_bias, config.mlp_bias, config.qk_norm))
+    assert not config.tie_word_embeddings
+    assert not any(weight.name.endswith(".bias") for weight in config.network.weights())
+    assert config.network.attention.q_norm is None
     assert parse(num_key_value_heads=None).num_kv_heads == 4
     assert parse(head_dim=16).head_dim == 16
     assert parse(QWEN3).head_dim == 128
-    assert parse(QWEN2).qkv_bias
-    assert not parse(QWEN2).attention_out_bias
-    assert parse(attention_bias=True).attention_out_bias
-    assert not parse(MISTRAL, attention_bias=True, mlp_bias=True).qkv_bias
+    assert parse(QWEN2).network.attention.qkv_bias
+    assert not parse(QWEN2).network.attention.out_bias
+    assert parse(attention_bias=True).network.attention.out_bias
+    assert not parse(MISTRAL, attention_bias=True, mlp_bias=True).network.attention.qkv_bias
 
 
 def test_dtype_spellings() -> None:
@@ -171,24 +175,22 @@ def test_folders_that_are_not_models(tmp_path: Path) -> None:
         ModelConfig.from_path(tmp_path)
 
 
-def test_every_architecture_has_its_class() -> None:
-    from quire_models.registry import model_class
-
-    for name in ARCHITECTURES:
-        assert model_class(name).__name__ == name
+def test_every_architecture_has_its_family() -> None:
+    for name, entry in ARCHITECTURES.items():
+        family = import_module(f"quire_models.families.{entry.family or entry.model_type}")
+        assert callable(getattr(family, entry.function)), name
 
 
 @pytest.mark.parametrize(
-    ("architecture", "needed"), [("Qwen3ForCausalLM", {"qwen3", "qwen2"}), ("BertModel", {"bert"})]
+    ("architecture", "needed"), [("Qwen3ForCausalLM", {"qwen2"}), ("XGLMForCausalLM", {"xglm", "opt"})]
 )
 def test_a_network_imports_its_own_family_only(architecture: str, needed: set[str]) -> None:
-    """Beside those that it is made of."""
+    """Beside those whose parts it takes; and no torch."""
+    fields = {**LLAMA, **CASES[architecture].fields, "architectures": [architecture]}
     code = (
-        "import sys; from quire_models.registry import ARCHITECTURES, model_class; "
-        f"from quire_models import ModelConfig; model_class({architecture!r}); "
-        f"ModelConfig.from_dict({ {**LLAMA, 'architectures': [architecture]}!r}); "
-        "families = {each.module.split('.')[1] for each in ARCHITECTURES.values()}; "
-        "print(*(name for name in families if f'quire_models.{name}' in sys.modules))"
+        "import sys; from quire_models import ModelConfig; "
+        f"ModelConfig.from_dict({fields!r}); assert 'torch' not in sys.modules; "
+        "print(*(name.split('.')[2] for name in sys.modules if name.startswith('quire_models.families.')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) == needed

@@ -103,7 +103,7 @@ def test_features_are_the_stream_between_layers(case: Case) -> None:
     forward = network.forward
 
     def watched(batch: Any) -> Tensor:
-        embedded, num_layers = network.embed(batch), network.config.num_layers
+        embedded, num_layers = network.embed(batch.input_ids, batch.positions, batch.lora), network.config.num_layers
         hidden, both = network.forward_with_features(batch, (0, num_layers))
         first, last = both.chunk(2, dim=-1)
         features["embedded"] = torch.equal(first, embedded)

@@ -122,7 +122,7 @@ GLM5 = SPARSE | {"architectures": ["GlmMoeDsaForCausalLM"], "num_hidden_layers":
 )
 def test_layers_share_what_an_index_found(fields: dict[str, Any], indexed: tuple[bool, ...]) -> None:
     config = ModelConfig.from_dict(GLM5 | fields)
-    assert config.index_layers == indexed  # type: ignore[attr-defined]
+    assert tuple(not mixer.indexer.is_shared for mixer in config.network.mixers) == indexed  # type: ignore[attr-defined]
     index = 64 * 128 * 1536 + 128 * 7168 + 64 * 7168 + 2 * 128
     missing = num_parameters(ModelConfig.from_dict(GLM5)) - num_parameters(config)
     assert missing == indexed.count(False) * index
@@ -150,9 +150,11 @@ def test_int8_weights_take_what_is_planned(deepseek: Path) -> None:
     """The projection that is absorbed stays as it is."""
     config = ModelConfig.from_path(deepseek)
     plain, int8 = (weight_ledger(config, "float32", method) for method in ("plain", "int8"))
-    heads, absorbed = config.num_heads, config.qk_nope_head_dim + config.v_head_dim  # type: ignore[attr-defined]
-    assert int8["norms"] == plain["norms"] > config.num_layers * heads * absorbed * 16 * 4
-    assert int8["attention"] < plain["attention"] / 3
+    attention = config.network.attention
+    absorbed = attention.num_heads * (attention.qk_nope_head_dim + attention.v_head_dim) * attention.kv_lora_rank
+    kept = config.num_layers * absorbed * 4
+    assert int8["norms"] == plain["norms"]
+    assert kept < int8["attention"] < kept + (plain["attention"] - kept) / 3
 
 
 def test_absorbed_projection_may_be_stored_as_integers(deepseek: Path, tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_absorbed_projection_may_be_stored_as_integers(deepseek: Path, tmp_path:
         (folder / "config.json").write_text(json.dumps({**fields, **more}))
         network = load_model(ModelConfig.from_path(folder), folder, dtype="float32")
         driver = PagedDriver(network, block_size=4, shuffle=True)
-        shape = (len(driver.free) + 1, 4, network.config.kv_lora_rank + network.config.rotary_dim)
+        shape = (len(driver.free) + 1, 4, network.config.network.attention.row_width)
         driver.caches = tuple(torch.full(shape, float("nan")) for _ in range(network.config.num_layers))
         sequence = driver.add([5, 9, 7, 100, 3, 8])
         driver.run(sequence, 3)

@@ -122,7 +122,7 @@ MINIMAX = {
 def test_lightning_attention_is_its_formula(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "MiniMaxForCausalLM", CASES["MiniMaxForCausalLM"])
     config = ModelConfig.from_path(tmp_path)
-    layer = load_model(config, tmp_path, dtype="float32").layers[2].attention
+    layer = load_model(config, tmp_path, dtype="float32").layers[2].mixer
     torch.manual_seed(0)
     tokens, heads, size = 21, 4, 24
     x = torch.randn(tokens, config.hidden_size)
@@ -183,7 +183,7 @@ def test_wrong_fields_of_further_hybrids_are_named(fields: dict[str, Any], messa
 
 def test_infinite_bounds_of_time_steps_are_read_as_transformers_writes_them() -> None:
     config = ModelConfig.from_dict(hybrid(time_step_limit=[0.5, {"__float__": "Infinity"}]))
-    assert config.mixer.dt_limit == (0.5, float("inf"))  # type: ignore[attr-defined]
+    assert config.network.mixers[0].dt_limit == (0.5, float("inf"))  # type: ignore[attr-defined]
 
 
 def test_the_same_bits_are_promised_only_where_every_op_promises_them() -> None:

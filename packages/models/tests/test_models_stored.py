@@ -32,10 +32,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quire_interfaces import CheckpointError, ConfigError, Fields
 from quire_models import DecoderLM, ModelConfig, load_model
-from quire_models.layers.fused import split_rows
+from quire_models.layers.fused import named_tensors
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
 from quire_models.quantization_formats import parse_quantization
+from quire_models.spec import CheckpointNames, FusedRows
 from quire_quantization.numbers import in_every_case
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -279,9 +280,10 @@ def test_projections_in_one_matrix_are_taken_apart(name: str) -> None:
     parts = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
     config = parse_quantization(Fields({"quantization_config": FORMATS[name]}, "config.json"))
     assert config is not None
+    rules = CheckpointNames(fused=(FusedRows(module="self_attn.qkv_proj", parts=tuple(parts.items())),))
     found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
     for kind, tensor in tensors.items():
-        for full, piece in split_rows(f"self_attn.qkv_proj.{kind}", tensor, {"qkv_proj": parts}):
+        for full, piece in named_tensors(rules, "lm_head", f"self_attn.qkv_proj.{kind}", tensor):
             found[full.split(".")[1]][kind] = piece
     for (part, outputs), wanted in zip(parts.items(), restored.split(list(parts.values())), strict=True):
         layer = StoredLayer(part, outputs, 128, config)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import random
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ from runner_harness import make_request, random_model
 from torch import Tensor
 
 from quire_models import DecoderLM, Network, build_model
-from quire_models.config import ModelConfig
-from quire_models.eagle.config import EagleConfig
+from quire_models.eagle.config import EagleConfig, read_eagle_config
 from quire_models.eagle.model import EagleHead
 from quire_spec_decode import Draft, paths
 from quire_spec_decode.row_drafter import DraftStep
+
+EPS = 1e-5
+"""Epsilon of a head's norms."""
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +42,25 @@ def other_draft() -> DecoderLM:
 
 
 def eagle_head(target: DecoderLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, **fields: Any) -> EagleHead:
-    names = {field.name: getattr(target.config, field.name) for field in dataclasses.fields(ModelConfig)}
-    config = EagleConfig(
-        **{
-            **names,
-            "architecture": "EagleHead",
-            "num_layers": 1,
-            "sliding_windows": (None,),
-            "kind": kind,
-            "draft_vocab_size": draft_vocab_size,
-            "target_hidden_size": target.config.hidden_size,
-            "feature_layers": (0, 1, 3) if kind == "eagle3" else None,
-            **fields,
-        }
-    )
+    sizes = target.config
+    values = {
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
+        "max_position_embeddings": sizes.max_model_len,
+        "rope_theta": sizes.rope.theta,
+        "rms_norm_eps": EPS,
+        "num_hidden_layers": 1,
+        "draft_vocab_size": draft_vocab_size,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 3],
+        "torch_dtype": sizes.dtype,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(values | fields))
+        config = read_eagle_config(folder, kind)
     head = build_model(config, dtype="float32")
     assert isinstance(head, EagleHead)
     generator = torch.Generator().manual_seed(5)
@@ -128,7 +137,7 @@ def test_a_copy_of_the_target_is_always_right(situation: str, target: DecoderLM)
 def test_what_was_left_out_is_read_later(target: DecoderLM) -> None:
     """A request that had no drafts for a while (here: its prefix came from an engine's earlier, undrafted life)."""
     engine = Engine(target, random_model("llama"))
-    runner = engine.executor._runner
+    runner = engine.executor
     drafting, runner._drafting = runner._drafting, None
     engine.run(make_request("a", range(1, 40), max_tokens=8))
     runner._drafting = drafting
@@ -167,7 +176,7 @@ def test_a_tree_that_is_always_right(family: str, monkeypatch: pytest.MonkeyPatc
     prompts = {request.request_id: len(request.prompt_token_ids) for request in requests()}
     texts = {tuple(r.prompt_token_ids): [*r.prompt_token_ids, *wanted[r.request_id]] for r in requests()}
     engine = Engine(model, eagle_head(model, kind="eagle", draft_vocab_size=model.config.vocab_size), topk=3)
-    runner, chooser = engine.executor._runner, random.Random(3)
+    runner, chooser = engine.executor, random.Random(3)
 
     def propose(step: DraftStep) -> dict[int, Draft]:
         drafts = {}
@@ -200,10 +209,9 @@ def dense_head(
     config = head.config
     assert isinstance(config, EagleConfig)
     raw = {name: tensor.double() for name, tensor in head.raw.items() if tensor is not None}  # type: ignore[attr-defined]
-    eps = config.rms_norm_eps
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * raw[f"{name}.weight"]
+        return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * raw[f"{name}.weight"]
 
     def layer(embedded: Tensor, states: Tensor) -> Tensor:
         eagle3 = config.kind == "eagle3"
@@ -291,7 +299,7 @@ def whole_features(target: DecoderLM, tokens: list[int], config: EagleConfig) ->
         return hidden, features
 
     engine = Engine(target, eagle_head(target), budget=128)
-    runner = engine.executor._runner
+    runner = engine.executor
     runner._drafting.drafter.feature_layers = config.feature_layers or (0,)
     target.forward_with_features = spy  # type: ignore[method-assign]
     try:
@@ -336,7 +344,7 @@ def test_a_head_sees_what_follows_the_features_that_it_missed(kind: str, topk: i
     the next block."""
     head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
     engine = Engine(target, head, topk=topk)
-    pace = engine.executor._runner._drafting
+    pace = engine.executor._drafting
     pace._length = 0
     engine.run(make_request("a", range(1, 40), max_tokens=4))
     pace._length = NUM_DRAFTS

@@ -17,7 +17,8 @@ from statistics import median
 from quire_bench.peer_process import peer_environment, start_program
 from quire_bench.peers import PROGRAMS
 from quire_interfaces import QuireError
-from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.config import ModelConfig
+from quire_models.config_fields import DTYPE_BYTES
 from quire_models.ledger import weight_ledger
 
 __all__ = ["MachineLimits", "ModelWork", "measure_machine"]

@@ -63,7 +63,8 @@ def plan_encoder(config: QuireConfig, model: ModelConfig, *, free_bytes: int | N
     parts = weight_ledger(model, dtype, method)
     ledger = {f"weights: {part}": size for part, size in parts.items() if part != "LM head"}
     # Without a vocabulary there are no logits.
-    ledger["activations"] = activation_bytes(dataclasses.replace(model, vocab_size=0), runner)
+    silent = dataclasses.replace(model, network=dataclasses.replace(model.network, vocab_size=0))
+    ledger["activations"] = activation_bytes(silent, runner)
     plan = EncoderPlan(
         dtype=dtype,
         linear_method=method,

@@ -22,10 +22,10 @@ from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, KVCac
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
-from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.config import ModelConfig
+from quire_models.config_fields import DTYPE_BYTES
 from quire_models.ledger import linear_shapes, weight_ledger
 from quire_models.named_formats import check_load_format, resolved_linear_method
-from quire_models.recurrent_config import RecurrentConfig
 from quire_runner.config import RunnerConfig
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
@@ -248,9 +248,9 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
-    if isinstance(model, RecurrentConfig) and runner.num_speculative_tokens:
+    if model.network.state_inputs and runner.num_speculative_tokens:
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
-        ledger["drafts of recurrent layers"] = num_verified * model.state_inputs * dtype_bytes
+        ledger["drafts of recurrent layers"] = num_verified * model.network.state_inputs * dtype_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)
     ledger["rows"] = row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if config.runner.device.startswith("cuda") and runner.graph_sizes:
@@ -424,7 +424,7 @@ def _with_encoder_len(config: QuireConfig, model: ModelConfig, max_model_len: in
     if longest < own:
         why = f"max_num_batched_tokens, since it reads a prompt in one step (the model's own bound is {own})"
     notes.append(f"prompts of up to {longest} tokens, which the encoder reads: {why}")
-    return dataclasses.replace(model, max_encoder_len=longest)
+    return model.with_encoder_len(longest)
 
 
 def _num_blocks(config: QuireConfig, free: int, before_kv: int, per_request: int, block_bytes: int) -> tuple[int, str]:

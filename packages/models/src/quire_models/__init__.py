@@ -1,4 +1,4 @@
-"""The networks: one folder per model type, with weight names and configuration.
+"""The networks: one file per family, which describes them as data.
 
 Importing this package, `quire_models.config` and `quire_models.hub` loads no torch; the names that need it are loaded
 when they are first used.

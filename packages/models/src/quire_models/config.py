@@ -1,7 +1,7 @@
-"""What a checkpoint's config.json says about the network, checked, in one record. Free of torch.
+"""What a checkpoint's config.json says, checked, in one record. Free of torch.
 
-Knows what planners and the engine ask of any network; how the fields of a family are read stands in the family's folder
-(`<model_type>/config.py`). Does not know tensors, tokenizers or memory plans.
+Knows what planners and the engine ask of any network; how a family's fields are read, and what its network is, stands
+in the family's file (`families/`). Does not know tensors, tokenizers or memory plans.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from quire_interfaces import CheckpointError, Fields, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec, read_json
+from quire_interfaces import CheckpointError, Fields, KVCacheSpec, read_json
+from quire_models.config_fields import DTYPE_BYTES, stored_dtype
+from quire_models.encoder_spec import start_token_ids
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import (
@@ -26,78 +28,33 @@ from quire_models.quantization_formats import (
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
+from quire_models.spec import NetworkSpec, within
 from quire_models.stored_linears import has_tensor, stored_linears, with_files
 from quire_models.unsupported import no_config_error
 
-__all__ = ["DTYPE_BYTES", "ModelConfig", "start_token_ids"]
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+__all__ = ["DTYPE_BYTES", "ModelConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A network, as far as its shape decides. Families with more to say have a record of their own kind.
+    """A checkpoint: what its network is (`network`), and what else config.json and the files beside it say.
 
-    Fields with a default describe what most networks do not have.
+    Sizes that planners and the engine ask for are those of the network. Of a network whose layers differ they are the
+    first attention's.
     """
 
     architecture: str
     """The checkpoint's class name, for example "LlamaForCausalLM"."""
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    """Of every norm, layer norms included."""
-    hidden_act: str
-    """A name of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side."""
-    rope: RopeConfig
-    qkv_bias: bool
-    """Query, key and value projections have a bias."""
-    attention_out_bias: bool
-    """The attention's output projection has a bias."""
-    mlp_bias: bool
-    qk_norm: bool
-    """Queries and keys are RMS-normalised per head before they are rotated (Qwen3)."""
-    tie_word_embeddings: bool
-    """The LM head is the embedding."""
-    sliding_windows: tuple[int | None, ...]
-    """Per layer: window in tokens, None for full attention."""
-    max_model_len: int
-    """Tokens of context, rope scaling included."""
+    network: NetworkSpec
+    """The description of the network. Of one that is run through Transformers, the attention alone."""
     dtype: str
-    """Of the checkpoint: "float32", "bfloat16" or "float16"."""
+    """What the checkpoint's weights are kept in: "float32", "bfloat16" or "float16"."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """From generation_config.json and config.json, in this order, without repeats."""
-    embedding_size: int = 0
-    """Width of the embedding and of what the LM head takes; 0 where it is the hidden size."""
-    rotary_dim: int = 0
-    """Dimensions of a head that are rotated, from the first; 0 for positions that come another way."""
-    attention_matrices: tuple[tuple[int, int], ...] = ()
-    """(outputs, inputs) of every linear layer of an attention; empty for queries, keys, values and output by heads."""
-    mlp_gated: bool = True
-    """The feed-forward network has a gate: three matrices instead of two."""
-    norms_per_layer: int = 2
-    """Norms of the hidden size in a layer."""
-    norm_bias: bool = False
-    """Norms have a bias (layer norms)."""
-    max_encoder_len: int = 0
-    """Most tokens that its encoder reads; 0 for a network without one."""
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder of a network with an encoder begins with."""
-    generates: bool = True
-    """It continues texts; otherwise it is an encoder alone, which reads them."""
-    has_positions_without_end: bool = False
-    """Positions are distances only: `max_model_len` is what the network was trained for, and it runs beyond."""
-    attention_sinks: bool = False
-    """Each head has a score that takes attention and gives nothing (see op `paged_attention`)."""
-    alibi: bool = False
-    """Positions come as ALiBi slopes of the attention scores."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores the weights of linear layers; None as they are."""
     quantization_method: str = ""
@@ -107,18 +64,13 @@ class ModelConfig:
     is_native: bool = True
     """Quire has a network of its own for it; otherwise Transformers' is run."""
     stored_parameters: int | None = None
-    """Weights of the checkpoint, where they are counted instead of derived."""
+    """Weights of the checkpoint, where its files are counted instead of the network."""
     stored_linears: tuple[tuple[int, int], ...] = ()
     """(outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts aside."""
-    other_parameters: int = 0
-    """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
     has_own_head: bool = False
     """The checkpoint has an LM head of its own although config.json says that it is the embedding, and it is used."""
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of config.json that were replaced, as they were asked for."""
-
-    head_may_differ: ClassVar[bool] = False
-    """The network takes an LM head of the checkpoint even where config.json says that it is the embedding."""
 
     @classmethod
     def from_path(cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -150,7 +102,7 @@ class ModelConfig:
             linears = stored_linears(folder, model.vocab_size)
             return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
         model = dataclasses.replace(model, quantization=with_files(model.quantization, folder))
-        if model.head_may_differ and model.tie_word_embeddings:
+        if model.network.head.may_differ and model.tie_word_embeddings:
             return dataclasses.replace(model, has_own_head=has_tensor(folder, "lm_head.weight"))
         return model
 
@@ -172,36 +124,101 @@ class ModelConfig:
         replaced = overridden(values, overrides or {})
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         check_sizes(replaced, config.source)
-        model_type = architecture_entry(architecture_of(config)).model_type
+        architecture = architecture_of(config)
+        entry = architecture_entry(architecture)
         quantization = parse_quantization(beside or config)
-        model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)
+        network: NetworkSpec = entry.spec(config)
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
-        eos_token_ids = tuple(dict.fromkeys(preferred + model.eos_token_ids))
-        start = model.decoder_start_token_ids
-        if model.max_encoder_len and generation:
+        start = network.decoder_start_token_ids
+        if network.max_encoder_len and generation:
             start = start_token_ids(Fields(generation, generation_source), start)
-        stored_cache_dtype = parse_kv_cache(beside or config)
-        if overrides and model.is_native:  # Transformers reads what it will; it is asked when it builds the network
-            newer = {"rope_scaling", "rope_theta"} if "rope_parameters" in config.names_read else set()
-            check_overrides_read(overrides, config.names_read | newer, model.architecture)
-        return dataclasses.replace(
-            model,
+        model = cls(
+            architecture=architecture,
+            model_type=entry.model_type,
+            network=network,
+            dtype=stored_dtype(config),
+            bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+            eos_token_ids=tuple(dict.fromkeys(preferred + config.token_ids("eos_token_id"))),
+            decoder_start_token_ids=start,
             quantization=quantization,
             quantization_method=quantization_method(beside or config),
-            stored_cache_dtype=stored_cache_dtype,
-            eos_token_ids=eos_token_ids,
-            decoder_start_token_ids=start,
+            stored_cache_dtype=parse_kv_cache(beside or config),
+            is_native=entry.is_native,
             overrides=dict(overrides or {}),
         )
+        if overrides and model.is_native:  # Transformers reads what it will; it is asked when it builds the network
+            newer = {"rope_scaling", "rope_theta"} if "rope_parameters" in config.names_read else set()
+            check_overrides_read(overrides, config.names_read | newer, architecture)
+        return model
 
     def within(self, max_model_len: int) -> Self:
         """The network of an engine whose sequences have at most so many tokens; see `RopeConfig.within`."""
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        ropes: dict[str, Any] = {
-            name: rope.within(max_model_len) for name, rope in values if isinstance(rope, RopeConfig)
-        }
-        return dataclasses.replace(self, **ropes)
+        return dataclasses.replace(self, network=within(self.network, max_model_len))
+
+    def with_encoder_len(self, max_encoder_len: int) -> Self:
+        """The network of an engine whose encoder reads at most so many tokens."""
+        return dataclasses.replace(self, network=dataclasses.replace(self.network, max_encoder_len=max_encoder_len))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that the embedding has."""
+        return self.network.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.network.hidden_size
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of a feed-forward network, as config.json names it; 0 for none."""
+        return self.network.intermediate_size
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers, the decoder's in a network with an encoder."""
+        return len(self.network.layers)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of context, rope scaling included."""
+        return self.network.max_model_len
+
+    @property
+    def max_encoder_len(self) -> int:
+        """Most tokens that its encoder reads; 0 for a network without one."""
+        return self.network.max_encoder_len
+
+    @property
+    def generates(self) -> bool:
+        """It continues texts; otherwise it is an encoder alone, which reads them."""
+        return self.network.generates
+
+    @property
+    def has_positions_without_end(self) -> bool:
+        """Positions are distances only: `max_model_len` is what the network was trained for, and it runs beyond."""
+        return self.network.has_positions_without_end
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The LM head is the embedding."""
+        return self.network.head.tied
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads; 0 without attention."""
+        return self.network.attention.num_heads if self.network.attention else 0
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key-value heads; 0 without attention."""
+        return self.network.attention.num_kv_heads if self.network.attention else 0
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head's keys; 0 without attention."""
+        return self.network.attention.head_dim if self.network.attention else 0
 
     @property
     def query_size(self) -> int:
@@ -214,48 +231,22 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def embedding_width(self) -> int:
-        """Width of the embedding and of what the LM head takes."""
-        return self.embedding_size or self.hidden_size
+    def rope(self) -> RopeConfig:
+        """The rotation of layers without a window, or of the others where those have none."""
+        rotated = [mixer for mixer in self.network.mixers if getattr(mixer, "rope", None) is not None]
+        rotated.sort(key=lambda mixer: getattr(mixer, "sliding_window", None) is not None)
+        return rotated[0].rope if rotated else RopeConfig()  # type: ignore[attr-defined]
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Per mixer: window in tokens; None for full attention, and for none."""
+        return tuple(getattr(mixer, "sliding_window", None) for mixer in self.network.mixers)
 
     @property
     def inner_width(self) -> int:
-        """Numbers that a feed-forward network keeps for each token at once, for planners."""
-        return 3 * self.intermediate_size
+        """Most numbers that a part of a layer keeps per token while it runs, for planners."""
+        return self.network.inner_width
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-        """Layer name -> what the layer keeps per block, in the order of the layers.
-
-        Args:
-            dtype: What keys and values are kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`.
-        """
-        specs: dict[str, KVCacheSpec] = {}
-        for layer, window in enumerate(self.sliding_windows):
-            if window is None:
-                specs[f"model.layers.{layer}"] = FullAttentionSpec(
-                    block_size=block_size,
-                    num_kv_heads=self.num_kv_heads,
-                    head_dim=self.head_dim,
-                    dtype=dtype,
-                )
-            else:
-                specs[f"model.layers.{layer}"] = SlidingWindowSpec(
-                    block_size=block_size,
-                    num_kv_heads=self.num_kv_heads,
-                    head_dim=self.head_dim,
-                    dtype=dtype,
-                    sliding_window=window,
-                )
-        return specs
-
-
-def start_token_ids(config: Fields, default: tuple[int, ...]) -> tuple[int, ...]:
-    """What a decoder begins with: its start token, then the token that generation is made to begin with, if there is
-    one.
-
-    Args:
-        config: Of the network, or of generation.
-        default: The same where `config` does not say; its first token is the start token.
-    """
-    forced = config.token_ids("forced_bos_token_id")[:1]
-    return (config.token_ids("decoder_start_token_id") or default)[:1] + (forced or default[1:])
+        """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`."""
+        return self.network.kv_cache_specs(block_size, dtype)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from quire_models.spec import ANY_EXPERT, LinearSpec, Weight, inside
 
-__all__ = ["MLP", "GatedMLP", "Routing", "SparseMoE", "StackedExperts"]
+__all__ = ["GatedMLPSpec", "MLPSpec", "Routing", "SparseMoESpec", "StackedExperts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMLP:
+class GatedMLPSpec:
     """down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
     name: str = "mlp"
@@ -40,7 +40,7 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLP:
+class MLPSpec:
     """down(act(up(x)))."""
 
     name: str = "mlp"
@@ -48,9 +48,11 @@ class MLP:
     hidden_size: int
     intermediate_size: int
     act: str
-    """A name of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side, or "xielu" (Huang & Schlag 2024)."""
+    """A name of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side."""
     bias: bool = True
     names: tuple[str, str] = ("fc1", "fc2")
+    built_by: ClassVar[str] = ""
+    """"module:class" of a family whose network is its own; empty for the shared one."""
 
     @property
     def width(self) -> int:
@@ -67,10 +69,6 @@ class MLP:
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():
             yield from inside(self.name, linear.weights("MLP"))
-        if self.act == "xielu":
-            for name, shape, is_buffer in (("alpha_p", (1,), False), ("alpha_n", (1,), False), ("beta", (), True),
-                                           ("eps", (), True)):  # fmt: skip
-                yield Weight(f"{self.name}.act_fn.{name}", shape, "MLP", is_buffer=is_buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +95,12 @@ class StackedExperts:
     """Name within the layer that the others are relative to; None for that of the experts' network."""
     inputs_first: bool = False
     """Matrices are [E, I, 2 M] and [E, M, I]."""
-    is_by_turns: bool = False
-    """Inputs first, rows of gate and up by turns, with biases, or in MXFP4 (gpt-oss)."""
     router: str = ""
     """Another name of the router's weight, relative to `at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseMoE:
+class SparseMoESpec:
     """A mixture of experts: routed ones, and a shared network that every token uses."""
 
     name: str = "mlp"
@@ -113,12 +109,11 @@ class SparseMoE:
     intermediate_size: int
     """Width within an expert."""
     act: str
-    """Of the experts: a gated activation, or "swigluoai" with its `limit`; any activation where they have no gate."""
+    """Of the experts: a gated activation, or "swigluoai" with its `limit`."""
     routing: Routing
     limit: float = 0.0
-    gated: bool = True
     names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
-    """Of an expert's matrices; two where they have no gate."""
+    """Of an expert's matrices, the last one being that of its output."""
     expert_bias: bool = False
     stacked: StackedExperts | None = StackedExperts()
     router: str = "gate"
@@ -127,34 +122,25 @@ class SparseMoE:
     """Name of the bias [E] that decides which experts are chosen and not how much they count; empty for none."""
     is_correction_parameter: bool = False
     """It is a parameter of the network, [1, E], not a buffer (ERNIE)."""
-    shared: GatedMLP | MLP | None = None
+    shared: GatedMLPSpec | MLPSpec | None = None
     """Its name is relative to the layer."""
     shared_gate: str = ""
     """Name of the layer that weighs what the shared network gives (Qwen2-MoE); empty for none."""
-    weighs_inputs: bool = False
-    """A token's weights scale what its experts get, not what they give (Llama 4)."""
-    around: tuple[str, str] = ("", "")
-    """Layers before and behind the experts, which work in another width (Nemotron 3)."""
-    expert_size: int = 0
-    """That width; 0 for the hidden size."""
-    around_bias: bool = False
+
+    built_by: ClassVar[str] = ""
+    """"module:class" of a family whose mixture is its own; empty for the shared one."""
+
+    @property
+    def expert_size(self) -> int:
+        """Width of what experts take and give."""
+        return self.hidden_size
 
     @property
     def width(self) -> int:
         """What is gathered for experts and twice what is within them, or what the shared network keeps."""
-        size = self.expert_size or self.hidden_size
+        size = self.expert_size
         routed = self.routing.top_k * (size + 2 * self.intermediate_size) + self.hidden_size
         return max(routed, self.shared.width if self.shared is not None else 0)
-
-    def projections_around(self) -> tuple[LinearSpec, ...]:
-        """Layers before and behind the experts; none where they take and give the hidden size."""
-        if not self.expert_size:
-            return ()
-        hidden, size, (down, up) = self.hidden_size, self.expert_size, self.around
-        return (
-            LinearSpec(name=down, in_features=hidden, out_features=size, bias=self.around_bias),
-            LinearSpec(name=up, in_features=size, out_features=hidden, bias=self.around_bias),
-        )
 
     def weights(self) -> Iterator[Weight]:
         yield from inside(self.name, self._weights("experts"))
@@ -162,7 +148,7 @@ class SparseMoE:
             yield from self.shared.weights()
 
     def _weights(self, part: str) -> Iterator[Weight]:
-        num, size, inner = self.num_experts, self.expert_size or self.hidden_size, self.intermediate_size
+        num, size, inner = self.num_experts, self.expert_size, self.intermediate_size
         yield Weight(f"{self.router}.weight", (num, self.hidden_size), part)
         if self.router_bias:
             yield Weight(f"{self.router}.bias", (num,), part)
@@ -175,7 +161,5 @@ class SparseMoE:
             yield Weight(f"{matrix}.weight", shape, part, is_linear=True, num_experts=num)
             if self.expert_bias:
                 yield Weight(f"{matrix}.bias", shape[:1], part, num_experts=num)
-        for linear in self.projections_around():
-            yield from linear.weights(part)
         if self.shared_gate:
             yield Weight(f"{self.shared_gate}.weight", (1, self.hidden_size), part)

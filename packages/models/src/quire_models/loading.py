@@ -11,12 +11,14 @@ import torch
 from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
 from quire_interfaces import CheckpointError, ConfigError
 from quire_lora import AdapterSlots
-from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.build import class_of
+from quire_models.config import ModelConfig
+from quire_models.config_fields import DTYPE_BYTES
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
-from quire_models.registry import model_class
 from quire_models.weights import Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest, ops
 from quire_quantization import head_method
@@ -74,6 +76,7 @@ def build_model(
     torch_device = _resolve_device(device)
     request = OpRequest(device=torch_device.type, dtype=torch_dtype)
     if attention_backend is None or isinstance(attention_backend, str):
+        attentions = [mixer for mixer in config.network.mixers if isinstance(mixer, SelfAttentionSpec)]
         attention_backend = select_attention_backend(
             AttentionRequest(
                 device=request.device,
@@ -85,9 +88,9 @@ def build_model(
                 cache_dtype=kv_cache_dtype,
                 block_size=block_size,
                 sliding_window=any(window is not None for window in config.sliding_windows),
-                soft_cap=getattr(config, "attention_soft_cap", None) is not None,
-                sinks=config.attention_sinks,
-                alibi=config.alibi,
+                soft_cap=any(mixer.soft_cap is not None for mixer in attentions),
+                sinks=any(mixer.sinks for mixer in attentions),
+                alibi=any(mixer.alibi is not None for mixer in attentions),
             ),
             attention_backend,
         ).backend
@@ -107,7 +110,7 @@ def build_model(
     )
     if adapters is not None:
         scope.op(ops.lora_linear)  # for the record of chosen backends
-    model: Network = model_class(config.architecture)(config, scope)
+    model: Network = class_of(config.network.built_by)(config, scope)
     return model
 
 

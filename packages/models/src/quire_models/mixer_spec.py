@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from quire_interfaces import (
     ChunkedLocalSpec,
@@ -23,16 +23,17 @@ from quire_models.rope_config import RopeConfig
 from quire_models.spec import LinearSpec, NormSpec, Weight, inside
 
 __all__ = [
+    "BART_NAMES",
     "AlibiSpec",
-    "Attention",
-    "GatedDelta",
+    "GatedDeltaSpec",
     "IndexerSpec",
-    "LatentAttention",
-    "Mamba1",
-    "Mamba2",
+    "LatentSelfAttentionSpec",
+    "Mamba1Spec",
+    "Mamba2Spec",
     "ProjectionNames",
     "QueryGrowthSpec",
-    "ShortConv",
+    "SelfAttentionSpec",
+    "ShortConvSpec",
 ]
 
 LATENT_DTYPES = ("float32", "bfloat16", "float16")
@@ -50,6 +51,7 @@ class ProjectionNames(NamedTuple):
 
 
 LLAMA_NAMES = ProjectionNames()
+BART_NAMES = ProjectionNames(out="out_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class QueryGrowthSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class SelfAttentionSpec:
     """Causal self-attention of grouped queries over a paged cache."""
 
     name: str = "self_attn"
@@ -114,6 +116,8 @@ class Attention:
     query_growth: QueryGrowthSpec | None = None
     sinks: bool = False
     """Each head has a learned score that takes attention and gives nothing (gpt-oss)."""
+    built_by: ClassVar[str] = ""
+    """"module:class" of a family whose attention is its own; empty for the shared one."""
     gated: bool = False
     """The query projection brings a gate of the result beside each head's query (Qiu et al. 2025)."""
 
@@ -178,7 +182,7 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentSelfAttentionSpec:
     """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, sec. 2.1): the cache keeps one latent per token, and
     one rotated key that all heads share."""
 
@@ -199,6 +203,8 @@ class LatentAttention:
     bias: bool
     """The projections to latents, and that of the output, have a bias."""
     indexer: IndexerSpec | None = None
+    built_by: ClassVar[str] = ""
+    """"module:class" of a family whose attention is its own; empty for the shared one."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -268,7 +274,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2:
+class Mamba2Spec:
     """A Mamba-2 mixer (Dao & Gu 2024, arXiv:2405.21060)."""
 
     name: str = "mamba"
@@ -339,7 +345,7 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba1:
+class Mamba1Spec:
     """A Mamba mixer (Gu & Dao 2023, arXiv:2312.00752)."""
 
     name: str = "mamba"
@@ -395,7 +401,7 @@ class Mamba1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConv:
+class ShortConvSpec:
     """A gated short convolution (LFM2): out(c * conv(b * x)) with b, c and x projected."""
 
     name: str = "conv"
@@ -423,7 +429,7 @@ class ShortConv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDelta:
+class GatedDeltaSpec:
     """A gated delta net (Yang et al. 2024, arXiv:2412.06464)."""
 
     name: str = "linear_attn"
@@ -470,8 +476,8 @@ class GatedDelta:
         heads = self.num_value_heads
         sizes = {"in_proj_qkvz": self.conv_size + self.value_size, "in_proj_ba": 2 * heads}
         if not self.by_key_head:
-            sizes = {"in_proj_qkv": self.conv_size, "in_proj_z": self.value_size, "in_proj_b": heads}
-            sizes["in_proj_a"] = heads
+            sizes = {"in_proj_qkv": self.conv_size, "in_proj_z": self.value_size, "in_proj_a": heads}
+            sizes["in_proj_b"] = heads
         return tuple(
             LinearSpec(name=name, in_features=self.hidden_size, out_features=size) for name, size in sizes.items()
         )

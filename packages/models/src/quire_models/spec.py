@@ -10,7 +10,7 @@ A record's `weights` names every parameter that the checkpoint has to bring, rel
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -31,6 +31,7 @@ __all__ = [
     "PositionSpec",
     "Weight",
     "inside",
+    "recast",
     "within",
 ]
 
@@ -242,6 +243,8 @@ class HeadSpec:
     may_differ: bool = False
     """The checkpoint may bring a weight although config.json says that it is the embedding's (T5 1.1)."""
     bias: bool = False
+    is_bias_buffer: bool = False
+    """The bias is no parameter of the network (BART)."""
     hidden_factor: float = 1.0
     factor: float = 1.0
     soft_cap: float | None = None
@@ -282,7 +285,7 @@ class CheckpointNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """A decoder: embedding, layers, a norm, a head. Encoders and networks with both are in `encoder_spec.py`."""
+    """A decoder: embedding, layers, a norm, a head. Encoders, alone or beside a decoder, are in `encoder_spec.py`."""
 
     vocab_size: int
     hidden_size: int
@@ -301,9 +304,15 @@ class NetworkSpec:
     """Layers of the checkpoint that predict further tokens (multi-token prediction); a drafting head loads them."""
     has_positions_without_end: bool = False
     """Positions are distances only: `max_model_len` is what it was trained for, and it runs beyond."""
+    max_encoder_len: int = 0
+    """Most tokens that its encoder reads; 0 for a network without one."""
+    decoder_start_token_ids: tuple[int, ...] = ()
+    """What the decoder of a network with an encoder begins with."""
+    generates: ClassVar[bool] = True
+    """It continues texts; otherwise it is an encoder alone, which reads them."""
     caches_by_mixer: bool = False
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
-    built_by: ClassVar[str] = "quire_models.build:BuiltDecoder"
+    built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"
     """"module:class" of the network that is made of it."""
 
     @property
@@ -330,14 +339,21 @@ class NetworkSpec:
         if self.final_norm is not None:
             yield from inside(self.body, self.final_norm.weights())
         if self.head.bias:
-            yield Weight(f"{self.head.name}.bias", (self.vocab_size,), "LM head")
+            yield Weight(f"{self.head.name}.bias", (self.vocab_size,), "LM head", is_buffer=self.head.is_bias_buffer)
         if self.head.project_out is not None:
             yield from inside(self.body, self.head.project_out.weights("LM head"))
+
+    @property
+    def state_inputs(self) -> int:
+        """Numbers of a token that all ops with states are given, an upper bound: a convolution's channels; what its
+        other state is written and read with, at most as many again and two for each of its rows."""
+        return sum(_state_inputs(mixer.states) for mixer in self.mixers)
 
     def cache_names(self) -> tuple[str, ...]:
         """Name of each mixer's cache, as `mixers` lists them."""
         if self.caches_by_mixer:
-            return tuple(f"{layer.name}.{mixer.name}" for layer in self.layers for mixer in layer.mixers)
+            names = ((layer.name, mixer.name.rpartition(".")[2]) for layer in self.layers for mixer in layer.mixers)
+            return tuple(".".join(filter(None, parts)) for parts in names)
         return tuple(f"model.layers.{i}" for i in range(len(self.mixers)))
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
@@ -350,6 +366,26 @@ class NetworkSpec:
             ConfigError: A mixer does not keep keys and values in that.
         """
         return dict(zip(self.cache_names(), (mixer.cache(block_size, dtype) for mixer in self.mixers), strict=True))
+
+
+def recast(kind: Callable[..., Record], record: Any, **fields: Any) -> Record:
+    """A record of another kind, with the fields of this one; `fields` are what the kind has besides."""
+    return kind(**{field.name: getattr(record, field.name) for field in dataclasses.fields(record)}, **fields)
+
+
+def _state_inputs(states: tuple[StateTensor, ...]) -> int:
+    inputs = 0
+    for state in states:
+        channels = state.shape[-1]
+        if len(state.shape) == 2 and state.name != "ssm":
+            inputs += 2 * channels if state.name == "wkv" else channels
+        elif state.name == "kv":  # lightning attention has no convolution before it
+            inputs += (3 * channels + 1) * state.shape[0]
+        elif len(state.shape) == 2:  # Mamba: channels and time steps, and what writes and reads the state
+            inputs += 2 * (state.shape[0] + channels)
+        else:
+            inputs += inputs + 2 * state.shape[0]
+    return inputs
 
 
 def within(record: Record, max_model_len: int) -> Record:

@@ -1,4 +1,4 @@
-"""The command `quire new-model`: the folder, the registry line and the parity case of a new architecture.
+"""The command `quire new-model`: the file, the registry line and the parity case of a new architecture.
 
 What it writes loads and runs as Llama does, and is to be changed until `quire verify` says ok.
 """
@@ -14,45 +14,21 @@ from quire_interfaces import ConfigError
 
 __all__ = ["register_new_model", "write_model"]
 
-CONFIG = '''"""{title}'s config.json."""
+FAMILY = '''"""{title} (authors and year of the paper): what it does differently."""
 
 from __future__ import annotations
 
-from quire_models.config import ModelConfig
-from quire_models.config_fields import decoder_fields
 from quire_interfaces import Fields
+from quire_models.decoder_sizes import decoder_sizes
+from quire_models.spec import NetworkSpec
 
-__all__ = ["read_config"]
-
-
-def read_config(config: Fields) -> ModelConfig:
-    """The fields of Llama, without biases."""
-    return ModelConfig(**decoder_fields(config))
-'''
-
-MODEL = '''"""{title} (authors and year of the paper): what it does differently."""
-
-from __future__ import annotations
-
-from quire_models.config import ModelConfig
-from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import SequentialBlock, pre_norm_block
-from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.scope import Scope
-
-__all__ = ["{architecture}"]
+__all__ = ["spec"]
 
 
-def make_layer(config: ModelConfig, layer: int, scope: Scope) -> SequentialBlock:
-    """One layer."""
-    return pre_norm_block(config, scope, SelfAttention(config, layer, scope / "self_attn"))
-
-
-class {architecture}(DecoderLM):
-    """The {title} network."""
-
-    def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer)
+def spec(config: Fields) -> NetworkSpec:
+    """Llama's layers, without biases."""
+    sizes = decoder_sizes(config)
+    return sizes.network(sizes.pre_norm(layer, sizes.attention()) for layer in sizes.layers)
 '''
 
 
@@ -62,7 +38,7 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
     Args:
         root: The repository.
         architecture: Name of the Transformers class, as config.json has it.
-        model_type: As config.json has it; also the folder.
+        model_type: As config.json has it; also the name of the file.
         config_class: Name of the configuration class of Transformers.
 
     Returns:
@@ -81,24 +57,17 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
     for name in (architecture, config_class):
         if not name.isidentifier():
             raise ConfigError(f"{name!r} is not the name of a class; give it as transformers has it")
-    folder = models / model_type
-    if folder.exists() or f'"{architecture}"' in registry.read_text(encoding="utf-8"):
-        raise ConfigError(f"{architecture} is there already: see {folder}; remove it first to begin anew")
-    names = {"architecture": architecture, "title": re.sub(r"For[A-Z]\w+$|LMHeadModel$", "", architecture)}
-    folder.mkdir()
-    written = {
-        folder / "__init__.py": f'"""The {model_type} network."""\n',
-        folder / "config.py": CONFIG.format(**names),
-        folder / "model.py": MODEL.format(**names),
-    }
-    for path, text in written.items():
-        path.write_text(text, encoding="utf-8")
-    line = f'    "{architecture}": Architecture("{model_type}", "quire_models.{model_type}.model", "{architecture}"),'
+    family = models / "families" / f"{model_type}.py"
+    if family.exists() or f'"{architecture}"' in registry.read_text(encoding="utf-8"):
+        raise ConfigError(f"{architecture} is there already: see {family}; remove it first to begin anew")
+    title = re.sub(r"For[A-Z]\w+$|LMHeadModel$", "", architecture)
+    family.write_text(FAMILY.format(title=title), encoding="utf-8")
+    line = f'    "{architecture}": Architecture("{model_type}"),'
     _insert(registry, "ARCHITECTURES: dict[str, Architecture] = {", line)
     _insert(
         cases, "DENSE_CASES: dict[str, ParityCase] = {", f'    "{architecture}": ParityCase(config="{config_class}"),'
     )
-    return [*written, registry, cases]
+    return [family, registry, cases]
 
 
 def _insert(path: Path, opening: str, line: str) -> None:
@@ -111,9 +80,9 @@ def _insert(path: Path, opening: str, line: str) -> None:
 
 def register_new_model(commands: Any) -> None:
     """Add `new-model` to the command line."""
-    parser = commands.add_parser("new-model", help="begin an architecture: folder, registry line, parity case")
+    parser = commands.add_parser("new-model", help="begin an architecture: file, registry line, parity case")
     parser.add_argument("ARCHITECTURE", help="name of the Transformers class, e.g. MyModelForCausalLM")
-    parser.add_argument("--model-type", required=True, help="as in config.json, e.g. my_model; also the folder")
+    parser.add_argument("--model-type", required=True, help="as in config.json, e.g. my_model; also the file's name")
     parser.add_argument("--config-class", required=True, help="Transformers' configuration class, e.g. MyModelConfig")
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: here)")
     parser.set_defaults(run=run_new_model)

@@ -6,19 +6,38 @@ whoever asks; everything else is read as Llama's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import ModelConfig
-from quire_models.config_fields import decoder_fields
+from quire_models.config_fields import stored_dtype
+from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.quantization_formats import parse_quantization, quantization_method
+from quire_models.spec import HeadSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside, recast
 from quire_models.stored_linears import with_files
 
-__all__ = ["EAGLE_KINDS", "EagleConfig", "default_feature_layers", "read_eagle_config"]
+__all__ = ["EAGLE_KINDS", "EagleConfig", "EagleSpec", "default_feature_layers", "read_eagle_config"]
 
 EAGLE_KINDS = ("eagle", "eagle3")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleSpec(NetworkSpec):
+    """The network of a head: Llama's layers behind a projection."""
+
+    hidden_norm: NormSpec | None = None
+    """Of the states beside the embedding (EAGLE-3)."""
+    built_by: ClassVar[str] = "quire_models.eagle.model:EagleHead"
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters by their full names, but the tables of embedding and head."""
+        yield from NetworkSpec.weights(self)
+        if self.hidden_norm is not None:
+            yield from inside(self.layers[0].name, self.hidden_norm.weights())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +51,13 @@ class EagleConfig(ModelConfig):
     target_hidden_size: int
     feature_layers: tuple[int, ...] | None = None
     """Layers of the target whose input is read (EAGLE-3); None where the checkpoint leaves it to the target's depth."""
+
+    @property
+    def num_features(self) -> int:
+        """Features of a position, each as wide as the target's hidden states."""
+        if self.kind == "eagle":
+            return 1
+        return 3 if self.feature_layers is None else len(self.feature_layers)
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -51,27 +77,43 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
         raise CheckpointError(f"{str(folder)!r} has no config.json, so it is no folder of an EAGLE head")
     raw = read_json(path)
     config = Fields({**raw, "architectures": ["LlamaForCausalLM"]}, str(path))
-    bias = config.flag("attention_bias", default=False)
-    values = decoder_fields(config)
-    if kind == "eagle3" and values["num_layers"] != 1:
-        raise CheckpointError(f"{path}: an EAGLE-3 head has one layer, num_hidden_layers is {values['num_layers']}")
-    values |= {
-        "architecture": "EagleHead",
-        "model_type": "eagle",
-        "qkv_bias": bias,
-        "mlp_bias": config.flag("mlp_bias", default=False),
-        "tie_word_embeddings": False,
-        "quantization_method": quantization_method(config),
-        "quantization": with_files(parse_quantization(config), path.parent),
-    }
-    hidden = values["hidden_size"]
-    return EagleConfig(
-        **values,
+    sizes = decoder_sizes(config)
+    if kind == "eagle3" and sizes.num_layers != 1:
+        raise CheckpointError(f"{path}: an EAGLE-3 head has one layer, num_hidden_layers is {sizes.num_layers}")
+    head = EagleConfig(
+        architecture="EagleHead",
+        model_type="eagle",
+        network=_network(config, sizes, kind),
+        dtype=stored_dtype(config),
+        bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+        eos_token_ids=config.token_ids("eos_token_id"),
+        quantization=with_files(parse_quantization(config), path.parent),
+        quantization_method=quantization_method(config),
         kind=kind,
-        draft_vocab_size=config.integer("draft_vocab_size", default=values["vocab_size"], minimum=1),
-        target_hidden_size=config.integer("target_hidden_size", default=hidden, minimum=1),
+        draft_vocab_size=config.integer("draft_vocab_size", default=sizes.vocab_size, minimum=1),
+        target_hidden_size=config.integer("target_hidden_size", default=sizes.hidden_size, minimum=1),
         feature_layers=_feature_layers(config) if kind == "eagle3" else None,
     )
+    size, has_embedding = sizes.hidden_size, kind == "eagle"
+    inputs = head.num_features * head.target_hidden_size + has_embedding * size
+    project_in = LinearSpec(name="fc", in_features=inputs, out_features=size)
+    embedding = replace(head.network.embedding, project_in=project_in)
+    return replace(head, network=replace(head.network, embedding=embedding))
+
+
+def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
+    """The first layer of EAGLE has no norm before its attention. EAGLE-3's attention sees embedding and state side by
+    side."""
+    bias, mlp = (
+        config.flag("attention_bias", default=False),
+        sizes.gated_mlp(bias=config.flag("mlp_bias", default=False)),
+    )
+    is_eagle3 = kind == "eagle3"
+    attention = sizes.attention(qkv_bias=bias, in_features=2 * sizes.hidden_size if is_eagle3 else 0)
+    layers = [sizes.pre_norm(layer, attention, mlp, prefix="layers") for layer in sizes.layers]
+    layers[0] = replace(layers[0], name="midlayer") if is_eagle3 else replace(layers[0], input_norm=None)
+    network = sizes.network(layers, body="", final_norm="norm" if is_eagle3 else None, head=HeadSpec(tied=False))
+    return recast(EagleSpec, network, hidden_norm=sizes.rms_norm("hidden_norm") if is_eagle3 else None)
 
 
 def _feature_layers(config: Fields) -> tuple[int, ...] | None:

@@ -17,42 +17,33 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError
-from quire_models.eagle.config import EagleConfig, default_feature_layers
-from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import SequentialBlock, pre_norm_block
-from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.build import build_feed_forward, build_layer, build_mixer
+from quire_models.eagle.config import EagleConfig, EagleSpec, default_feature_layers
+from quire_models.layers.decoder_lm import DecoderLM, rotary_tables
 from quire_models.layers.draft_head import DraftHead
 from quire_models.layers.linear import Linear
-from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
-from quire_models.layers.norm import RMSNorm
-from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_ops import LoraTokens, ops
 
 __all__ = ["EagleHead"]
 
 
-def _first_layer(config: EagleConfig, scope: Scope) -> SequentialBlock:
-    """The first layer of EAGLE: no norm before its attention, whose input is normalised features and embeddings."""
-    size, bias = config.hidden_size, config.mlp_bias
-    return SequentialBlock(
-        mixer=SelfAttention(config, 0, scope / "self_attn"),
-        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", size, config.rms_norm_eps),
-        feed_forward=GatedMLP(scope / "mlp", size, config.intermediate_size, act=config.hidden_act, bias=bias),
-    )
-
-
 class _Eagle3Layer:
     """EAGLE-3's layer: attention over embedding and state side by side; the state alone is the residual."""
 
-    def __init__(self, config: EagleConfig, scope: Scope) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(scope / "input_layernorm", size, eps)
-        self.hidden_norm = RMSNorm(scope / "hidden_norm", size, eps)
-        self.self_attn = SelfAttention(config, 0, scope / "self_attn", in_features=2 * size)
-        self.post_attention_layernorm = RMSNorm(scope / "post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(scope / "mlp", size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias)
+    def __init__(self, spec: EagleSpec, scope: Scope) -> None:
+        layer = spec.layers[0]
+        assert layer.input_norm is not None
+        assert layer.feed_forward is not None
+        assert layer.feed_forward_norm is not None
+        assert spec.hidden_norm is not None
+        self.input_layernorm = make_norm(layer.input_norm, scope)
+        self.hidden_norm = make_norm(spec.hidden_norm, scope)
+        self.self_attn = build_mixer(layer.mixers[0], 0, scope)
+        self.post_attention_layernorm = make_norm(layer.feed_forward_norm, scope)
+        self.mlp = build_feed_forward(layer.feed_forward, scope)
 
     def __call__(self, embedded: Tensor, state: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         x = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
@@ -67,13 +58,14 @@ class EagleHead(DraftHead):
 
     def __init__(self, config: EagleConfig, scope: Scope) -> None:
         super().__init__(config, scope)
-        size = config.hidden_size
+        spec, size = config.network, config.hidden_size
+        assert isinstance(spec, EagleSpec)
         self._is_eagle3 = config.kind == "eagle3"
         self._feature_layers = config.feature_layers
         self.wants_hidden = not self._is_eagle3
-        fused = self.num_features * config.target_hidden_size
         has_bias = scope.parameter("fc.bias", size, optional=True)
-        self.fc = Linear(scope / "fc", fused + (0 if self._is_eagle3 else size), size)
+        assert spec.embedding.project_in is not None
+        self.fc = Linear.of(scope, spec.embedding.project_in)
         self._fc_bias_parameter = has_bias
         self._fc_bias: Tensor | None = None
         self._embedding_parameter = scope.parameter(
@@ -88,22 +80,12 @@ class EagleHead(DraftHead):
         self._embed = scope.op(ops.embedding)
         self._embedding: Tensor | None = None
         if self._is_eagle3:
-            self.midlayer = _Eagle3Layer(config, scope / "midlayer")
-            self.norm = RMSNorm(scope / "norm", size, config.rms_norm_eps)
+            assert spec.final_norm is not None
+            self.midlayer = _Eagle3Layer(spec, scope / "midlayer")
+            self.norm = make_norm(spec.final_norm, scope)
         else:
-            body = scope / "layers"
-            self.layers = [_first_layer(config, body / "0")]
-            for i in range(1, config.num_layers):
-                attention = SelfAttention(config, i, body / str(i) / "self_attn")
-                self.layers.append(pre_norm_block(config, body / str(i), attention))
-        self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
-
-    @property
-    def num_features(self) -> int:
-        """Features of a position, each as wide as the target's hidden states."""
-        if not self._is_eagle3:
-            return 1
-        return 3 if self._feature_layers is None else len(self._feature_layers)
+            self.layers = [build_layer(layer, i, scope / layer.name) for i, layer in enumerate(spec.layers)]
+        self.rotary = rotary_tables(spec.layers, scope)[0][0]
 
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
         """See `DraftHead.feature_layers`."""

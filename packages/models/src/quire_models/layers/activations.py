@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import GATED_ACTIVATIONS, ops
 
-__all__ = ["activation"]
+__all__ = ["activation", "gated_activation"]
 
 _EXACT: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "relu2": lambda x: F.relu(x).square()}
 """Activations whose operations IEEE 754 rounds in one way, whichever backend computes them."""
@@ -26,3 +26,16 @@ def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
             `quire_models.config_fields.HIDDEN_ACTS` are among them.
     """
     return _EXACT[name] if name in _EXACT else partial(scope.op(ops.activation), name=name)
+
+
+def gated_activation(scope: Scope, name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """(gate, up), both [...] -> act(gate) * up, by one op where there is one.
+
+    Args:
+        scope: Of the layer that computes it.
+        name: See `activation`.
+    """
+    if name in GATED_ACTIVATIONS:
+        return scope.op(GATED_ACTIVATIONS[name])
+    act = activation(scope, name)
+    return lambda gate, up: act(gate) * up

@@ -7,7 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["bloom_slopes", "mpt_slopes"]
+from quire_models.mixer_spec import AlibiSpec
+
+__all__ = ["alibi_slopes", "bloom_slopes", "mpt_slopes"]
+
+
+def alibi_slopes(spec: AlibiSpec, num_heads: int) -> Tensor:
+    """[num_heads] float32: by how much a score falls for each token in between."""
+    slopes = bloom_slopes(num_heads) if spec.kind == "bloom" else mpt_slopes(num_heads, spec.bias_max)
+    slopes = slopes.bfloat16().float() if spec.is_bfloat16 else slopes
+    return slopes if spec.factor == 1.0 else slopes * spec.factor
 
 
 def bloom_slopes(num_heads: int) -> Tensor:

@@ -1,23 +1,26 @@
-"""Causal self-attention, with what differs between families as arguments.
+"""Causal self-attention, as a record says what differs between families.
 
 Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.config import ModelConfig
+from quire_models.layers.alibi import alibi_slopes
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm
+from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.mixer_spec import SelfAttentionSpec
 from quire_ops import QuantizedTokens
 
 __all__ = ["HeadNorms", "SelfAttention", "head_norms"]
@@ -26,7 +29,7 @@ __all__ = ["HeadNorms", "SelfAttention", "head_norms"]
 class SelfAttention:
     """x [T, hidden_size] -> [T, hidden_size]: projections, norms of heads, rotation, attention, projection.
 
-    Biases, heads, window and the rotated share of a head are those of the configuration.
+    What it has of these, and of which sizes, says its `SelfAttentionSpec`.
     """
 
     __slots__ = (
@@ -35,7 +38,7 @@ class SelfAttention:
         "_head_dim",
         "_norms",
         "_qkv",
-        "_query_factor",
+        "_query_growth",
         "_sinks",
         "_sinks_parameter",
         "_stack_fields",
@@ -46,74 +49,40 @@ class SelfAttention:
         "v_proj",
     )
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        scope: Scope,
-        *,
-        scale: float | None = None,
-        soft_cap: float | None = None,
-        rotated: bool = True,
-        interleaved: bool = False,
-        norms: HeadNorms | None = None,
-        alibi_slopes: Tensor | None = None,
-        clip: float | None = None,
-        query_factor: Callable[[Tensor], Tensor] | None = None,
-        chunk_tokens: int | None = None,
-        sinks: bool = False,
-        in_features: int | None = None,
-        out: str = "o_proj",
-    ) -> None:
+    def __init__(self, spec: SelfAttentionSpec, index: int, scope: Scope) -> None:
         """Args:
-        scale: Factor of the scores; None for head_dim ** -0.5.
-        soft_cap: Scores become cap * tanh(score / cap); None for no cap.
-        rotated: Queries and keys of this layer are rotated by their position.
-        interleaved: Neighbours are the pairs that are rotated, (2i, 2i + 1), not (i, i + rotary_dim / 2).
-        norms: Norms of queries and keys; None for none.
-        alibi_slopes: [Hq] float32: a score falls by so much for each token in between; None for none.
-        clip: Queries, keys and values are kept within this distance from zero.
-        query_factor: Positions [T] -> factors [T] of the queries.
-        chunk_tokens: Tokens attend to those of their chunk only.
-        sinks: Each head has a learned score that takes attention and gives nothing (gpt-oss).
-        in_features: Width of x; None for the hidden size.
-        out: Name of the last projection.
+        index: Number of its cache in a batch.
+        scope: Scope of the attention itself.
         """
-        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
-        inputs = in_features or hidden
-        self.q_proj = Linear(scope / "q_proj", inputs, query, bias=config.qkv_bias)
-        self.k_proj = Linear(scope / "k_proj", inputs, kv, bias=config.qkv_bias)
-        self.v_proj = Linear(scope / "v_proj", inputs, kv, bias=config.qkv_bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(scope, each) for each in spec.projections())
         self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
-        self.o_proj = Linear(scope / out, query, hidden, bias=config.attention_out_bias)
-        self._sinks_parameter = scope.parameter("sinks", config.num_heads) if sinks else None
+        self._sinks_parameter = scope.parameter("sinks", spec.num_heads) if spec.sinks else None
         self._sinks: Tensor | None = None
-        self._head_dim = config.head_dim
-        self._clip = clip
-        self._query_factor = query_factor
-        rotary = (
-            Rotary(scope, config.rotary_dim, head_dim=config.head_dim, interleaved=interleaved) if rotated else None
-        )
-        scale = config.head_dim**-0.5 if scale is None else scale
+        self._head_dim, self._clip = spec.head_dim, spec.clip
+        self._query_growth = None if spec.query_growth is None else QueryGrowth(spec.query_growth, scope.device)
+        rotary = None
+        if spec.rope is not None:
+            rotary = Rotary(scope, spec.rotary_dim, head_dim=spec.head_dim, interleaved=spec.interleaved)
+        slopes = None if spec.alibi is None else alibi_slopes(spec.alibi, spec.num_heads).to(scope.device)
         self._attend = scope.attention(
-            layer,
-            scale=scale,
-            sliding_window=config.sliding_windows[layer],
-            soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes,
-            chunk_tokens=chunk_tokens,
+            index,
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
+            soft_cap=spec.soft_cap,
+            alibi_slopes=slopes,
+            chunk_tokens=spec.chunk_tokens,
         )
-        self._write = RopeAndCache(self._attend, rotary, norms)
-        self._norms = norms
+        self._norms = head_norms(spec, scope)
+        self._write = RopeAndCache(self._attend, rotary, self._norms)
         self._stack_fields: dict[str, Any] | None = None
         """Fields of `DecoderLayerWeights`; None where this attention does more than op `decoder_stack`."""
-        if clip is None and query_factor is None and alibi_slopes is None and chunk_tokens is None:
+        if all(each is None for each in (spec.clip, spec.query_growth, spec.alibi, spec.chunk_tokens)):
             self._stack_fields = {
-                "scale": scale,
-                "soft_cap": soft_cap,
-                "sliding_window": config.sliding_windows[layer],
-                "rotation": 0 if rotated else None,
-                "interleaved": interleaved,
+                "scale": spec.scale,
+                "soft_cap": spec.soft_cap,
+                "sliding_window": spec.sliding_window,
+                "rotation": 0 if rotary is not None else None,
+                "interleaved": spec.interleaved,
             }
         scope.when_loaded(self._finish)
 
@@ -147,8 +116,8 @@ class SelfAttention:
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = map(self._heads, self._qkv(x))
         query = self._write(query, key, value, cos, sin, batch)
-        if self._query_factor is not None:
-            query = query * self._query_factor(batch.positions)[:, None, None].to(query.dtype)
+        if self._query_growth is not None:
+            query = query * self._query_growth(batch.positions)[:, None, None].to(query.dtype)
         return self.o_proj(self._attend.attend(query, batch, self._sinks).flatten(1))
 
     def _heads(self, projected: Tensor) -> Tensor:
@@ -158,19 +127,14 @@ class SelfAttention:
         return projected.view(len(projected), projected.shape[1] // self._head_dim, self._head_dim)
 
 
-def head_norms(
-    config: ModelConfig,
-    scope: Scope,
-    *,
-    names: tuple[str, str] = ("q_norm", "k_norm"),
-    after_rotation: bool = False,
-) -> HeadNorms:
-    """RMS norms of each query and each key head.
+def head_norms(spec: SelfAttentionSpec, scope: Scope) -> HeadNorms | None:
+    """Norms of queries and keys, or a factor of the keys (Falcon H1); None for neither.
 
     Args:
         scope: Scope of the attention.
-        names: Names of both in the checkpoint.
-        after_rotation: Heads are normalised after they are rotated, not before.
     """
-    query, key = (RMSNorm(scope / name, config.head_dim, config.rms_norm_eps) for name in names)
-    return HeadNorms(query, key, after_rotation)
+    if spec.q_norm is not None and spec.k_norm is not None:
+        return HeadNorms(make_norm(spec.q_norm, scope), make_norm(spec.k_norm, scope), spec.norm_after_rotation)
+    if spec.key_factor != 1.0:
+        return HeadNorms(lambda query: query, lambda key: key * spec.key_factor)
+    return None

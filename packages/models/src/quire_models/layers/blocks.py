@@ -14,16 +14,14 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.config import ModelConfig
 from quire_models.layers.add_norm import AddNorm, consumers_of
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import SparseMoE
 from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
-from quire_models.layers.scope import Scope
 from quire_ops import DecoderLayerWeights
 
-__all__ = ["DecoderLayer", "FusedLayer", "Mixer", "ParallelBlock", "PostLNBlock", "SequentialBlock", "pre_norm_block"]
+__all__ = ["DecoderLayer", "FusedLayer", "Mixer", "ParallelBlock", "PostLNBlock", "SequentialBlock"]
 
 Map = Callable[[Any], Tensor]
 """x [T, hidden_size], or its `QuantizedTokens` for a part with `consumers` -> [T, hidden_size]."""
@@ -186,28 +184,3 @@ class PostLNBlock:
         x = x if residual is None else x + residual
         x, _ = self._after_mixer(self.mixer(x, cos, sin, batch), x)
         return self._after_feed_forward(self.feed_forward(x), x)[0], None
-
-
-def pre_norm_block(
-    config: ModelConfig,
-    scope: Scope,
-    mixer: Mixer,
-    feed_forward: Map | None = None,
-    *,
-    residual_factor: float = 1.0,
-) -> SequentialBlock:
-    """A layer of Llama's shape, under the names that it has in most checkpoints.
-
-    Args:
-        feed_forward: None for a gated feed-forward network of the configuration's size.
-        residual_factor: Factor of what both parts give, before it is added.
-    """
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    return SequentialBlock(
-        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        mixer=mixer,
-        feed_forward_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        feed_forward=feed_forward
-        or GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias),
-        residual_factor=residual_factor,
-    )

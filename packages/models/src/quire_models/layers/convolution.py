@@ -1,14 +1,18 @@
-"""A short causal convolution over each channel of a sequence, which remembers its last inputs."""
+"""A short causal convolution over each channel of a sequence, which remembers its last inputs, alone and gated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from quire_attention import AttentionMetadata
+from quire_attention import AttentionMetadata, ForwardBatch
+from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_models.mixer_spec import ShortConvSpec
+from quire_ops import QuantizedTokens, ops
 
-__all__ = ["ShortConvolution"]
+__all__ = ["GatedShortConvolution", "ShortConvolution"]
 
 
 class ShortConvolution:
@@ -39,3 +43,28 @@ class ShortConvolution:
         """`state` [num_blocks, taps - 1, channels]: see `quire_ops.recurrent`."""
         out: Tensor = self._convolve(x, self.weight, self.bias, state, layout, activation=self._activation)
         return out
+
+
+class GatedShortConvolution:
+    """x [T, hidden_size] -> [T, hidden_size]: out(c * conv(b * x)) with b, c and x projected (LFM2)."""
+
+    def __init__(self, spec: ShortConvSpec, index: int, scope: Scope) -> None:
+        """Args:
+        index: Number of the cache in a batch that has its state.
+        scope: Scope of the mixer itself.
+        """
+        hidden = spec.hidden_size
+        self.in_proj = Linear(scope / "in_proj", hidden, 3 * hidden, bias=spec.bias)
+        self.conv = ShortConvolution(scope / "conv", hidden, spec.conv_kernel, bias=spec.bias)
+        self.out_proj = Linear(scope / "out_proj", hidden, hidden, bias=spec.bias)
+        self._index = index
+
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layer that takes x."""
+        return (self.in_proj,)
+
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        (state,), layout = batch.states_of_layer(self._index)
+        b, c, inner = self.in_proj(x).chunk(3, dim=-1)
+        return self.out_proj(c * self.conv(b * inner, state, layout))

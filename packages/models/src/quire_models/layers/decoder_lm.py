@@ -8,86 +8,56 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.build import build_layer, within
 from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
-from quire_models.layers.blocks import DecoderLayer, FusedLayer
+from quire_models.layers.blocks import FusedLayer
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
-from quire_models.layers.linear import Embedding, LMHead
+from quire_models.layers.linear import Linear, LMHead
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
 from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
+from quire_models.layers.token_embedding import TokenEmbedding
 from quire_models.rope_config import RopeConfig
+from quire_models.spec import LayerSpec
 from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
 from quire_ops.ops import op_named
 
 __all__ = ["DecoderLM"]
 
-Config = TypeVar("Config", bound=ModelConfig)
-
 
 class DecoderLM(Network):
-    """Families override `embed`, `rope_of_layer` and `head_input` where theirs are others."""
+    """The network that `config.network` describes."""
 
-    def __init__(
-        self,
-        config: Config,
-        scope: Scope,
-        make_layer: Callable[[Config, int, Scope], DecoderLayer],
-        make_norm: Callable[[Scope, int, float], Callable[[Tensor], Tensor]] = RMSNorm,
-        *,
-        body: str = "model",
-        embedding: str = "embed_tokens",
-        layers: str = "layers",
-        norm: str = "norm",
-        head: str = "lm_head",
-        head_bias: bool = False,
-        embedding_factor: float = 1.0,
-        logits_factor: float = 1.0,
-        logits_soft_cap: float | None = None,
-    ) -> None:
-        """Args:
-        make_layer: (config, index of the layer, scope of the layer) -> the layer.
-        make_norm: (scope, size, eps) -> the norm behind the layers.
-        body: First part of the names of all parameters but the LM head's.
-        embedding: Name of the embedding within `body`, as the next two are.
-        layers: Name of the list of layers.
-        norm: Name of the norm behind the layers.
-        head: Name of the LM head.
-        head_bias: The LM head has a bias.
-        embedding_factor: Factor of the embedding's results.
-        logits_factor: Factor of the logits.
-        logits_soft_cap: Logits become cap * tanh(logits / cap), after their factor.
-        """
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
-        inner = scope
-        for part in body.split("."):
-            inner = inner / part
-        self.body = inner
-        self.embedding = Embedding(inner / embedding, config.vocab_size, config.embedding_width)
-        self.layers = [make_layer(config, i, inner / layers / str(i)) for i in range(config.num_layers)]
-        self.norm = make_norm(inner / norm, config.hidden_size, config.rms_norm_eps)
+        spec, head = config.network, config.network.head
+        body = within(scope, spec.body)
+        self.embed = TokenEmbedding(spec.embedding, body)
+        self.embedding = self.embed.table
+        self.layers, index = [], 0
+        for layer in spec.layers:
+            self.layers.append(build_layer(layer, index, scope / layer.name))
+            index += len(layer.mixers)
+        self.norm = (lambda x: x) if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._add_norm = AddNorm(self.norm)
-        tied_to = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = LMHead(scope / head, config.vocab_size, config.embedding_width, tied_to=tied_to, bias=head_bias)
-        self.ignored_tensors = frozenset({f"{head}.weight"} if tied_to else ())
-        ropes = [self.rope_of_layer(i) if config.rotary_dim else None for i in range(config.num_layers)]
-        self._rope_of_layer = ropes
-        self._tables = {
-            rope: RotaryTable(rope, config.rotary_dim, dtype=scope.dtype, device=scope.device) for rope in ropes if rope
-        }
-        self._embedding_factor = embedding_factor
-        self._logits_factor = logits_factor
-        self._soft_cap = logits_soft_cap
-        self._tanh = None if logits_soft_cap is None else activation(scope, "tanh")
+        tied_to = self.embedding if head.tied else None
+        width = spec.embedding.size
+        self.lm_head = LMHead(scope / head.name, spec.vocab_size, width, tied_to=tied_to, bias=head.bias)
+        self.ignored_tensors = frozenset({f"{head.name}.weight"} if tied_to else ())
+        self._project_out = None if head.project_out is None else Linear.of(body, head.project_out)
+        self._tables, self._rotations = rotary_tables(spec.layers, scope)
+        self._logits_factor, self._soft_cap = head.factor, head.soft_cap
+        self._tanh = None if head.soft_cap is None else activation(scope, "tanh")
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
 
     @property
@@ -104,7 +74,7 @@ class DecoderLM(Network):
     @property
     def _is_plain(self) -> bool:
         """Nothing stands before the layers and behind their norm but embedding and LM head, with their factors."""
-        return type(self).embed is DecoderLM.embed and type(self).head_input is DecoderLM.head_input
+        return self.embed.is_plain and self._project_out is None
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Give the loaded parameters to their layers, and bind the op that runs all layers in one call."""
@@ -116,24 +86,15 @@ class DecoderLM(Network):
 
     def _as_data(self, index: int, eps: float) -> DecoderLayerWeights | None:
         """A layer for op `decoder_stack`, with its rotation among those of the network."""
-        layer, rope = self.layers[index], self._rope_of_layer[index]
+        layer, rotation = self.layers[index], self._rotations[index]
         data = layer.stack_weights(eps) if isinstance(layer, FusedLayer) else None
-        if data is None or data.rotation is None or rope is None:
+        if data is None or data.rotation is None:
             return data
-        return dataclasses.replace(data, rotation=list(self._tables).index(rope))
-
-    def rope_of_layer(self, layer: int) -> RopeConfig:
-        """The rotation of a layer's queries and keys."""
-        return self.config.rope
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """Input of the first layer, [T, hidden_size]."""
-        x = self.embedding(batch.input_ids, batch.lora)
-        return x if self._embedding_factor == 1.0 else x * self._embedding_factor
+        return dataclasses.replace(data, rotation=rotation)
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden_size] -> input of the LM head, [N, embedding_width]."""
-        return hidden
+        """Hidden states [N, hidden_size] -> input of the LM head, [N, width of the embedding]."""
+        return hidden if self._project_out is None else self._project_out(hidden)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the last norm; writes the step's keys and values."""
@@ -151,14 +112,14 @@ class DecoderLM(Network):
         """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
         length = max(batch.attention[0].kv_lens)
-        rotations = {rope: table(batch.positions, length) for rope, table in self._tables.items()}
-        x = self.embed(batch)
+        rotations = [table(batch.positions, length) for table in self._tables]
+        x = self.embed(batch.input_ids, batch.positions, batch.lora)
         if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
-            return self._stack(x, list(rotations.values()), batch, taps)
+            return self._stack(x, rotations, batch, taps)
         unrotated, residual = (self._unrotated, self._unrotated), None
-        for i, (layer, rope) in enumerate(zip(self.layers, self._rope_of_layer, strict=True)):
+        for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
             self._tap(taps, i, x, residual)
-            cos, sin = unrotated if rope is None else rotations[rope]
+            cos, sin = unrotated if rotation is None else rotations[rotation]
             x, residual = layer(x, residual, cos, sin, batch)
         self._tap(taps, len(self.layers), x, residual)
         hidden: Tensor = self._add_norm(x, residual)[0]
@@ -202,8 +163,19 @@ class DecoderLM(Network):
             rows,
             self.embedding,
             self.lm_head,
-            [table.up_to for table in self._tables.values()],
-            embedding_factor=self._embedding_factor,
+            [table.up_to for table in self._tables],
+            embedding_factor=self.embed.factor,
             logits_factor=self._logits_factor,
             logits_soft_cap=self._soft_cap,
         )
+
+
+def rotary_tables(layers: tuple[LayerSpec, ...], scope: Scope) -> tuple[list[RotaryTable], list[int | None]]:
+    """The different rotations of some layers, and for each layer which one is its own; None for none."""
+    ropes: dict[tuple[RopeConfig, int], int] = {}
+    rotations: list[int | None] = []
+    for layer in layers:
+        rotated = next((mixer for mixer in layer.mixers if getattr(mixer, "rope", None) is not None), None)
+        key = None if rotated is None else (rotated.rope, rotated.rotary_dim)  # type: ignore[attr-defined]
+        rotations.append(None if key is None else ropes.setdefault(key, len(ropes)))
+    return [RotaryTable(rope, size, dtype=scope.dtype, device=scope.device) for rope, size in ropes], rotations

@@ -5,78 +5,51 @@ Shape legend: T tokens of the step (the decoder's), E tokens that the encoder re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from torch import Tensor
 
 from quire_attention import EncoderBatch, ForwardBatch
+from quire_models.build import build_feed_forward, within
+from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.linear import Linear
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
+from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.spec import LayerSpec
 from quire_ops import ops
 
-__all__ = ["CrossAttention", "EncoderAttention", "ProjectionNames"]
-
-
-class ProjectionNames(NamedTuple):
-    """Names of an attention's matrices in the checkpoint."""
-
-    query: str = "q_proj"
-    key: str = "k_proj"
-    value: str = "v_proj"
-    out: str = "out_proj"
-
-
-BART_NAMES = ProjectionNames()
+__all__ = ["CrossAttention", "EncoderAttention", "EncoderLayer"]
 
 
 class EncoderAttention:
     """x [E, hidden_size] -> [E, hidden_size]: every token attends to all tokens of its own input."""
 
-    __slots__ = ("_attend", "_num_heads", "_qkv", "_scale", "_window", "key", "out", "query", "value")
+    __slots__ = ("_attend", "_num_heads", "_qkv", "_rotary", "_scale", "_window", "key", "out", "query", "value")
 
-    def __init__(
-        self,
-        scope: Scope,
-        hidden: int,
-        num_heads: int,
-        head_dim: int,
-        *,
-        bias: bool,
-        scale: float | None = None,
-        window: int | None = None,
-        names: ProjectionNames = BART_NAMES,
-    ) -> None:
+    def __init__(self, spec: EncoderAttentionSpec, scope: Scope) -> None:
         """Args:
-        scale: Factor of the scores; None for head_dim ** -0.5.
-        window: Tokens see those at most so far away; None for all.
+        scope: Scope of the attention itself.
         """
-        width = num_heads * head_dim
-        self.query = Linear(scope / names.query, hidden, width, bias=bias)
-        self.key = Linear(scope / names.key, hidden, width, bias=bias)
-        self.value = Linear(scope / names.value, hidden, width, bias=bias)
+        self.query, self.key, self.value, self.out = (Linear.of(scope, each) for each in spec.projections())
         self._qkv = MergedLinear(scope, self.query, self.key, self.value)
-        self.out = Linear(scope / names.out, width, hidden, bias=bias)
+        self._rotary = Rotary(scope, spec.rotary_dim) if spec.rope is not None else None
         self._attend = scope.op(ops.encoder_attention)
-        self._num_heads = num_heads
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._window = window
+        self._num_heads, self._scale, self._window = spec.num_heads, spec.scale, spec.sliding_window
 
     def __call__(
         self,
         x: Tensor,
         batch: EncoderBatch,
+        rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
-        rotate: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Args:
-        position_bias: See op `encoder_attention`.
-        rotate: Rotation of queries and keys, [E, H, D] -> [E, H, D].
+        rotation: Cosines and sines [E, 1, D] of queries and keys; None for none.
+        position_bias: [H, distances], which op `encoder_attention` adds to the scores; None for none.
         """
         query, key, value = (each.view(len(x), self._num_heads, -1) for each in self._qkv(x))
-        if rotate is not None:
-            query, key = rotate(query), rotate(key)
+        if self._rotary is not None and rotation is not None:
+            query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
         attended = self._attend(
             query, key, value, batch.lens, scale=self._scale, window=self._window, bias=position_bias
         )
@@ -88,30 +61,15 @@ class CrossAttention:
 
     __slots__ = ("_attention", "_key_and_value", "_num_heads", "key", "out", "query", "value")
 
-    def __init__(
-        self,
-        scope: Scope,
-        index: int,
-        hidden: int,
-        num_heads: int,
-        head_dim: int,
-        *,
-        bias: bool,
-        scale: float | None = None,
-        names: ProjectionNames = BART_NAMES,
-    ) -> None:
+    def __init__(self, spec: EncoderAttentionSpec, index: int, scope: Scope) -> None:
         """Args:
-        index: Which cache of a batch is its own.
-        scale: Factor of the scores; None for head_dim ** -0.5.
+        index: Number of its cache in a batch.
+        scope: Scope of the attention itself.
         """
-        width = num_heads * head_dim
-        self.query = Linear(scope / names.query, hidden, width, bias=bias)
-        self.key = Linear(scope / names.key, hidden, width, bias=bias)
-        self.value = Linear(scope / names.value, hidden, width, bias=bias)
+        self.query, self.key, self.value, self.out = (Linear.of(scope, each) for each in spec.projections())
         self._key_and_value = MergedLinear(scope, self.key, self.value)
-        self.out = Linear(scope / names.out, width, hidden, bias=bias)
-        self._attention = scope.attention(index, scale=head_dim**-0.5 if scale is None else scale)
-        self._num_heads = num_heads
+        self._attention = scope.attention(index, scale=spec.scale)
+        self._num_heads = spec.num_heads
 
     def write(self, encoded: Tensor, batch: ForwardBatch) -> None:
         """Keep keys and values of what the encoder made of `batch.encoder`, [E, hidden_size]."""
@@ -121,3 +79,40 @@ class CrossAttention:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         query = self.query(x).view(len(x), self._num_heads, -1)
         return self.out(self._attention.attend(query, batch).flatten(1))
+
+
+class EncoderLayer:
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); or norms behind the sums."""
+
+    def __init__(self, spec: LayerSpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        attention = spec.mixers[0]
+        assert isinstance(attention, EncoderAttentionSpec)
+        assert spec.feed_forward is not None
+        self.attention = EncoderAttention(attention, within(scope, attention.name))
+        self.feed_forward = build_feed_forward(spec.feed_forward, scope)
+        self._is_post_ln = spec.arrangement == "post_ln"
+        first, second = spec.input_norm, spec.feed_forward_norm
+        if self._is_post_ln:
+            first, second = spec.attention_out_norm, spec.feed_forward_out_norm
+        assert second is not None
+        self._attention_norm = None if first is None else make_norm(first, scope)
+        self._feed_forward_norm = make_norm(second, scope)
+
+    def __call__(
+        self,
+        x: Tensor,
+        batch: EncoderBatch,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        position_bias: Tensor | None = None,
+    ) -> Tensor:
+        """x [E, hidden_size] -> [E, hidden_size]; see `EncoderAttention` for the others."""
+        norm, feed_forward_norm = self._attention_norm, self._feed_forward_norm
+        if self._is_post_ln:
+            x = x + self.attention(x, batch, rotation, position_bias)
+            x = x if norm is None else norm(x)
+            return feed_forward_norm(x + self.feed_forward(x))
+        x = x + self.attention(x if norm is None else norm(x), batch, rotation, position_bias)
+        return x + self.feed_forward(feed_forward_norm(x))

@@ -1,90 +1,129 @@
-"""An encoder that reads one text, and a decoder that writes another and looks at it."""
+"""An encoder that reads one text, and a decoder that writes another and looks at it.
+
+Shape legend: T tokens of the step, which are the decoder's; N tokens of either stack.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quire_attention import EncoderBatch, ForwardBatch
-from quire_models.encoder_config import EncoderDecoderConfig
-from quire_models.layers.encoder import CrossAttention
-from quire_models.layers.linear import LMHead
+from quire_attention import ForwardBatch
+from quire_models.build import build_feed_forward, build_mixer, within
+from quire_models.config import ModelConfig
+from quire_models.encoder_spec import CrossLayerSpec, EncoderDecoderSpec
+from quire_models.layers.encoder import CrossAttention, EncoderLayer
+from quire_models.layers.linear import Embedding, LMHead
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.layers.token_embedding import TokenEmbedding
 from quire_ops import LoraTokens
 
-__all__ = ["CrossDecoderLayer", "EncoderDecoderLM", "EncoderLayer"]
+__all__ = ["CrossDecoderLayer", "EncoderDecoderLM"]
 
 
-class EncoderLayer(Protocol):
-    """One layer of an encoder."""
+class CrossDecoderLayer:
+    """x + attention(norm(x)), x + cross(norm(x)), then x + feed_forward(norm(x)); or norms behind the sums."""
 
-    def __call__(self, x: Tensor, batch: EncoderBatch) -> Tensor:
-        """x [E, hidden_size] -> [E, hidden_size]."""
-
-
-class CrossDecoderLayer(Protocol):
-    """One layer of a decoder that looks at what an encoder read."""
-
-    cross: CrossAttention
+    def __init__(self, spec: CrossLayerSpec, index: int, cross_index: int, scope: Scope) -> None:
+        """Args:
+        index: Number of the cache of its own attention in a batch.
+        cross_index: The same of its cross attention.
+        scope: Scope of the layer.
+        """
+        assert spec.feed_forward is not None
+        self.attention = build_mixer(spec.mixers[0], index, scope)
+        self.cross = CrossAttention(spec.cross, cross_index, scope / spec.cross.name)
+        self.feed_forward = build_feed_forward(spec.feed_forward, scope)
+        self._is_post_ln = spec.arrangement == "post_ln"
+        first, last = spec.input_norm, spec.feed_forward_norm
+        if self._is_post_ln:
+            first, last = spec.attention_out_norm, spec.feed_forward_out_norm
+        assert first is not None
+        assert last is not None
+        self._norms = tuple(make_norm(norm, scope) for norm in (first, spec.cross_norm, last))
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
+        attention_norm, cross_norm, feed_forward_norm = self._norms
+        if self._is_post_ln:
+            x = attention_norm(x + self.attention(x, x, x, batch))  # nothing is rotated
+            x = cross_norm(x + self.cross(x, batch))
+            return feed_forward_norm(x + self.feed_forward(x))
+        x = x + self.attention(attention_norm(x), x, x, batch)
+        x = x + self.cross(cross_norm(x), batch)
+        return x + self.feed_forward(feed_forward_norm(x))
 
 
 class EncoderDecoderLM(Network):
-    """Families make the parts and say how tokens are embedded (`embed`)."""
+    """The network that `config.network` describes."""
 
-    encoder_layers: Sequence[EncoderLayer]
-    encoder_norm: Callable[[Tensor], Tensor] | None
-    """Behind the encoder's layers."""
-    decoder_layers: Sequence[CrossDecoderLayer]
-    decoder_norm: Callable[[Tensor], Tensor] | None
-    """Behind the decoder's layers."""
-    lm_head: LMHead
-
-    def __init__(self, config: EncoderDecoderConfig, scope: Scope) -> None:
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
+        spec = config.network
+        assert isinstance(spec, EncoderDecoderSpec)
+        encoder, decoder = within(scope, spec.encoder_body), within(scope, spec.body)
+        self.tokens = tokens = Embedding(scope / spec.shared, spec.vocab_size, spec.hidden_size)
+        self.encoder_embedding = TokenEmbedding(spec.encoder_embedding, encoder, tokens)
+        self.encoder_layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.encoder_layers]
+        self.decoder_embedding = TokenEmbedding(spec.embedding, decoder, tokens)
+        num_layers = len(spec.layers)
+        self.decoder_layers = [
+            CrossDecoderLayer(layer, index, num_layers + index, scope / layer.name)
+            for index, layer in enumerate(spec.layers)
+            if isinstance(layer, CrossLayerSpec)
+        ]
+        self.encoder_norm = None if spec.encoder_norm is None else make_norm(spec.encoder_norm, encoder)
+        self.decoder_norm = None if spec.final_norm is None else make_norm(spec.final_norm, decoder)
+        head = spec.head
+        self.lm_head = LMHead(
+            scope / head.name,
+            spec.vocab_size,
+            spec.hidden_size,
+            tied_to=tokens if head.tied else None,
+            bias=head.bias,
+            may_differ=head.may_differ,
+        )
+        self._hidden_factor = head.hidden_factor
+        # A head that may differ is read where the checkpoint brings one.
+        self.ignored_tensors = frozenset({f"{head.name}.weight"} if head.tied and not head.may_differ else ())
 
     @property
     def host_lengths(self) -> tuple[str, ...]:
-        """See `Network.host_lengths`."""
+        """Parts that read lengths on the host: cross attention, beside those of any network."""
         return (*super().host_lengths, "cross attention")
-
-    def embed(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None, *, decoder: bool) -> Tensor:
-        """[N] tokens at their positions [N], with the adapters of `lora` -> input of the first layer,
-        [N, hidden_size]."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def encode(self, batch: ForwardBatch) -> None:
-        """See `Network.encode`."""
+        """Have the encoder read `batch.encoder`, and keep keys and values of that for the decoder's cross attention."""
         inputs = batch.encoder
         assert inputs is not None
         self.use_adapters(inputs.lora)
-        x = self.embed(inputs.input_ids, inputs.positions, inputs.lora, decoder=False)
-        for layer in self.encoder_layers:
-            x = layer(x, inputs)
+        x = self.encoder_embedding(inputs.input_ids, inputs.positions, inputs.lora)
+        for layer, position_bias in zip(self.encoder_layers, self.encoder_biases(), strict=True):
+            x = layer(x, inputs, None, position_bias)
         if self.encoder_norm is not None:
             x = self.encoder_norm(x)
         for decoder_layer in self.decoder_layers:
             decoder_layer.cross.write(x, batch)
 
+    def encoder_biases(self) -> list[Tensor | None]:
+        """Biases of the encoder's attention scores by distance, for each layer; None for none."""
+        return [None] * len(self.encoder_layers)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `Network.forward`."""
+        """[T] tokens -> the decoder's hidden states [T, hidden_size] after its last norm."""
         self.use_adapters(batch.lora)
-        x = self.embed(batch.input_ids, batch.positions, batch.lora, decoder=True)
+        x = self.decoder_embedding(batch.input_ids, batch.positions, batch.lora)
         for layer in self.decoder_layers:
             x = layer(x, batch)
         return x if self.decoder_norm is None else self.decoder_norm(x)
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] -> input of the LM head, of the same shape."""
-        return hidden
+        return hidden if self._hidden_factor == 1.0 else hidden * self._hidden_factor
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:

@@ -9,17 +9,38 @@ from torch import Tensor
 
 from quire_attention import EncoderBatch
 from quire_interfaces import RequestError
+from quire_models.build import within
+from quire_models.config import ModelConfig
+from quire_models.layers.decoder_lm import rotary_tables
+from quire_models.layers.encoder import EncoderLayer
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
+from quire_models.layers.scope import Scope
+from quire_models.layers.token_embedding import TokenEmbedding
 
 __all__ = ["EncoderOnly"]
 
 
 class EncoderOnly(Network):
-    """Families say what becomes of a batch (`encode_batch`). There are no logits, and there is no KV cache."""
+    """The encoder that `config.network` describes. There are no logits, and there is no KV cache."""
 
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope)
+        spec = config.network
+        body = within(scope, spec.body)
+        self.embedding = TokenEmbedding(spec.embedding, body)
+        self.layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+        self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, body)
+        self._tables, self._rotations = rotary_tables(spec.layers, scope)
+
+    @torch.inference_mode()
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
-        raise NotImplementedError
+        rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
+        x = self.embedding(batch.input_ids, batch.positions, None)
+        for layer, rotation in zip(self.layers, self._rotations, strict=True):
+            x = layer(x, batch, None if rotation is None else rotations[rotation])
+        return x if self.norm is None else self.norm(x)
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Sequence[int]]) -> list[Tensor]:

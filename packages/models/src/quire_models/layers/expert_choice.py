@@ -21,10 +21,7 @@ from quire_models.layers.routing import (
 from quire_models.layers.scope import Scope
 from quire_ops import RoutingRule, ops
 
-__all__ = ["LEAST_SCORES", "ExpertChoice"]
-
-LEAST_SCORES = 1e-20
-"""What chosen sigmoids are divided by at least, so that those that are all zero stay zero."""
+__all__ = ["ExpertChoice"]
 
 
 class ExpertChoice:

@@ -1,13 +1,18 @@
-"""Matrices that a checkpoint keeps as one, taken apart into the projections that networks are made of."""
+"""Tensors of a checkpoint as a network's parameters: ignored, renamed, transposed, taken apart.
+
+Knows what `CheckpointNames` says; does not know files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-__all__ = ["split_heads", "split_rows"]
+from quire_models.spec import CheckpointNames, FusedRows
+
+__all__ = ["named_tensors"]
 
 _OUTPUTS_LAST = frozenset({"qweight", "qzeros", "scales"})
 """Tensors of GPTQ and AWQ."""
@@ -15,49 +20,56 @@ _EACH_OUTPUT = frozenset({"weight", "bias"})
 _OF_INPUTS = frozenset({"g_idx", "weight_g_idx", "weight_shape"})
 
 
-def split_rows(name: str, tensor: Tensor, fused: Mapping[str, Mapping[str, int]]) -> Iterable[tuple[str, Tensor]]:
-    """Cut a tensor of a module in `fused` along its outputs: a weight, a bias, or what quantized layers have.
+def named_tensors(rules: CheckpointNames, head: str, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """A tensor of the checkpoint -> name and tensor of each parameter that it is; names without a rule stay.
 
     Args:
-        name: The tensor's name in the checkpoint, `<prefix>.<module>.weight`, `.bias`, `.weight_scale`, `.qweight`, ...
-        fused: Name of a module -> names and outputs of its parts, in the order in which they are stored.
-
-    Returns:
-        Names and views. What is of all outputs or of inputs goes to each part. A tensor that is not fused, or does not
-        have these sizes, comes back as it is.
+        head: Name of the LM head.
     """
+    if name.startswith(rules.ignored_prefixes) or name.endswith(rules.ignored_suffixes):
+        return ()
+    if rules.default_prefix and not name.startswith((rules.default_prefix, f"{head}.")):
+        name = rules.default_prefix + name
+    for old, new in rules.renamed:
+        name = name.replace(old, new)
+    if name.endswith(rules.transposed):
+        tensor = tensor.t()
+    if name in rules.squeezed:
+        tensor = torch.squeeze(tensor, 0)
     prefix, _, kind = name.rpartition(".")
-    outer, _, module = prefix.rpartition(".")
-    parts = fused.get(module)
-    if parts is None:
-        return ((name, tensor),)
+    for rows in rules.fused:
+        if prefix == rows.module or prefix.endswith(f".{rows.module}"):
+            parts = _split_groups(tensor, rows) if rows.groups > 1 else _split(kind, tensor, rows)
+            outer = prefix.rpartition(".")[0]
+            return [(f"{outer}.{part}.{kind}", each) for part, each in parts.items()] or ((name, tensor),)
+    return ((name, tensor),)
+
+
+def _split(kind: str, tensor: Tensor, fused: FusedRows) -> dict[str, Tensor]:
+    """Parts of a weight, a bias, or what quantized layers have, cut along outputs; what is of all outputs or of inputs
+    goes to each part. Nothing where sizes are others.
+
+    Args:
+        kind: Last part of the tensor's name: "weight", "weight_scale", "qweight", ...
+    """
+    parts = dict(fused.parts)
     if kind in _OF_INPUTS or (tensor.numel() == 1 and kind not in _EACH_OUTPUT):
-        return [(f"{outer}.{part}.{kind}", tensor) for part in parts]
+        return dict.fromkeys(parts, tensor)
     dim = 1 if kind in _OUTPUTS_LAST else 0
     # Outputs may be packed, or share a block.
     sizes = [size * tensor.shape[dim] / sum(parts.values()) for size in parts.values()]
-    if not all(size.is_integer() for size in sizes) or (
-        kind in ("weight", "bias") and sum(sizes) != sum(parts.values())
-    ):
-        return ((name, tensor),)
-    pieces = [piece.contiguous() for piece in torch.split(tensor, [int(size) for size in sizes], dim)]
-    return [(f"{outer}.{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True)]
+    is_whole = all(size.is_integer() for size in sizes)
+    if not is_whole or (kind in _EACH_OUTPUT and sum(sizes) != sum(parts.values())):
+        return {}
+    pieces = torch.split(tensor, [int(size) for size in sizes], dim)
+    return {part: piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
 
 
-def split_heads(
-    name: str, tensor: Tensor, module: str, *, head_dim: int, num_kv_heads: int, queries_per_kv_head: int = 1
-) -> Iterable[tuple[str, Tensor]]:
-    """Take apart queries, keys and values that are stored group by group: the query heads of a key-value head, its key
-    head, its value head.
-
-    Returns:
-        `q_proj`, `k_proj` and `v_proj` in place of `module`; a tensor of another module or size as it is.
-    """
-    prefix, _, kind = name.rpartition(".")
-    outer, _, last = prefix.rpartition(".")
-    heads = num_kv_heads * (queries_per_kv_head + 2)
-    if last != module or tensor.shape[0] != heads * head_dim:
-        return ((name, tensor),)
-    groups = tensor.view(num_kv_heads, queries_per_kv_head + 2, head_dim, *tensor.shape[1:])
-    pieces = {"q_proj": groups[:, :-2], "k_proj": groups[:, -2], "v_proj": groups[:, -1]}
-    return [(f"{outer}.{part}.{kind}", piece.reshape(-1, *tensor.shape[1:])) for part, piece in pieces.items()]
+def _split_groups(tensor: Tensor, fused: FusedRows) -> dict[str, Tensor]:
+    """Parts that are stored in pieces by turns, such as queries, keys and values head by head. Nothing where sizes are
+    others."""
+    parts = dict(fused.parts)
+    if tensor.shape[0] != fused.groups * sum(parts.values()):
+        return {}
+    pieces = tensor.unflatten(0, (fused.groups, -1)).split(list(parts.values()), dim=1)
+    return {part: piece.reshape(-1, *tensor.shape[1:]) for part, piece in zip(parts, pieces, strict=True)}

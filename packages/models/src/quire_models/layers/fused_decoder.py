@@ -14,9 +14,11 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.feed_forward_spec import GatedMLPSpec, SparseMoESpec
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
+from quire_models.spec import NetworkSpec
 from quire_ops import (
     DecodeNetwork,
     DecoderLayerWeights,
@@ -62,7 +64,8 @@ class FusedDecoder:
         """
         known = [layer for layer in layers if layer is not None]
         backend = _choose(scope, config, ops.decoder_stack)
-        if backend is None or len(known) < len(layers) or not _alike(known) or config.hidden_act not in _ACTIVATIONS:
+        activation = _activation(config.network)
+        if backend is None or len(known) < len(layers) or not _alike(known) or activation not in _ACTIVATIONS:
             return None
         attentions = scope.attentions.values()
         data = DecoderStack(
@@ -73,9 +76,9 @@ class FusedDecoder:
             final_norm=norm.weight,
             dtype=scope.dtype,
             head_dim=config.head_dim,
-            rotary_dim=config.rotary_dim,
+            rotary_dim=config.network.attention.rotary_dim,
             eps=norm.eps,
-            activation=config.hidden_act,
+            activation=activation,
         )
         return cls(scope, config, data, backend.function(data))
 
@@ -120,6 +123,14 @@ class FusedDecoder:
             embedding=embedding.weight, stack=self._data, head=weights, rotations=tuple(rotations), **factors
         )
         return backend.function(network, rows)
+
+
+def _activation(network: NetworkSpec) -> str | None:
+    """The activation of all gated networks, those beside experts included; None where they differ."""
+    parts = [layer.feed_forward for layer in network.layers]
+    parts += [part.shared for part in parts if isinstance(part, SparseMoESpec)]
+    acts = {part.act for part in parts if isinstance(part, GatedMLPSpec)} or {"silu"}
+    return acts.pop() if len(acts) == 1 else None
 
 
 def _choose(scope: Scope, config: ModelConfig, op: Op[P, R]) -> OpBackend[P, R] | None:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.config import ModelConfig
+from quire_models.layers.attention import head_norms
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
-from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.mixer_spec import SelfAttentionSpec
 from quire_ops import QuantizedTokens, ops
 
 __all__ = ["GatedAttention"]
@@ -24,22 +24,20 @@ __all__ = ["GatedAttention"]
 class GatedAttention:
     """x [T, hidden_size] -> [T, hidden_size]; the query projection brings a gate beside each head's query."""
 
-    def __init__(self, config: ModelConfig, scope: Scope, cache: int) -> None:
+    def __init__(self, spec: SelfAttentionSpec, index: int, scope: Scope) -> None:
         """Args:
-        cache: Which cache of the batch is its own.
+        index: Number of its cache in a batch.
+        scope: Scope of the attention itself.
         """
-        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
-        self.q_proj = Linear(scope / "q_proj", hidden, 2 * query, bias=config.qkv_bias)
-        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
-        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(scope, each) for each in spec.projections())
         self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
-        self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
-        self.q_norm = OffsetRMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
-        self.k_norm = OffsetRMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
-        self._head_dim = config.head_dim
-        self._rotary = Rotary(scope, config.rotary_dim)
+        norms = head_norms(spec, scope)
+        assert norms is not None
+        self._norms = norms
+        self._head_dim = spec.head_dim
+        self._rotary = Rotary(scope, spec.rotary_dim)
         self._gate = scope.op(ops.sigmoid_and_mul)
-        self._attend = scope.attention(cache, scale=config.head_dim**-0.5)
+        self._attend = scope.attention(index, scale=spec.scale)
 
     @property
     def consumers(self) -> Sequence[Linear]:
@@ -50,7 +48,7 @@ class GatedAttention:
         projected, key, value = self._qkv(x)
         query, gate = projected.unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)  # [T, Hq, D]
         key, value = (each.unflatten(-1, (-1, self._head_dim)) for each in (key, value))  # [T, Hkv, D]
-        query = self._rotary(self.q_norm(query), cos, sin)
-        key = self._rotary(self.k_norm(key), cos, sin)
+        query = self._rotary(self._norms.query(query), cos, sin)
+        key = self._rotary(self._norms.key(key), cos, sin)
         attended = self._attend(query, key, value, batch)
         return self.o_proj(self._gate(gate.flatten(1), attended.flatten(1)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,37 +22,10 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.mixer_spec import LATENT_NORM_EPS, LatentSelfAttentionSpec
 from quire_ops import QuantizedTokens, ops
 
-__all__ = ["LatentAttention", "LatentShape"]
-
-LATENT_NORM_EPS = 1e-6
-"""Whatever config.json says of the other norms: published networks have no setting for it."""
-
-
-class LatentShape(Protocol):
-    """What a configuration says of it."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def q_lora_rank(self) -> int | None: ...
-    @property
-    def kv_lora_rank(self) -> int: ...
-    @property
-    def qk_nope_head_dim(self) -> int: ...
-    @property
-    def rotary_dim(self) -> int: ...
-    @property
-    def v_head_dim(self) -> int: ...
-    @property
-    def softmax_scale(self) -> float: ...
-    @property
-    def rope_interleaved(self) -> bool: ...
-    @property
-    def latent_bias(self) -> bool: ...
+__all__ = ["LatentAttention"]
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -63,29 +35,33 @@ def _as_it_is(x: Tensor) -> Tensor:
 class LatentAttention:
     """x [T, hidden_size] -> [T, hidden_size]."""
 
-    def __init__(self, config: LatentShape, layer: int, scope: Scope, *, beside: Sequence[Linear] = ()) -> None:
+    def __init__(
+        self, spec: LatentSelfAttentionSpec, index: int, scope: Scope, *, beside: Sequence[Linear] = ()
+    ) -> None:
         """Args:
+        index: Number of its cache in a batch.
+        scope: Scope of the attention itself.
         beside: Layers of a larger attention that take x too, and have just been made.
         """
-        hidden, heads = config.hidden_size, config.num_heads
-        self._config, self._layer = config, layer
-        self._rank = config.kv_lora_rank
-        query = heads * (config.qk_nope_head_dim + config.rotary_dim)
+        hidden, heads = spec.hidden_size, spec.num_heads
+        self._spec, self._index = spec, index
+        self._rank = spec.kv_lora_rank
+        query = heads * (spec.qk_nope_head_dim + spec.rotary_dim)
         self._query: Callable[[Tensor], Tensor] = _as_it_is
         self._query_norm: Callable[[Tensor], Tensor] = _as_it_is
-        if config.q_lora_rank is None:
+        if spec.q_lora_rank is None:
             down = Linear(scope / "q_proj", hidden, query)
         else:
-            down = Linear(scope / "q_a_proj", hidden, config.q_lora_rank, bias=config.latent_bias)
-            self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, LATENT_NORM_EPS)
-            self._query = Linear(scope / "q_b_proj", config.q_lora_rank, query)
-        latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias)
+            down = Linear(scope / "q_a_proj", hidden, spec.q_lora_rank, bias=spec.bias)
+            self._query_norm = RMSNorm(scope / "q_a_layernorm", spec.q_lora_rank, LATENT_NORM_EPS)
+            self._query = Linear(scope / "q_b_proj", spec.q_lora_rank, query)
+        latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + spec.rotary_dim, bias=spec.bias)
         self._down = MergedLinear(scope, down, latent, *beside)
         """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
         self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
         self._up = self._absorbed(scope / "kv_b_proj")
-        self._out = Linear(scope / "o_proj", heads * config.v_head_dim, hidden, bias=config.latent_bias)
-        self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.rope_interleaved)
+        self._out = Linear(scope / "o_proj", heads * spec.v_head_dim, hidden, bias=spec.bias)
+        self._rotate = Rotary(scope, spec.rotary_dim, interleaved=spec.interleaved)
         self._write = scope.op(ops.write_latent_cache)
         self._attend = scope.op(ops.latent_attention)
         self._multiply = scope.op(ops.head_linear)
@@ -98,15 +74,15 @@ class LatentAttention:
 
     def _absorbed(self, scope: Scope) -> Linear:
         # It is never applied to tokens: no adapter can stand on it, and no form but numbers is of use.
-        config = self._config
+        spec = self._spec
         scope = dataclasses.replace(scope, adapters=None)
-        out = config.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        out = spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim)
         return Linear(scope, self._rank, out, method=None if scope.quantization else scope.plain_method)
 
     def _absorb(self) -> None:
-        config = self._config
-        weight = self._up.take_weight().view(config.num_heads, -1, self._rank)
-        key, self._value = weight.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+        spec = self._spec
+        weight = self._up.take_weight().view(spec.num_heads, -1, self._rank)
+        key, self._value = weight.split((spec.qk_nope_head_dim, spec.v_head_dim), dim=1)
         # Absorbed, it is multiplied from its other side. Processors read rows, so there it is turned over once.
         self._key = key.transpose(1, 2).contiguous() if self._reads_rows else key.transpose(1, 2)
 
@@ -116,16 +92,16 @@ class LatentAttention:
         return self._down.layers
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        latent_cache, metadata = batch.of_layer(self._layer)
+        latent_cache, metadata = batch.of_layer(self._index)
         down, latent = self._down(x)
         self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping)
         query = self._queries(self._query_latent(down), cos, sin)
-        attended = self._attend(query, latent_cache, metadata, scale=self._config.softmax_scale, rank=self._rank)
+        attended = self._attend(query, latent_cache, metadata, scale=self._spec.scale, rank=self._rank)
         return self._output(attended)
 
     def _row(self, latent_and_key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, R + P], what the cache keeps, from the latent before its norm and the key before its rotation."""
-        latent, key = latent_and_key.split((self._rank, self._config.rotary_dim), dim=-1)
+        latent, key = latent_and_key.split((self._rank, self._spec.rotary_dim), dim=-1)
         key = self._rotate(key[:, None], cos, sin)[:, 0]
         return torch.cat((self._latent_norm(latent), key), dim=-1)
 
@@ -135,8 +111,8 @@ class LatentAttention:
 
     def _queries(self, latent: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, R + P], as they meet the rows of the cache."""
-        query = self._query(latent).unflatten(-1, (self._config.num_heads, -1))
-        plain, rotated = query.split((self._config.qk_nope_head_dim, self._config.rotary_dim), dim=-1)
+        query = self._query(latent).unflatten(-1, (self._spec.num_heads, -1))
+        plain, rotated = query.split((self._spec.qk_nope_head_dim, self._spec.rotary_dim), dim=-1)
         absorbed = self._multiply(plain, self._key)  # [T, H, R]
         return torch.cat((absorbed, self._rotate(rotated, cos, sin)), dim=-1)
 

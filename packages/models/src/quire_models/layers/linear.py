@@ -10,6 +10,7 @@ from torch import Tensor
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
+from quire_models.spec import LinearSpec
 from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, ops
 from quire_ops.ops import op_named
 from quire_quantization.numbers import INPUT_SCALES, ask
@@ -76,6 +77,12 @@ class Linear:
             self._lora = self._adapters.linear(name, out_features, in_features, self.base, self.plain)
         self.is_joined = False
         scope.when_loaded(self._finish)
+
+    @classmethod
+    def of(cls, scope: Scope, spec: LinearSpec) -> Linear:
+        """The layer that a record describes, within this scope."""
+        method = scope.plain_method if spec.is_plain else None
+        return cls(scope / spec.name, spec.in_features, spec.out_features, bias=spec.bias, method=method)
 
     def set_method(self, method: LinearMethod) -> None:
         """Keep the weight by another method. Before it is loaded; not for layers of a quantized checkpoint."""

@@ -15,7 +15,7 @@ from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
-from quire_models.mixer_shapes import Mamba1Shape
+from quire_models.mixer_spec import Mamba1Spec
 from quire_ops import QuantizedTokens, ops
 
 __all__ = ["Mamba1Mixer"]
@@ -24,25 +24,26 @@ __all__ = ["Mamba1Mixer"]
 class Mamba1Mixer:
     """x [T, hidden_size] -> [T, hidden_size] (Gu & Dao 2023, arXiv:2312.00752, sec. 3.4)."""
 
-    def __init__(self, scope: Scope, shape: Mamba1Shape, cache: int) -> None:
+    def __init__(self, spec: Mamba1Spec, index: int, scope: Scope) -> None:
         """Args:
-        cache: Which cache of the batch has its states.
+        index: Number of the cache in a batch that has its states.
+        scope: Scope of the mixer itself.
         """
-        self._shape, self._cache = shape, cache
-        hidden, inner, numbers = shape.hidden_size, shape.inner_size, shape.state_size
-        self.in_proj = Linear(scope / "in_proj", hidden, 2 * inner, bias=shape.proj_bias)
+        self._spec, self._index = spec, index
+        hidden, inner, numbers = spec.hidden_size, spec.inner_size, spec.state_size
+        self.in_proj = Linear(scope / "in_proj", hidden, 2 * inner, bias=spec.proj_bias)
         self.conv1d = ShortConvolution(
-            scope / "conv1d", inner, shape.conv_kernel, bias=shape.conv_bias, activation="silu"
+            scope / "conv1d", inner, spec.conv_kernel, bias=spec.conv_bias, activation="silu"
         )
-        self.x_proj = Linear(scope / "x_proj", inner, shape.dt_rank + 2 * numbers)
+        self.x_proj = Linear(scope / "x_proj", inner, spec.dt_rank + 2 * numbers)
         self._norms = [
-            _make_norm(scope, name, size, shape)
-            for name, size in (("dt_layernorm", shape.dt_rank), ("b_layernorm", numbers), ("c_layernorm", numbers))
+            _make_norm(scope, name, size, spec)
+            for name, size in (("dt_layernorm", spec.dt_rank), ("b_layernorm", numbers), ("c_layernorm", numbers))
         ]
-        self.dt_proj = Linear(scope / "dt_proj", shape.dt_rank, inner)
+        self.dt_proj = Linear(scope / "dt_proj", spec.dt_rank, inner)
         self._scan = scope.op(ops.selective_scan)
         self._gate = scope.op(ops.silu_and_mul)
-        self.out_proj = Linear(scope / "out_proj", inner, hidden, bias=shape.proj_bias)
+        self.out_proj = Linear(scope / "out_proj", inner, hidden, bias=spec.proj_bias)
         self._a_log = scope.parameter("A_log", inner, numbers, dtype=torch.float32)
         self._d = scope.parameter("D", inner, dtype=torch.float32)
         self._dt_bias = (scope / "dt_proj").parameter("bias", inner, dtype=torch.float32)
@@ -58,21 +59,21 @@ class Mamba1Mixer:
         return (self.in_proj,)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        shape = self._shape
-        (conv_state, ssm_state), layout = batch.states_of_layer(self._cache)
+        spec = self._spec
+        (conv_state, ssm_state), layout = batch.states_of_layer(self._index)
         inner, gate = self.in_proj(x).chunk(2, dim=-1)
         inner = self.conv1d(inner, conv_state, layout)
-        parts = self.x_proj(inner).split([shape.dt_rank, shape.state_size, shape.state_size], dim=-1)
+        parts = self.x_proj(inner).split([spec.dt_rank, spec.state_size, spec.state_size], dim=-1)
         dt, b, c = (norm(part) for norm, part in zip(self._norms, parts, strict=True))
         a, d, dt_bias = self._fixed
         out = self._scan(inner, self.dt_proj(dt), a, b, c, d, dt_bias, ssm_state, layout)
         return self.out_proj(self._gate(gate, out))
 
 
-def _make_norm(scope: Scope, name: str, size: int, shape: Mamba1Shape) -> Callable[[Tensor], Tensor]:
-    if shape.norms == "weighted":
-        return RMSNorm(scope / name, size, shape.eps)
-    if shape.norms == "plain":
+def _make_norm(scope: Scope, name: str, size: int, spec: Mamba1Spec) -> Callable[[Tensor], Tensor]:
+    if spec.norms == "weighted":
+        return RMSNorm(scope / name, size, spec.eps)
+    if spec.norms == "plain":
         norm, weight = scope.op(ops.rms_norm), torch.ones(size, dtype=scope.dtype, device=scope.device)
-        return lambda x: norm(x, weight, shape.eps)
+        return lambda x: norm(x, weight, spec.eps)
     return lambda x: x

@@ -15,7 +15,7 @@ from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
-from quire_models.mixer_shapes import Mamba2Shape
+from quire_models.mixer_spec import Mamba2Spec
 from quire_ops import QuantizedTokens, ops
 
 __all__ = ["Mamba2Mixer"]
@@ -24,29 +24,30 @@ __all__ = ["Mamba2Mixer"]
 class Mamba2Mixer:
     """x [T, hidden_size] -> [T, hidden_size] (Dao & Gu 2024, arXiv:2405.21060, sec. 7)."""
 
-    def __init__(self, scope: Scope, shape: Mamba2Shape, cache: int, *, factors: Tensor | None = None) -> None:
+    def __init__(self, spec: Mamba2Spec, index: int, scope: Scope) -> None:
         """Args:
-        cache: Which cache of the batch has its states.
-        factors: Of the outputs of the first projection.
+        index: Number of the cache in a batch that has its states.
+        scope: Scope of the mixer itself.
         """
-        self._shape, self._cache, self._factors = shape, cache, factors
-        inputs = shape.inner_size + shape.conv_size + shape.num_heads
-        self.in_proj = Linear(scope / "in_proj", shape.hidden_size, inputs, bias=shape.proj_bias)
+        self._spec, self._index = spec, index
+        self._factors = projection_factors(spec, scope)
+        inputs = spec.inner_size + spec.conv_size + spec.num_heads
+        self.in_proj = Linear(scope / "in_proj", spec.hidden_size, inputs, bias=spec.proj_bias)
         self.conv1d = ShortConvolution(
-            scope / "conv1d", shape.conv_size, shape.conv_kernel, bias=shape.conv_bias, activation="silu"
+            scope / "conv1d", spec.conv_size, spec.conv_kernel, bias=spec.conv_bias, activation="silu"
         )
         self._scan = scope.op(ops.mamba2_scan)
         self.norm = GatedNorm(
             scope,
-            shape.inner_size,
-            shape.eps,
-            groups=shape.num_groups if shape.normed else 0,
-            before_gate=shape.norm_before_gate,
+            spec.inner_size,
+            spec.eps,
+            groups=spec.num_groups if spec.normed else 0,
+            before_gate=spec.norm_before_gate,
         )
-        self.out_proj = Linear(scope / "out_proj", shape.inner_size, shape.hidden_size, bias=shape.proj_bias)
-        self._a_log = scope.parameter("A_log", shape.num_heads, dtype=torch.float32)
-        self._d = scope.parameter("D", shape.num_heads, dtype=torch.float32)
-        self._dt_bias = scope.parameter("dt_bias", shape.num_heads, dtype=torch.float32)
+        self.out_proj = Linear(scope / "out_proj", spec.inner_size, spec.hidden_size, bias=spec.proj_bias)
+        self._a_log = scope.parameter("A_log", spec.num_heads, dtype=torch.float32)
+        self._d = scope.parameter("D", spec.num_heads, dtype=torch.float32)
+        self._dt_bias = scope.parameter("dt_bias", spec.num_heads, dtype=torch.float32)
         self._fixed: tuple[Tensor, Tensor, Tensor]
         scope.when_loaded(self._finish)
 
@@ -59,26 +60,36 @@ class Mamba2Mixer:
         return (self.in_proj,)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        shape = self._shape
-        (conv_state, ssm_state), layout = batch.states_of_layer(self._cache)
+        spec = self._spec
+        (conv_state, ssm_state), layout = batch.states_of_layer(self._index)
         projected = self.in_proj(x)
         if self._factors is not None:
             projected = projected * self._factors
-        gate, mixed, dt = projected.split([shape.inner_size, shape.conv_size, shape.num_heads], dim=-1)
+        gate, mixed, dt = projected.split([spec.inner_size, spec.conv_size, spec.num_heads], dim=-1)
         mixed = self.conv1d(mixed, conv_state, layout)
-        group = shape.num_groups * shape.state_size
-        inner, b, c = mixed.split([shape.inner_size, group, group], dim=-1)
+        group = spec.num_groups * spec.state_size
+        inner, b, c = mixed.split([spec.inner_size, group, group], dim=-1)
         a, d, dt_bias = self._fixed
         out = self._scan(
-            inner.unflatten(-1, (shape.num_heads, shape.head_dim)),  # [T, H, P]
+            inner.unflatten(-1, (spec.num_heads, spec.head_dim)),  # [T, H, P]
             dt,
             a,
-            b.unflatten(-1, (shape.num_groups, shape.state_size)),  # [T, G, N]
-            c.unflatten(-1, (shape.num_groups, shape.state_size)),
+            b.unflatten(-1, (spec.num_groups, spec.state_size)),  # [T, G, N]
+            c.unflatten(-1, (spec.num_groups, spec.state_size)),
             d,
             dt_bias,
             ssm_state,
             layout,
-            dt_limit=shape.dt_limit,
+            dt_limit=spec.dt_limit,
         )
         return self.out_proj(self.norm(out.flatten(1), gate))
+
+
+def projection_factors(spec: Mamba2Spec, scope: Scope) -> Tensor | None:
+    """[outputs of the first projection]: a factor of each; None where there are none."""
+    if not spec.factors:
+        return None
+    group = spec.num_groups * spec.state_size
+    sizes = torch.tensor([spec.inner_size, spec.inner_size, group, group, spec.num_heads])
+    factors = torch.tensor(spec.factors).repeat_interleave(sizes)
+    return factors.to(dtype=scope.dtype, device=scope.device)

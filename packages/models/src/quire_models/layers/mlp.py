@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec
 from quire_models.layers.activation_quant import ActivationQuant
-from quire_models.layers.activations import activation
+from quire_models.layers.activations import activation, gated_activation
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
@@ -33,17 +34,15 @@ class GatedMLP:
         "up_proj",
     )
 
-    def __init__(self, scope: Scope, size: int, inner: int, *, act: str, bias: bool = False) -> None:
+    def __init__(self, spec: GatedMLPSpec, scope: Scope) -> None:
         """Args:
-        act: "silu" or "gelu".
+        scope: Scope of the network itself.
         """
-        self.gate_proj = Linear(scope / "gate_proj", size, inner, bias=bias)
-        self.up_proj = Linear(scope / "up_proj", size, inner, bias=bias)
+        self.gate_proj, self.up_proj, self.down_proj = (Linear.of(scope, each) for each in spec.projections())
         self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
-        self.down_proj = Linear(scope / "down_proj", inner, size, bias=bias)
-        self._act = act
-        self._act_and_mul = scope.op(GATED_ACTIVATIONS[act])
-        self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj])
+        self._act = spec.act
+        self._act_and_mul = gated_activation(scope, spec.act)
+        self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj] if self._act in GATED_ACTIVATIONS else [])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
         """Products and gate in one, where a backend has that and weights lie as it takes them."""
@@ -52,6 +51,8 @@ class GatedMLP:
     def _bind(self) -> None:
         weights = self._gate_and_up.plain_weights
         if weights is None or self._quant.activation_scheme is not None:
+            return
+        if self._act not in GATED_ACTIVATIONS:
             return
         backend = self._scope.choose(ops.gated_linear)
         others = self._scope.choose(ops.linear), self._scope.choose(GATED_ACTIVATIONS[self._act])
@@ -86,23 +87,13 @@ class MLP:
 
     __slots__ = ("_act", "down", "up")
 
-    def __init__(
-        self,
-        scope: Scope,
-        size: int,
-        inner: int,
-        *,
-        act: str | Callable[[Tensor], Tensor],
-        bias: bool = True,
-        names: tuple[str, str] = ("fc1", "fc2"),
-    ) -> None:
+    def __init__(self, spec: MLPSpec, scope: Scope, act: Callable[[Tensor], Tensor] | None = None) -> None:
         """Args:
-        act: A name of `activation`, or the function, which may write over what it is given.
-        names: Of the two matrices, in the order in which they are used.
+        scope: Scope of the network itself.
+        act: The activation, which may write over what it is given; None for that of the record.
         """
-        self.up = Linear(scope / names[0], size, inner, bias=bias)
-        self.down = Linear(scope / names[1], inner, size, bias=bias)
-        self._act = activation(scope, act) if isinstance(act, str) else act
+        self.up, self.down = (Linear.of(scope, each) for each in spec.projections())
+        self._act = act or activation(scope, spec.act)
 
     @property
     def consumers(self) -> Sequence[Linear]:

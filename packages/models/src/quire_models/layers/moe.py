@@ -18,10 +18,11 @@ from torch import Tensor
 
 from quire_lora import AdapterSlots, ExpertSite, LinearSite
 from quire_lora.adapter import ExpertAdapter
+from quire_models.feed_forward_spec import GatedMLPSpec, SparseMoESpec
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.routing import Router
+from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_ops import (
     GATED_ACTIVATIONS,
@@ -31,15 +32,29 @@ from quire_ops import (
     Op,
     QuantizedTokens,
     RoutedExperts,
+    RoutingRule,
     RunExperts,
     ops,
     swigluoai_and_mul,
 )
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
-__all__ = ["FusedExperts", "SharedExpert", "SparseMoE"]
+__all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "make_router"]
 
-EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+def make_router(spec: SparseMoESpec, scope: Scope) -> Router:
+    """The router of a mixture.
+
+    Args:
+        scope: Scope of the mixture itself.
+    """
+    bias = None
+    if spec.correction_bias:
+        shape = (1, spec.num_experts) if spec.is_correction_parameter else (spec.num_experts,)
+        bias = CorrectionBias(scope, spec.correction_bias, *shape)
+    rule = RoutingRule(**dataclasses.asdict(spec.routing))
+    select = ExpertChoice(scope, spec.num_experts, rule, bias=bias)
+    return Router(scope / spec.router, spec.hidden_size, spec.num_experts, select, bias=spec.router_bias)
 
 
 class FusedExperts:
@@ -61,26 +76,16 @@ class FusedExperts:
         "up",
     )
 
-    def __init__(
-        self,
-        scope: Scope,
-        num_experts: int,
-        size: int,
-        inner: int,
-        *,
-        act: str,
-        limit: float = 0.0,
-        bias: bool = False,
-        names: tuple[str, str, str] = EXPERT_NAMES,
-    ) -> None:
+    def __init__(self, spec: SparseMoESpec, scope: Scope) -> None:
         """Args:
-        act: One of `quire_ops.EXPERT_ACTIVATIONS`, with the `limit` that swigluoai has.
-        names: What checkpoints that keep experts one by one call gate, up and down.
+        scope: Scope of the experts, which are numbered in it.
         """
-        gate, up, down = names
+        gate, up, down = spec.names
+        size, inner, bias = spec.expert_size, spec.intermediate_size, spec.expert_bias
+        act, limit = spec.act, spec.limit
         self._adapters, self._name = scope.adapters, scope.prefix.removesuffix(".")
         scope = dataclasses.replace(scope, adapters=None)  # they are asked for all experts at once
-        each = [scope / str(expert) for expert in range(num_experts)]
+        each = [scope / str(expert) for expert in range(spec.num_experts)]
         self.gate = [Linear(one / gate, size, inner, bias=bias) for one in each]
         self.up = [Linear(one / up, size, inner, bias=bias) for one in each]
         self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
@@ -109,9 +114,7 @@ class FusedExperts:
         site = ExpertSite(gate=names(self.gate), up=names(self.up), down=names(self.down))
         adapters.routed_experts(self._name, site, linears)
 
-    def accept_stacked(
-        self, scope: Scope, names: tuple[str, str] = ("gate_up_proj", "down_proj"), *, inputs_first: bool = False
-    ) -> None:
+    def accept_stacked(self, scope: Scope, names: tuple[str, str], *, inputs_first: bool) -> None:
         """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`.
 
         Args:
@@ -253,10 +256,26 @@ class SparseMoE:
 
     __slots__ = ("experts", "router", "shared")
 
-    def __init__(self, router: Router, experts: FusedExperts, shared: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.router = router
-        self.experts = experts
-        self.shared = shared
+    def __init__(self, spec: SparseMoESpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        inner = scope / spec.name
+        self.router = make_router(spec, inner)
+        self.experts = FusedExperts(spec, inner / "experts")
+        stacked = spec.stacked
+        if stacked is not None:
+            at = inner if stacked.at is None else scope / stacked.at
+            self.experts.accept_stacked(at, stacked.names, inputs_first=stacked.inputs_first)
+            if stacked.router:
+                router = self.router
+                at.packed(stacked.router, router.shape, lambda tensor: [(router.name, tensor)])
+        self.shared: Callable[[Tensor], Tensor] | None = None
+        if isinstance(spec.shared, GatedMLPSpec):
+            self.shared = network = GatedMLP(spec.shared, scope / spec.shared.name)
+            if spec.shared_gate:
+                gate = Linear(inner / spec.shared_gate, spec.hidden_size, 1, method=scope.plain_method)
+                self.shared = SharedExpert(scope, network, gate)
 
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         assert isinstance(x, Tensor)  # see `consumers`

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire_attention import AttentionBackend, ForwardBatch
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
+from quire_models.layers.fused import named_tensors
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts
@@ -173,7 +174,8 @@ class Network:
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
-        return ((name, tensor),)
+        spec = self.config.network
+        return named_tensors(spec.checkpoint, spec.head.name, name, tensor)
 
     def parameter_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters, where one that stands for several of them is taken apart. Sizes are

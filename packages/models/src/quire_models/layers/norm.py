@@ -1,13 +1,14 @@
-"""Root-mean-square normalization, alone and fused with the addition of the residual, and layer normalization."""
+"""Root-mean-square normalization and layer normalization, of the stream and of attention heads."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 
-__all__ = ["LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm"]
+__all__ = ["HeadLayerNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm", "WeightlessRMSNorm"]
 
 
 class RMSNorm:
@@ -102,3 +103,44 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self._weight, self._bias, self._eps)
         return out
+
+
+class WeightlessRMSNorm:
+    """x [T, H, D] -> like x: an RMS norm of each head without a weight (Llama 4)."""
+
+    __slots__ = ("_eps", "_norm", "_ones")
+
+    def __init__(self, scope: Scope, size: int, eps: float) -> None:
+        self._norm = scope.op(ops.rms_norm)
+        self._ones = torch.ones(size, dtype=scope.dtype, device=scope.device)
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._norm(x.contiguous(), self._ones, self._eps)
+        return out
+
+
+class HeadLayerNorm:
+    """x [T, H, D] -> like x: a layer norm of each head with a weight of its own (Command-R+, StableLM 2)."""
+
+    __slots__ = ("_norm", "_parameters", "_weight")
+
+    def __init__(self, scope: Scope, num_heads: int, head_dim: int, eps: float, *, is_listed: bool) -> None:
+        """Args:
+        is_listed: The checkpoint has one tensor per head, not one tensor.
+        """
+        self._norm = LayerNorm(scope, head_dim, eps, weight=False, bias=False)
+        if is_listed:
+            each = [scope / "norms" / str(head) for head in range(num_heads)]
+            self._parameters = [one.parameter("weight", head_dim) for one in each]
+        else:
+            self._parameters = [scope.parameter("weight", num_heads, head_dim)]
+        self._weight: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        tensors = [parameter.take() for parameter in self._parameters]
+        self._weight = tensors[0] if tensors[0].ndim == 2 else torch.stack(tensors)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(x) * self._weight

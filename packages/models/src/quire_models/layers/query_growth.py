@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from quire_models.mixer_spec import QueryGrowthSpec
+
 __all__ = ["QueryGrowth"]
 
 
@@ -15,16 +17,12 @@ class QueryGrowth:
 
     __slots__ = ("_factors", "_offset", "_step")
 
-    def __init__(self, scale: float, step: int, max_positions: int, device: torch.device, *, offset: int = 0) -> None:
-        """Args:
-        step: Positions that share a factor.
-        max_positions: Every position is below it.
-        """
+    def __init__(self, spec: QueryGrowthSpec, device: torch.device) -> None:
         # Looked up, since torch's logarithm of a position follows where in the step it stands.
-        steps = (max_positions + offset) // step + 1
-        factors = [1 + scale * math.log1p(i) for i in range(steps)]
+        steps = (spec.max_positions + spec.offset) // spec.step + 1
+        factors = [1 + spec.scale * math.log1p(i) for i in range(steps)]
         self._factors = torch.tensor(factors, dtype=torch.float32, device=device)
-        self._step, self._offset = step, offset
+        self._step, self._offset = spec.step, spec.offset
 
     def __call__(self, positions: Tensor) -> Tensor:
         return self._factors[(positions + self._offset) // self._step]

@@ -102,11 +102,11 @@ class CorrectionBias:
 
     __slots__ = ("_parameter", "value")
 
-    def __init__(self, scope: Scope, *shape: int) -> None:
+    def __init__(self, scope: Scope, name: str, *shape: int) -> None:
         """Args:
-        scope: Of `e_score_correction_bias`, which has this shape.
+        name: Of the parameter in this scope, which has this shape.
         """
-        self._parameter = scope.parameter("e_score_correction_bias", *shape, dtype=torch.float32)
+        self._parameter = scope.parameter(name, *shape, dtype=torch.float32)
         self.value: Tensor
         scope.when_loaded(self._finish)
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from quire_interfaces import CheckpointError, Fields, read_json
-from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.config import ModelConfig
+from quire_models.config_fields import DTYPE_BYTES
+from quire_models.spec import HeadSpec, NetworkSpec, recast
 
 __all__ = ["MedusaConfig", "read_medusa_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaSpec(NetworkSpec):
+    """Heads keep nothing, so that there are no layers."""
+
+    built_by: ClassVar[str] = "quire_models.medusa.model:MedusaHeads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +59,12 @@ def read_medusa_config(folder: str | Path, target: ModelConfig) -> MedusaConfig:
     if config.integer("truncated_vocab_size", default=target.vocab_size, minimum=1) != target.vocab_size:
         raise CheckpointError(f"{path}: heads for a part of the vocabulary (truncated_vocab_size) are not read")
     values = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    plain = NetworkSpec(
+        **{field.name: getattr(target.network, field.name) for field in dataclasses.fields(NetworkSpec)}
+    )
     values |= {
         "architecture": "MedusaHeads",
-        "num_layers": 0,
-        "sliding_windows": (),
-        "tie_word_embeddings": False,
+        "network": recast(MedusaSpec, dataclasses.replace(plain, layers=(), head=HeadSpec(tied=False))),
         "quantization": None,
         "quantization_method": "",
         "is_native": True,

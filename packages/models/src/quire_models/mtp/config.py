@@ -4,128 +4,138 @@ torch."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
-from quire_models.deepseek_v2.config import LatentMoEConfig
-from quire_models.deepseek_v32.config import SparseLatentConfig
-from quire_models.delta_config import GatedDeltaConfig
-from quire_models.glm4_moe.config import GroupedMoEConfig
-from quire_models.mixer_shapes import WeightCount
-from quire_models.qwen3_next.config import Qwen3NextConfig
-from quire_models.recurrent_config import LayerCache, gated_mlp_weights
+from quire_models.feed_forward_spec import SparseMoESpec
+from quire_models.mixer_spec import LatentSelfAttentionSpec, SelfAttentionSpec
+from quire_models.spec import (
+    CheckpointNames,
+    HeadSpec,
+    LayerSpec,
+    LinearSpec,
+    NetworkSpec,
+    NormSpec,
+    Weight,
+    inside,
+    recast,
+)
 
-__all__ = ["GroupedLayer", "GroupedMtpConfig", "LatentMtpConfig", "SparseMtpConfig", "mtp_config"]
+__all__ = ["GatedMtpSpec", "MtpSpec", "mtp_config"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedMtpConfig(GroupedMoEConfig):
-    """Of GLM-4.5."""
-
-    first_layer: int
-    """Its number in the checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentMtpConfig(LatentMoEConfig):
-    """Of DeepSeek-V3."""
-
-    first_layer: int
-    """Its number in the checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseMtpConfig(SparseLatentConfig):
-    """Of DeepSeek-V3.2: with an index of its own."""
-
-    first_layer: int
-    """Its number in the checkpoint."""
-
-
-GroupedLayer = GroupedMtpConfig | LatentMtpConfig | SparseMtpConfig
-
-_KINDS: dict[str, type[GroupedMtpConfig] | type[LatentMtpConfig] | type[SparseMtpConfig]] = {
-    "DeepseekV3ForCausalLM": LatentMtpConfig,
-    "DeepseekV32ForCausalLM": SparseMtpConfig,
-    "Glm4MoeForCausalLM": GroupedMtpConfig,
-}
+_LIKE_DEEPSEEK = ("DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
 _GATED = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")
 
 
-def mtp_config(target: ModelConfig) -> GroupedLayer | GatedDeltaConfig:
-    """The network of the first layer behind the last one of `target`. Embedding and LM head are the target's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpSpec(NetworkSpec):
+    """One layer, which reads embedding and hidden state, each normalised, side by side through a projection
+    (DeepSeek-AI 2024, DeepSeek-V3, sec. 2.2). Embedding and head are the target's."""
+
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    projection: LinearSpec
+    built_by: ClassVar[str] = "quire_models.mtp.model:MtpHead"
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters by their full names, but the tables of embedding and head."""
+        yield from NetworkSpec.weights(self)
+        for norm in (self.embedding_norm, self.hidden_norm):
+            yield from inside(self.body, norm.weights())
+        yield from inside(self.body, self.projection.weights("projection"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMtpSpec(MtpSpec):
+    """As Qwen3-Next and Qwen3.5 have it (`mtp.*` in their checkpoints), with gated attention."""
+
+    built_by: ClassVar[str] = "quire_models.mtp.gated:GatedMtpHead"
+
+
+def mtp_config(target: ModelConfig) -> ModelConfig:
+    """The network of the first layer behind the last one of `target`.
 
     Raises:
         ConfigError: its checkpoint has no such layer, or one of another kind.
     """
-    if target.architecture in _GATED:
-        assert isinstance(target, GatedDeltaConfig)
-        return _gated_layer(target)
-    kind = _KINDS.get(target.architecture)
-    if kind is None:
+    if target.architecture not in (*_LIKE_DEEPSEEK, *_GATED):
         raise ConfigError(
             f"{target.architecture} has no layers that predict further tokens, or none that are understood; method mtp "
-            f"is for {', '.join(sorted((*_KINDS, *_GATED)))}",
+            f"is for {', '.join(sorted((*_LIKE_DEEPSEEK, *_GATED)))}",
             field="speculative_method",
         )
-    assert isinstance(target, GroupedMoEConfig)
-    if not target.num_nextn_predict_layers:
-        raise _none("num_nextn_predict_layers")
-    size = target.hidden_size
-    values = _fields(target) | {
-        "architecture": "MtpHead",
-        "num_layers": 1,
-        "sparse_layers": (True,),
-        "sliding_windows": (None,),
-        "num_nextn_predict_layers": 0,
-        "tie_word_embeddings": False,
-        "other_parameters": target.other_parameters // target.num_layers + 2 * size + 2 * size * size,
-        "first_layer": target.num_layers,
-    }
-    if isinstance(target, SparseLatentConfig):
-        values["index_layers"] = (True,)
-    return kind(**values)
+    is_gated = target.architecture in _GATED
+    if not target.network.num_mtp_layers:
+        raise ConfigError(
+            "this checkpoint has no layers that predict further tokens "
+            f"({'mtp_num_hidden_layers' if is_gated else 'num_nextn_predict_layers'} in its config.json is 0); use "
+            "another speculative method",
+            field="speculative_method",
+        )
+    network = _gated(target.network) if is_gated else _like_deepseek(target.network)
+    return dataclasses.replace(target, architecture="GatedMtpHead" if is_gated else "MtpHead", network=network)
 
 
-def _gated_layer(target: GatedDeltaConfig) -> GatedDeltaConfig:
+def _like_deepseek(target: NetworkSpec) -> NetworkSpec:
+    """The target's last layer with experts, under the number behind its last one, with an indexer of its own where the
+    target has indexers."""
+    layer = _last_with_experts(target.layers)
+    assert layer is not None
+    mixer = layer.mixers[0]
+    if isinstance(mixer, LatentSelfAttentionSpec) and mixer.indexer is not None:
+        mixer = dataclasses.replace(mixer, indexer=dataclasses.replace(mixer.indexer, is_shared=False))
+    body = f"model.layers.{len(target.layers)}"
+    return _network(
+        MtpSpec, target, body, dataclasses.replace(layer, name=body, mixers=(mixer,)),
+        norms=("enorm", "hnorm", "shared_head.norm"), projection="eh_proj",
+    )  # fmt: skip
+
+
+def _gated(target: NetworkSpec) -> NetworkSpec:
     """Gated attention, and experts where the target has any."""
-    if not target.num_mtp_layers:
-        raise _none("mtp_num_hidden_layers")
-    if not any(target.attention_layers):
+    layer = next((each for each in target.layers if isinstance(each.mixers[0], SelfAttentionSpec)), None)
+    if layer is None:
         raise ConfigError("method mtp needs a model in which some layers attend", field="speculative_method")
-    size, attending = target.hidden_size, sum(target.attention_layers)
-    values = _fields(target) | {
-        "architecture": "GatedMtpHead",
-        "num_layers": 1,
-        "attention_layers": (True,),
-        "sliding_windows": (None,),
-        "tie_word_embeddings": False,
-        "caches": (LayerCache("model.layers.0"),),
-    }
-    weights = {
-        "attention": target.weights["attention"].share(attending),
-        "norms": WeightCount(others=5 * size),
-        "projection": WeightCount(others=2 * size * size),
-    }
-    num_sparse = sum(target.sparse_layers) if isinstance(target, Qwen3NextConfig) else 0
-    if isinstance(target, Qwen3NextConfig):
-        values["sparse_layers"] = (num_sparse > 0,)
-    if num_sparse:
-        weights |= {name: target.weights[name].share(num_sparse) for name in ("experts", "shared experts")}
-    else:
-        weights["MLP"] = gated_mlp_weights(size, target.intermediate_size, 1)
-    return type(target)(**values | {"weights": weights})
+    feed_forward = (_last_with_experts(target.layers) or layer).feed_forward
+    return _network(
+        GatedMtpSpec, target, "mtp", dataclasses.replace(layer, name="mtp.layers.0", feed_forward=feed_forward),
+        norms=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), projection="fc",
+    )  # fmt: skip
 
 
-def _fields(target: ModelConfig) -> dict[str, Any]:
-    return {field.name: getattr(target, field.name) for field in dataclasses.fields(target)}
+def _network(
+    kind: Any, target: NetworkSpec, body: str, layer: LayerSpec, *, norms: tuple[str, str, str], projection: str
+) -> NetworkSpec:
+    """A network of this layer.
 
-
-def _none(field: str) -> ConfigError:
-    return ConfigError(
-        f"this checkpoint has no layers that predict further tokens ({field} in its config.json is 0); use another "
-        "speculative method",
-        field="speculative_method",
+    Args:
+        norms: Names of the norms of embedding and hidden state, and behind the layer, relative to `body`.
+        projection: Name of what joins embedding and hidden state.
+    """
+    assert target.final_norm is not None
+    embedding_norm, hidden_norm, final_norm = (dataclasses.replace(target.final_norm, name=name) for name in norms)
+    size = target.hidden_size
+    network: NetworkSpec = recast(
+        kind,
+        dataclasses.replace(
+            target,
+            body=body,
+            layers=(layer,),
+            final_norm=final_norm,
+            head=HeadSpec(tied=False),
+            checkpoint=CheckpointNames(),
+            num_mtp_layers=0,
+        ),
+        embedding_norm=embedding_norm,
+        hidden_norm=hidden_norm,
+        projection=LinearSpec(name=projection, in_features=2 * size, out_features=size, is_plain=True),
     )
+    return network
+
+
+def _last_with_experts(layers: tuple[LayerSpec, ...]) -> LayerSpec | None:
+    sparse = [layer for layer in layers if isinstance(layer.feed_forward, SparseMoESpec)]
+    return sparse[-1] if sparse else None

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.delta_config import GatedDeltaConfig
+from quire_models.build import build_layer
+from quire_models.config import ModelConfig
 from quire_models.layers.add_norm import AddNorm
+from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.linear import Linear
-from quire_models.layers.norm import OffsetRMSNorm
-from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.scope import Scope
+from quire_models.mtp.config import GatedMtpSpec
 from quire_models.mtp.head import FurtherTokenHead
-from quire_models.qwen2_moe.model import make_moe
-from quire_models.qwen3_next.config import Qwen3NextConfig
-from quire_models.qwen3_next.model import delta_layer
 from quire_ops import LoraTokens
 
 __all__ = ["GatedMtpHead"]
@@ -31,20 +30,20 @@ __all__ = ["GatedMtpHead"]
 class GatedMtpHead(FurtherTokenHead):
     """The layer, loaded from the target's checkpoint."""
 
-    def __init__(self, config: GatedDeltaConfig, scope: Scope) -> None:
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
-        size, eps, body = config.hidden_size, config.rms_norm_eps, scope / "mtp"
+        spec = config.network
+        assert isinstance(spec, GatedMtpSpec)
+        assert spec.final_norm is not None
+        body = scope / spec.body
         self._prefix = body.prefix
-        self.embedding_norm = OffsetRMSNorm(body / "pre_fc_norm_embedding", size, eps)
-        self.hidden_norm = OffsetRMSNorm(body / "pre_fc_norm_hidden", size, eps)
+        self.embedding_norm, self.hidden_norm = make_norm(spec.embedding_norm, body), make_norm(spec.hidden_norm, body)
         # Quantized checkpoints keep the projection as numbers.
-        self.fc = Linear(dataclasses.replace(body, quantization=None) / "fc", 2 * size, size)
-        inner, experts = body / "layers" / "0", None
-        if isinstance(config, Qwen3NextConfig) and config.sparse_layers[0]:
-            experts = make_moe(config, inner / "mlp")
-        self.layer = delta_layer(config, 0, inner, feed_forward=experts)
-        self.add_norm = AddNorm(OffsetRMSNorm(body / "norm", size, eps))
-        self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
+        inputs, outputs = spec.projection.in_features, spec.projection.out_features
+        self.fc = Linear(dataclasses.replace(body, quantization=None) / spec.projection.name, inputs, outputs)
+        self.layer = build_layer(spec.layers[0], 0, scope / spec.layers[0].name)
+        self.add_norm = AddNorm(make_norm(spec.final_norm, body))
+        self.rotary = rotary_tables(spec.layers, scope)[0][0]
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """What stands in the first of these layers, and around them."""

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.deepseek_v3.model import make_layer as make_latent_layer
-from quire_models.deepseek_v32.model import make_layer as make_sparse_layer
-from quire_models.glm4_moe.model import make_layer as make_grouped_layer
+from quire_models.build import build_layer
+from quire_models.config import ModelConfig
+from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.linear import Linear
-from quire_models.layers.norm import RMSNorm
-from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.make_norm import make_norm
 from quire_models.layers.scope import Scope
-from quire_models.mtp.config import GroupedLayer, LatentMtpConfig, SparseMtpConfig
+from quire_models.mtp.config import MtpSpec
 from quire_models.mtp.head import FurtherTokenHead
 from quire_ops import LoraTokens
 
@@ -32,23 +31,20 @@ __all__ = ["MtpHead"]
 class MtpHead(FurtherTokenHead):
     """The layer, loaded from the target's checkpoint."""
 
-    def __init__(self, config: GroupedLayer, scope: Scope) -> None:
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
-        size, eps = config.hidden_size, config.rms_norm_eps
-        body = scope / "model" / "layers" / str(config.first_layer)
+        spec = config.network
+        assert isinstance(spec, MtpSpec)
+        assert spec.final_norm is not None
+        body = scope / spec.body
         self._prefix = body.prefix
-        self.enorm = RMSNorm(body / "enorm", size, eps)
-        self.hnorm = RMSNorm(body / "hnorm", size, eps)
+        self.enorm, self.hnorm = make_norm(spec.embedding_norm, body), make_norm(spec.hidden_norm, body)
         # Quantized checkpoints keep the projection as numbers.
-        self.eh_proj = Linear(dataclasses.replace(body, quantization=None) / "eh_proj", 2 * size, size)
-        if isinstance(config, SparseMtpConfig):
-            self.layer = make_sparse_layer(config, 0, body)
-        elif isinstance(config, LatentMtpConfig):
-            self.layer = make_latent_layer(config, 0, body)
-        else:
-            self.layer = make_grouped_layer(config, 0, body)
-        self.norm = RMSNorm(body / "shared_head" / "norm", size, eps)
-        self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
+        inputs, outputs = spec.projection.in_features, spec.projection.out_features
+        self.eh_proj = Linear(dataclasses.replace(body, quantization=None) / spec.projection.name, inputs, outputs)
+        self.layer = build_layer(spec.layers[0], 0, scope / spec.layers[0].name)
+        self.norm = make_norm(spec.final_norm, body)
+        self.rotary = rotary_tables(spec.layers, scope)[0][0]
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """What stands in the layer, without copies of the target's embedding and LM head."""

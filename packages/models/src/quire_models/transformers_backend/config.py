@@ -7,15 +7,17 @@ have understood the same.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from quire_interfaces import Fields
-from quire_models.config import ModelConfig
-from quire_models.config_fields import decoder_fields, layer_windows
+from quire_models.config_fields import layer_windows
+from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
+from quire_models.spec import LayerSpec, NetworkSpec, recast
 
-__all__ = ["read_config", "stored_parameters"]
+__all__ = ["FallbackSpec", "fallback_spec", "stored_parameters"]
 
 UNSUPPORTED = {
     "index_topk": "sparse attention",
@@ -38,20 +40,38 @@ SYNONYMS = {
 """Name of a field -> other names that classes have for it."""
 
 
-def read_config(config: Fields) -> ModelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackSpec(NetworkSpec):
+    """Of a network that Transformers runs, what its attention keeps, and the sizes that planners ask for."""
+
+    built_by: ClassVar[str] = "quire_models.transformers_backend.model:TransformersLM"
+
+
+def fallback_spec(config: Fields) -> NetworkSpec:
     """Sizes, heads and windows under the names that most configurations use."""
     for name in UNSUPPORTED:
         config.fixed(name, False)
     named = config.named(hidden_act="-", intermediate_size="-", rms_norm_eps="-", **_names(config))
-    values = decoder_fields(named, rotary=False, inner_factor=4)
-    values["num_layers"] *= attentions_per_layer(config)
+    sizes = decoder_sizes(named, rotary=False, inner_factor=4)
+    sizes = replace(sizes, num_layers=sizes.num_layers * attentions_per_layer(config))
+    windows: tuple[int | None, ...] = (None,) * sizes.num_layers
     if config.flag("use_sliding_window", default=True):
-        windows, context = layer_windows(config, values["num_layers"]), values["max_model_len"]
-        values["sliding_windows"] = tuple(None if window and window >= context else window for window in windows)
-    else:
-        values["sliding_windows"] = (None,) * values["num_layers"]
-    values["num_kv_heads"], values["head_dim"] = _cache_shape(config, values)
-    return ModelConfig(**values, is_native=False)
+        context = sizes.max_model_len
+        windows = tuple(
+            None if window and window >= context else window for window in layer_windows(config, sizes.num_layers)
+        )
+    num_kv_heads, head_dim = _cache_shape(config, sizes, windows)
+    network = sizes.network(
+        (
+            LayerSpec(
+                name=f"model.layers.{layer}",
+                mixers=(sizes.attention(num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window),),
+            )
+            for layer, window in enumerate(windows)
+        ),
+        final_norm=None,
+    )
+    return recast(FallbackSpec, network)
 
 
 def attentions_per_layer(config: Fields) -> int:
@@ -64,9 +84,9 @@ def attentions_per_layer(config: Fields) -> int:
     return 1
 
 
-def _cache_shape(config: Fields, values: dict[str, Any]) -> tuple[int, int]:
+def _cache_shape(config: Fields, sizes: DecoderSizes, windows: tuple[int | None, ...]) -> tuple[int, int]:
     """Heads and dimensions of a token's keys, and values, in the cache: the most that any layer needs."""
-    heads, kv_heads, head_dim = values["num_heads"], values["num_kv_heads"], values["head_dim"]
+    heads, kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     model_type = config.text("model_type", default="")
     if config.integer("kv_lora_rank", default=0):
         # Latent attention: Transformers hands out the keys and values that it makes of the latents, for each head.
@@ -75,7 +95,7 @@ def _cache_shape(config: Fields, values: dict[str, Any]) -> tuple[int, int]:
         return heads, config.integer("kv_channels")
     if model_type == "hrm_text":
         return heads, head_dim
-    if model_type == "mimo_v2_flash" and any(values["sliding_windows"]):
+    if model_type == "mimo_v2_flash" and any(windows):
         return 2 * kv_heads, head_dim  # in layers with a window
     if model_type == "dbrx":
         return Fields(config.get("attn_config") or {}, f"{config.source}: attn_config").integer(

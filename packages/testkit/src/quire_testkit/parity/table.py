@@ -10,10 +10,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import quire_models
 from quire_models.registry import ARCHITECTURES, architecture_entry
 from quire_testkit.parity.cases import CASES
 
@@ -47,7 +47,7 @@ is more than the original context, for short sequences too, else the short ones.
 which it was the last one.
 
 `quire verify ARCHITECTURE` (or a checkpoint folder) prints the same for one; `quire verify --table docs/models.md`
-makes this table. The digest is that of the architecture's own source files (for a fallback the backend's) and its test
+makes this table. The digest is that of its family's source files (for a fallback the backend's) and its test
 configuration: a test fails when they have changed and the table has not. The test suite verifies all native networks,
 and of the fallbacks one for each way in which the backend treats a network.
 
@@ -55,12 +55,14 @@ and of the fallbacks one for each way in which the backend treats a network.
 
 
 def digest(architecture: str) -> str:
-    """Of the files in the architecture's folder, and of its case."""
+    """Of the files of the architecture's family, or of the fallback backend, and of its case."""
     state = hashlib.sha256(repr(CASES.get(architecture)).encode())
-    spec = find_spec(architecture_entry(architecture).module)
-    assert spec is not None, f"{architecture} has no module"
-    assert spec.origin is not None
-    for file in sorted(Path(spec.origin).parent.glob("*.py")):
+    entry, root = architecture_entry(architecture), Path(quire_models.__file__).parent
+    family = entry.family or entry.model_type
+    files = [root / "families" / f"{family}.py", root / "families" / f"{family}_layers.py"]
+    if not entry.is_native:
+        files = sorted((root / entry.model_type).glob("*.py"))
+    for file in filter(Path.is_file, files):
         state.update(file.name.encode() + b"\0" + file.read_bytes())
     return state.hexdigest()[:10]
 

@@ -1,1 +1,0 @@
-"""The deepseek_v2 network."""

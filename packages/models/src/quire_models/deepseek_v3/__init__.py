@@ -1,1 +1,0 @@
-"""The deepseek_v3 network."""

@@ -1,1 +1,0 @@
-"""The dots1 network."""

@@ -1,0 +1,148 @@
+"""Encoders as data, alone and beside a decoder. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire_interfaces import CrossAttentionSpec, Fields, FullAttentionSpec, KVCacheSpec, StateTensor
+from quire_models.mixer_spec import BART_NAMES, ProjectionNames
+from quire_models.rope_config import RopeConfig
+from quire_models.spec import EmbeddingSpec, LayerSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
+
+__all__ = ["CrossLayerSpec", "EncoderAttentionSpec", "EncoderDecoderSpec", "EncoderSpec", "start_token_ids"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderAttentionSpec:
+    """Attention of every token to all tokens of its own text; or of a decoder's tokens to what an encoder read."""
+
+    name: str
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores."""
+    bias: bool
+    """Of all projections."""
+    names: ProjectionNames = BART_NAMES
+    sliding_window: int | None = None
+    """Tokens see those at most so far away, in each direction; None for all."""
+    rope: RopeConfig | None = None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return 0 if self.rope is None else self.head_dim
+
+    @property
+    def width(self) -> int:
+        return 0
+
+    @property
+    def states(self) -> tuple[StateTensor, ...]:
+        return ()
+
+    def projections(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
+        """Queries, keys, values, output."""
+        hidden, inner, bias = self.hidden_size, self.num_heads * self.head_dim, self.bias
+        query, key, value = (
+            LinearSpec(name=name, in_features=hidden, out_features=inner, bias=bias) for name in self.names[:3]
+        )
+        return query, key, value, LinearSpec(name=self.names.out, in_features=inner, out_features=hidden, bias=bias)
+
+    def weights(self) -> Iterator[Weight]:
+        for linear in self.projections():
+            yield from inside(self.name, linear.weights("attention"))
+
+    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """Keys and values of all tokens, where something keeps them."""
+        return FullAttentionSpec(
+            block_size=block_size, num_kv_heads=self.num_heads, head_dim=self.head_dim, dtype=dtype
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec(NetworkSpec):
+    """A network that reads whole texts, of up to `max_encoder_len` tokens, and keeps nothing of them."""
+
+    generates: ClassVar[bool] = False
+    built_by: ClassVar[str] = "quire_models.layers.encoder_only:EncoderOnly"
+
+    def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+        """Nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossLayerSpec(LayerSpec):
+    """A decoder's layer with attention to what an encoder read, between its two parts."""
+
+    cross: EncoderAttentionSpec
+    cross_norm: NormSpec
+    """Before the cross attention, or behind its sum in a post-LN layer."""
+
+    def weights(self) -> Iterator[Weight]:
+        """Parameters of all its parts, by their full names."""
+        yield from LayerSpec.weights(self)
+        yield from inside(self.name, self.cross.weights())
+        yield from inside(self.name, self.cross_norm.weights())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderSpec(NetworkSpec):
+    """A decoder that attends to what an encoder made of another text. `layers` are the decoder's, and `embedding` what
+    stands around the tokens of the decoder."""
+
+    shared: str
+    """Full name of the table of tokens, which both stacks have."""
+    encoder_body: str
+    encoder_embedding: EmbeddingSpec
+    encoder_layers: tuple[LayerSpec, ...]
+    encoder_norm: NormSpec | None
+    """Behind the encoder's layers."""
+    built_by: ClassVar[str] = "quire_models.layers.encoder_decoder:EncoderDecoderLM"
+
+    @property
+    def inner_width(self) -> int:
+        """Most numbers that a part of a layer keeps per token while it runs, in either stack."""
+        parts = [layer.feed_forward for layer in self.encoder_layers]
+        return max(3 * self.intermediate_size, *(part.width for part in parts if part is not None))
+
+    def weights(self) -> Iterator[Weight]:
+        """All parameters by their full names, but the tables of embedding and head."""
+        yield from NetworkSpec.weights(self)
+        yield from inside(self.encoder_body, self.encoder_embedding.weights())
+        for layer in self.encoder_layers:
+            yield from layer.weights()
+        if self.encoder_norm is not None:
+            yield from inside(self.encoder_body, self.encoder_norm.weights())
+
+    def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+        """First the decoder's own attention, then its cross attention, by layers; see `NetworkSpec.kv_cache_specs`."""
+        specs = NetworkSpec.kv_cache_specs(self, block_size, dtype)
+        cross = CrossAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=self.attention.num_kv_heads,
+            head_dim=self.attention.head_dim,
+            dtype=dtype,
+            max_encoder_tokens=self.max_encoder_len,
+        )
+        return specs | {f"{name}.cross": cross for name in list(specs)}
+
+
+def start_token_ids(config: Fields, default: tuple[int, ...]) -> tuple[int, ...]:
+    """What a decoder begins with: its start token, then the token that generation is made to begin with, if there is
+    one.
+
+    Args:
+        config: Of the network, or of generation.
+        default: The ids where `config` does not say; the first one is the start token.
+    """
+    forced = config.token_ids("forced_bos_token_id")[:1]
+    return (config.token_ids("decoder_start_token_id") or default)[:1] + (forced or default[1:])

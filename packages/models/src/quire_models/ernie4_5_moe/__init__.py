@@ -1,1 +1,0 @@
-"""The ernie4_5_moe network."""

@@ -1,1 +1,0 @@
-"""The exaone4 network."""

@@ -1,1 +1,0 @@
-"""The falcon network."""

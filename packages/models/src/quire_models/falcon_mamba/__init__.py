@@ -1,1 +1,0 @@
-"""Falcon Mamba."""

@@ -1,0 +1,90 @@
+"""BERT (Devlin et al. 2019), and RoBERTa and XLM-RoBERTa, whose positions begin behind that of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from quire_interfaces import Fields
+from quire_models.config_fields import ACTIVATIONS
+from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
+from quire_models.encoder_spec import EncoderAttentionSpec, EncoderSpec
+from quire_models.mixer_spec import ProjectionNames
+from quire_models.spec import CheckpointNames, EmbeddingSpec, HeadSpec, LayerSpec, NetworkSpec, NormSpec
+
+__all__ = ["NAMES", "encoder_network", "spec", "spec_of_roberta"]
+
+NAMES = ProjectionNames("self.query", "self.key", "self.value", "output.dense")
+
+
+def spec(config: Fields) -> NetworkSpec:
+    """Positions begin with the first row."""
+    return _network(config, 0)
+
+
+def spec_of_roberta(config: Fields) -> NetworkSpec:
+    """Positions begin behind that of padding."""
+    return _network(config, config.integer("pad_token_id", default=1, minimum=0) + 1)
+
+
+def _network(config: Fields, position_offset: int) -> NetworkSpec:
+    """Norms behind the sums, biases everywhere, learned positions; `position_offset` rows of their table are not used.
+    Of the kinds of tokens the first is taken: sentences of a pair are not told apart."""
+    config.fixed("position_embedding_type", "absolute")
+    config.fixed("is_decoder", False)
+    config.fixed("add_cross_attention", False)
+    named = config.named(rms_norm_eps="layer_norm_eps", num_key_value_heads="-")
+    sizes = decoder_sizes(named, tied=True, act="gelu", acts=ACTIVATIONS, eps=1e-12, rotary=False, context=512)
+    sizes = replace(sizes, max_model_len=sizes.max_model_len - position_offset)
+    attention = EncoderAttentionSpec(
+        name="attention",
+        hidden_size=sizes.hidden_size,
+        num_heads=sizes.num_heads,
+        head_dim=sizes.head_dim,
+        scale=sizes.head_dim**-0.5,
+        bias=True,
+        names=NAMES,
+    )
+    layers = (
+        LayerSpec(
+            name=f"encoder.layer.{layer}",
+            mixers=(attention,),
+            feed_forward=sizes.mlp("", ("intermediate.dense", "output.dense")),
+            attention_out_norm=sizes.layer_norm("attention.output.LayerNorm"),
+            feed_forward_out_norm=sizes.layer_norm("output.LayerNorm"),
+            arrangement="post_ln",
+        )
+        for layer in sizes.layers
+    )
+    embedding = sizes.embedding(
+        "embeddings.word_embeddings",
+        num_token_types=config.integer("type_vocab_size", default=2, minimum=1),
+        token_types="embeddings.token_type_embeddings",
+        positions=sizes.positions("embeddings.position_embeddings", position_offset),
+        norm=sizes.layer_norm("embeddings.LayerNorm"),
+    )
+    names = CheckpointNames(ignored_prefixes=("pooler.", "embeddings.position_ids"))
+    return encoder_network(sizes, layers, None, embedding, names)
+
+
+def encoder_network(
+    sizes: DecoderSizes,
+    layers: Iterable[LayerSpec],
+    final_norm: NormSpec | None,
+    embedding: EmbeddingSpec,
+    checkpoint: CheckpointNames,
+) -> EncoderSpec:
+    """An encoder alone, whose names have no prefix."""
+    return EncoderSpec(
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        max_model_len=sizes.max_model_len,
+        max_encoder_len=sizes.max_model_len,
+        body="",
+        embedding=embedding,
+        layers=tuple(layers),
+        final_norm=final_norm,
+        head=HeadSpec(tied=True),
+        checkpoint=checkpoint,
+    )

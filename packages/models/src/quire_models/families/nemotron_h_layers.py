@@ -1,0 +1,63 @@
+"""Modules that only Nemotron-H has.
+
+Shape legend: T tokens of the step, E experts, K experts per token, I what experts take, M width within an expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from quire_models.families.nemotron_h import UngatedMoESpec
+from quire_models.feed_forward_spec import MLPSpec
+from quire_models.layers.activations import activation
+from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import MLP
+from quire_models.layers.moe import make_router
+from quire_models.layers.scope import Scope
+
+__all__ = ["NemotronHMoE", "UngatedExperts"]
+
+
+class UngatedExperts:
+    """(x [T, I], topk_ids, topk_weights [T, K]) -> [T, I]: the weighted sum of each token's down(act(up(x)))."""
+
+    def __init__(self, spec: UngatedMoESpec, scope: Scope) -> None:
+        scope = dataclasses.replace(scope, adapters=None)  # as `FusedExperts`
+        (up, down), size, inner = spec.names, spec.expert_size, spec.intermediate_size
+        each = [scope / str(expert) for expert in range(spec.num_experts)]
+        self.up = [Linear(one / up, size, inner) for one in each]
+        self.down = [Linear(one / down, inner, size) for one in each]
+        self.act = activation(scope, spec.act)
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in torch.unique(topk_ids).tolist():
+            tokens, ranks = torch.where(topk_ids == expert)
+            result = self.down[expert](self.act(self.up[expert](x[tokens])))
+            out.index_add_(0, tokens, result.float() * topk_weights[tokens, ranks, None])
+        return out.to(x.dtype)
+
+
+class NemotronHMoE:
+    """x [T, hidden_size] -> the same: what the router's experts make of it, and the network that every token uses."""
+
+    def __init__(self, spec: UngatedMoESpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        inner = scope / spec.name
+        self.router = make_router(spec, inner)
+        self.experts = UngatedExperts(spec, inner / "experts")
+        self.around = tuple(Linear.of(inner, each) for each in spec.latent_projections())
+        assert isinstance(spec.shared, MLPSpec)
+        self.shared = MLP(spec.shared, scope / spec.shared.name)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        topk_ids, topk_weights = self.router(x)
+        if not self.around:
+            return self.experts(x, topk_ids, topk_weights) + self.shared(x)
+        down, up = self.around
+        return up(self.experts(down(x), topk_ids, topk_weights)) + self.shared(x)

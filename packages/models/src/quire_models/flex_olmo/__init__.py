@@ -1,1 +1,0 @@
-"""The flex_olmo network."""

@@ -1,1 +1,0 @@
-"""The gemma2 network."""

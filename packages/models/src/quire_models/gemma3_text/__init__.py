@@ -1,1 +1,0 @@
-"""The gemma3_text network."""

@@ -1,1 +1,0 @@
-"""The glm4 network."""

@@ -1,1 +1,0 @@
-"""The glm4_moe network."""

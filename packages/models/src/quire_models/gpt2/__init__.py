@@ -1,1 +1,0 @@
-"""The gpt2 network."""

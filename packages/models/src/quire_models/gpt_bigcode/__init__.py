@@ -1,1 +1,0 @@
-"""The gpt_bigcode network."""

@@ -1,1 +1,0 @@
-"""The hunyuan_v1_dense network."""

@@ -1,0 +1,91 @@
+"""What stands between token ids and a network's first layer.
+
+Shape legend: N tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_models.layers.linear import Embedding, Linear
+from quire_models.layers.make_norm import make_norm
+from quire_models.layers.scope import Scope
+from quire_models.spec import EmbeddingSpec, PositionSpec
+from quire_ops import LoraTokens
+
+__all__ = ["TokenEmbedding"]
+
+
+class TokenEmbedding:
+    """(ids, positions), both [N] -> [N, hidden_size]: tokens, projection, factor, token types, positions, norm, as far
+    as the record has them."""
+
+    __slots__ = ("_norm", "_positions", "_project_in", "_token_types", "factor", "is_plain", "table")
+
+    table: Embedding
+    """Of the tokens alone."""
+    factor: float
+    is_plain: bool
+    """It is the table with the factor, and nothing else."""
+
+    def __init__(self, spec: EmbeddingSpec, scope: Scope, table: Embedding | None = None) -> None:
+        """Args:
+        scope: Scope of the body.
+        table: Tokens of another stack, where both have one table; None for its own.
+        """
+        self.table = table or Embedding(scope / spec.name, spec.num_tokens, spec.size)
+        self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
+        factor = spec.factor
+        self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
+        self._token_types: Embedding | None = None
+        if spec.num_token_types:
+            self._token_types = Embedding(scope / spec.token_types, spec.num_token_types, spec.size)
+        self._positions: LearnedPositions | SinePositions | None = None
+        if spec.positions is not None:
+            self._positions = (LearnedPositions if spec.positions.name else SinePositions)(spec.positions, scope)
+        self._norm = None if spec.norm is None else make_norm(spec.norm, scope)
+        parts = (self._project_in, self._token_types, self._positions, self._norm)
+        self.is_plain = all(part is None for part in parts)
+
+    def __call__(self, ids: Tensor, positions: Tensor, lora: LoraTokens | None) -> Tensor:
+        """`lora`: which tokens have adapters, which may change their embedding."""
+        x = self.table(ids, lora)
+        if self._project_in is not None:
+            x = self._project_in(x)
+        if self.factor != 1.0:
+            x = x * self.factor
+        if self._token_types is not None:
+            x = x + self._token_types(torch.zeros_like(ids))
+        if self._positions is not None:
+            x = x + self._positions(positions)
+        return x if self._norm is None else self._norm(x)
+
+
+class LearnedPositions:
+    """positions [N] -> [N, size], rows of a table."""
+
+    __slots__ = ("_offset", "_table")
+
+    def __init__(self, spec: PositionSpec, scope: Scope) -> None:
+        self._offset = spec.offset
+        self._table = Embedding(scope / spec.name, spec.num_positions + spec.offset, spec.size)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        return self._table(positions + self._offset if self._offset else positions)
+
+
+class SinePositions:
+    """positions [N] -> [N, size]: all sines, then all cosines (Vaswani et al. 2017, sec. 3.5), of wavelengths from 2 pi
+    to 10000 * 2 pi, both ends included."""
+
+    __slots__ = ("_dtype", "_frequencies", "_offset")
+
+    def __init__(self, spec: PositionSpec, scope: Scope) -> None:
+        half = spec.size // 2
+        exponents = torch.arange(half, dtype=torch.float32, device=scope.device) / (half - 1)
+        self._frequencies, self._offset, self._dtype = 10000.0**-exponents, spec.offset, scope.dtype
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        angles = (positions + self._offset).float()[:, None] * self._frequencies
+        return torch.cat((angles.sin(), angles.cos()), dim=-1).to(self._dtype)

@@ -1,1 +1,0 @@
-"""The llama4_text network."""

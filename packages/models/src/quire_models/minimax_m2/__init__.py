@@ -1,1 +1,0 @@
-"""The minimax_m2 network."""

@@ -1,1 +1,0 @@
-"""The ministral3 network."""

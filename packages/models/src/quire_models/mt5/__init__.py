@@ -1,1 +1,0 @@
-"""The mt5 network."""

@@ -1,1 +1,0 @@
-"""The olmo2 network."""

@@ -1,1 +1,0 @@
-"""The olmo3 network."""

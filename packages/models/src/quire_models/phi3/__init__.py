@@ -1,1 +1,0 @@
-"""The phi3 network."""

@@ -1,1 +1,0 @@
-"""The qwen2 network."""

@@ -1,1 +1,0 @@
-"""The qwen3 network."""

@@ -1,1 +1,0 @@
-"""The qwen3_moe network."""

@@ -1,9 +1,0 @@
-"""Roberta: BERT with its positions behind that of padding."""
-
-from quire_models.bert.model import BertModel
-
-__all__ = ["RobertaModel"]
-
-
-class RobertaModel(BertModel):
-    """The network, without what stands behind its hidden states."""

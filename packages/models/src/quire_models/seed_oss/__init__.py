@@ -1,1 +1,0 @@
-"""The seed_oss network."""

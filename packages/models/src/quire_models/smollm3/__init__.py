@@ -1,1 +1,0 @@
-"""The smollm3 network."""

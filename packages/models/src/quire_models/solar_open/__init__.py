@@ -1,1 +1,0 @@
-"""The solar_open network."""

@@ -1,1 +1,0 @@
-"""The starcoder2 network."""

@@ -1,1 +1,0 @@
-"""The t5 network."""

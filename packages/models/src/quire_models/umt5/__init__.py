@@ -1,1 +1,0 @@
-"""The umt5 network."""

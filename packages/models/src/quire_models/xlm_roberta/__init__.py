@@ -1,1 +1,0 @@
-"""The xlm_roberta network."""
