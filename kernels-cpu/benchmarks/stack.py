@@ -27,7 +27,7 @@ from kernels_cpu_steps import Layout
 from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
 from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention, w8a8_linear
-from quire_ops import DecoderLayerWeights, DecoderStack, GatedWeights, LinearWeights
+from quire_ops import AttentionWeights, DecoderLayerWeights, DecoderStack, GatedWeights, LinearWeights, NormWeights
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, context of each
@@ -73,29 +73,33 @@ def make_linear(outputs: int, inputs: int, weights: str) -> LinearWeights:
 
 
 def make_stack(num_layers: int, weights: str) -> DecoderStack:
-    norm, head_norm = torch.ones(HIDDEN, dtype=torch.bfloat16), torch.ones(DIM, dtype=torch.bfloat16)
+    norm = NormWeights(weight=torch.ones(HIDDEN, dtype=torch.bfloat16), eps=1e-6)
+    head_norm = torch.ones(DIM, dtype=torch.bfloat16)
     layers = tuple(
         DecoderLayerWeights(
             input_norm=norm,
+            mixer=AttentionWeights(
+                q=make_linear(HEADS * DIM, HIDDEN, weights),
+                k=make_linear(KV_HEADS * DIM, HIDDEN, weights),
+                v=make_linear(KV_HEADS * DIM, HIDDEN, weights),
+                o=make_linear(HIDDEN, HEADS * DIM, weights),
+                head_dim=DIM,
+                q_norm=head_norm,
+                k_norm=head_norm,
+                norm_eps=1e-6,
+                scale=DIM**-0.5,
+            ),
+            cache=i,
             feed_forward_norm=norm,
-            q_norm=head_norm,
-            k_norm=head_norm,
-            q=make_linear(HEADS * DIM, HIDDEN, weights),
-            k=make_linear(KV_HEADS * DIM, HIDDEN, weights),
-            v=make_linear(KV_HEADS * DIM, HIDDEN, weights),
-            o=make_linear(HIDDEN, HEADS * DIM, weights),
             feed_forward=GatedWeights(
                 gate=make_linear(INNER, HIDDEN, weights),
                 up=make_linear(INNER, HIDDEN, weights),
                 down=make_linear(HIDDEN, INNER, weights),
             ),
-            scale=DIM**-0.5,
         )
-        for _ in range(num_layers)
+        for i in range(num_layers)
     )
-    return DecoderStack(
-        layers=layers, final_norm=norm, dtype=norm.dtype, head_dim=DIM, rotary_dim=DIM, eps=1e-6, activation="silu"
-    )
+    return DecoderStack(layers=layers, final_norm=norm, hidden_size=HIDDEN, dtype=torch.bfloat16, rotary_dim=DIM)
 
 
 def make_cache(num_blocks: int, kv_cache: str) -> Tensor:

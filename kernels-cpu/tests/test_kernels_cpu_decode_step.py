@@ -138,7 +138,7 @@ def test_neighbours_change_no_token(dtype: torch.dtype, int8_head: bool) -> None
         assert torch.equal(cache.nan_to_num(), other.nan_to_num())
 
 
-@pytest.mark.parametrize("do_sample", [True, False])
+@pytest.mark.parametrize("samples", [True, False])
 def test_masked_steps_equal_the_reference(samples: bool) -> None:
     torch.manual_seed(3)
     rng = random.Random(3)

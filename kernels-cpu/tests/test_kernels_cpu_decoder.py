@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from quire_kernels_cpu.decoder import decoder_stack
 from quire_ops import (
+    AttentionWeights,
     DecoderLayerWeights,
     DecoderStack,
     Experts,
     GatedWeights,
     LinearWeights,
+    NormWeights,
     RoutedExperts,
     RoutingRule,
     ops,
@@ -24,6 +27,9 @@ from quire_ops import (
 from quire_ops.grouped import block_groups, pack_int4
 
 HEADS, KV_HEADS, NUM_EXPERTS = 6, 2, 7
+EPS = 1e-6
+OF_LAYER = ("residual_factor", "parallel")
+"""Options of a layer; others are of its attention."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 8e-3}
 
 
@@ -72,11 +78,14 @@ def make_stack(
             return LinearWeights(torch.randn(outputs, inputs).mul(4).to(torch.float8_e4m3fn), added, scale)
         return LinearWeights(torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype), added)
 
-    def norm(size: int) -> Tensor:
+    def vector(size: int) -> Tensor:
         return torch.rand(size).add(0.5).to(dtype)
 
+    def norm() -> NormWeights:
+        return NormWeights(weight=vector(hidden), eps=EPS)
+
     def gated(inner: int = inner) -> GatedWeights:
-        return GatedWeights(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner))
+        return GatedWeights(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner), activation)
 
     def routed(weights: str) -> RoutedExperts:
         chosen = rule or RoutingRule(top_k=NUM_EXPERTS, scoring="softmax_of_chosen")
@@ -96,30 +105,46 @@ def make_stack(
             shared_gate=torch.randn(1, hidden).mul(hidden**-0.5).to(dtype) if shared and bias else None,
         )
 
-    def other_norms() -> dict[str, Any]:
+    def of_layer() -> dict[str, Any]:
         there = {"input_norm": True, "feed_forward_norm": True, **options}
         names = ("input_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm")
-        return options | {name: norm(hidden) if there.get(name) else None for name in names}
+        norms = {name: norm() if there.get(name) else None for name in names}
+        return norms | {name: value for name, value in options.items() if name in OF_LAYER}
 
+    of_attention = {
+        name: value for name, value in options.items() if not name.endswith("_norm") and name not in OF_LAYER
+    }
     layers = tuple(
         DecoderLayerWeights(
-            q_norm=norm(head_dim * (HEADS if all_heads else 1)) if qk_norm else None,
-            k_norm=norm(head_dim * (KV_HEADS if all_heads else 1)) if qk_norm else None,
-            q=linear(HEADS * head_dim, hidden),
-            k=linear(KV_HEADS * head_dim, hidden),
-            v=linear(KV_HEADS * head_dim, hidden),
-            o=linear(hidden, HEADS * head_dim),
+            mixer=AttentionWeights(
+                q_norm=vector(head_dim * (HEADS if all_heads else 1)) if qk_norm else None,
+                k_norm=vector(head_dim * (KV_HEADS if all_heads else 1)) if qk_norm else None,
+                norm_eps=EPS,
+                head_dim=head_dim,
+                q=linear(HEADS * head_dim, hidden),
+                k=linear(KV_HEADS * head_dim, hidden),
+                v=linear(KV_HEADS * head_dim, hidden),
+                o=linear(hidden, HEADS * head_dim),
+                sliding_window=window,
+                sinks=torch.randn(HEADS).to(dtype) if sinks else None,
+                **{"scale": head_dim**-0.5, **of_attention},
+            ),
+            cache=i,
             feed_forward=gated() if experts is None or i > 1 else routed(experts),
-            sliding_window=window,
-            sinks=torch.randn(HEADS).to(dtype) if sinks else None,
-            **{"scale": head_dim**-0.5, **other_norms()},
+            **of_layer(),
         )
         for i, window in enumerate(windows)
     )
     return DecoderStack(
-        layers=layers, final_norm=norm(hidden), dtype=dtype, head_dim=head_dim, rotary_dim=rotary_dim or head_dim,
-        eps=1e-6, activation=activation,
-    )  # fmt: skip
+        layers=layers, final_norm=norm(), hidden_size=hidden, dtype=dtype, rotary_dim=rotary_dim or head_dim
+    )
+
+
+def head_dim_of(stack: DecoderStack) -> int:
+    """Of the attention of all layers."""
+    mixer = stack.layers[0].mixer
+    assert isinstance(mixer, AttentionWeights)
+    return mixer.head_dim
 
 
 def angles(layout: Layout, head_dim: int, dtype: torch.dtype, base: float = 10000.0) -> tuple[Tensor, Tensor]:
@@ -172,10 +197,10 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     kv_lens = [count + chooser.choice([0, 3, 40, 200]) for count in query_lens]
     layouts = [Layout(chooser.choice([1, 7, 16]), query_lens, kv_lens) for _ in range(1)]
     groups = (0, 0, 0)
-    caches = tuple(layouts[0].cache(KV_HEADS, stack.head_dim, dtype) for _ in stack.layers)
+    caches = tuple(layouts[0].cache(KV_HEADS, head_dim_of(stack), dtype) for _ in stack.layers)
     expected_caches = tuple(cache.double() for cache in caches)
     wide = _widened(stack)
-    x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
+    x = torch.randn(sum(query_lens), stack.hidden_size).to(dtype)
     turns = [angles(layouts[0], stack.rotary_dim, dtype, base) for base in (10000.0, 100.0)]
     wide_turns = [(cos.double(), sin.double()) for cos, sin in turns]
     expected_taps = {layer: torch.empty_like(x, dtype=torch.float64) for layer in (0, 2, 3)}
@@ -214,28 +239,21 @@ def test_tokens_choose_their_experts_as_the_reference_does(rule: RoutingRule, se
     assert (got.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def _widened(stack: DecoderStack) -> DecoderStack:
-    def wide(value: object) -> object:
-        if isinstance(value, RoutedExperts | Experts):
-            return type(value)(**{name: wide(getattr(value, name)) for name in value.__slots__})
-        if isinstance(value, GatedWeights):
-            return GatedWeights(*map(wide, value))  # type: ignore[arg-type]
-        if isinstance(value, tuple) and not isinstance(value, LinearWeights):
-            return tuple(map(wide, value))
-        if isinstance(value, LinearWeights):
-            weight = value.weight if value.scale is not None else value.weight.double()
-            bias, scale = (None if part is None else part.double() for part in value[1:3])
-            return LinearWeights(weight, bias, scale, value.zero)
-        return value.double() if isinstance(value, Tensor) else value
-
-    layers = tuple(
-        DecoderLayerWeights(**{name: wide(getattr(layer, name)) for name in DecoderLayerWeights.__slots__})  # type: ignore[arg-type]
-        for layer in stack.layers
-    )
-    return DecoderStack(
-        layers=layers, final_norm=stack.final_norm.double(), dtype=torch.float64, head_dim=stack.head_dim,
-        rotary_dim=stack.rotary_dim, eps=stack.eps, activation=stack.activation,
-    )  # fmt: skip
+def _widened(value: Any) -> Any:
+    """A stack, or a part of one, in float64; matrices in another form keep it."""
+    if isinstance(value, LinearWeights):
+        weight = value.weight if value.scale is not None else value.weight.double()
+        bias, scale = (None if part is None else part.double() for part in value[1:3])
+        return LinearWeights(weight, bias, scale, value.zero)
+    if isinstance(value, GatedWeights):
+        return GatedWeights(*map(_widened, value))
+    if isinstance(value, tuple):
+        return tuple(map(_widened, value))
+    if dataclasses.is_dataclass(value):
+        return type(value)(**{each.name: _widened(getattr(value, each.name)) for each in dataclasses.fields(value)})
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    return value.double() if isinstance(value, Tensor) else value
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from kernels_cpu_steps import Layout
 from test_kernels_cpu_decode_step import NUM_ROWS, copied, make_network, make_rows, widened
-from test_kernels_cpu_decoder import KV_HEADS, SHAPES, TOLERANCE, _widened, angles, make_stack
+from test_kernels_cpu_decoder import KV_HEADS, SHAPES, TOLERANCE, _widened, angles, head_dim_of, make_stack
 
 from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_ops import DecoderStack, GatedWeights, LoraTokens, LoraWeights, ops
+from quire_ops import DecoderStack, LoraTokens, LoraWeights, ops
 
-ATTENTION = ("q", "k", "v", "o")
+ATTENTION, GATED = ("q", "k", "v", "o"), ("gate", "up", "down")
 SLOTS, MAX_RANK = 3, 6
 RANKS = (6, 1, 3)
 
@@ -29,7 +29,7 @@ def with_adapters(stack: DecoderStack) -> DecoderStack:
         a, b = torch.randn(SLOTS, MAX_RANK, inputs) * inputs**-0.5, torch.randn(SLOTS, MAX_RANK, outputs) * 0.5
         for slot, rank in enumerate(ranks):
             a[slot, rank:] = b[slot, rank:] = 0
-        dtype = stack.final_norm.dtype
+        dtype = stack.dtype
         return LoraWeights(
             a=a.to(dtype),
             b=b.to(dtype),
@@ -39,10 +39,10 @@ def with_adapters(stack: DecoderStack) -> DecoderStack:
             shift=torch.randn(SLOTS, outputs) * 0.1,
         )
 
-    hidden = stack.final_norm.shape[0]
+    hidden = stack.hidden_size
 
     def adapted(layer):
-        inner, heads = layer.feed_forward.gate.weight.shape[0], layer.q.weight.shape[0]
+        inner, heads = layer.feed_forward.gate.weight.shape[0], layer.mixer.q.weight.shape[0]
         inputs = {"o": heads, "down": inner}
 
         def with_own(part, names):
@@ -52,8 +52,9 @@ def with_adapters(stack: DecoderStack) -> DecoderStack:
                 for name, linear in linears.items()
             }
 
-        feed_forward = layer.feed_forward._replace(**with_own(layer.feed_forward, GatedWeights._fields))
-        return dataclasses.replace(layer, feed_forward=feed_forward, **with_own(layer, ATTENTION))
+        feed_forward = layer.feed_forward._replace(**with_own(layer.feed_forward, GATED))
+        mixer = dataclasses.replace(layer.mixer, **with_own(layer.mixer, ATTENTION))
+        return dataclasses.replace(layer, feed_forward=feed_forward, mixer=mixer)
 
     return dataclasses.replace(stack, layers=tuple(adapted(layer) for layer in stack.layers))
 
@@ -67,10 +68,8 @@ def widened_with_adapters(stack: DecoderStack) -> DecoderStack:
     layers = tuple(
         dataclasses.replace(
             layer,
-            feed_forward=layer.feed_forward._replace(
-                **with_those_of(layer.feed_forward, own.feed_forward, GatedWeights._fields)
-            ),
-            **with_those_of(layer, own, ATTENTION),
+            feed_forward=layer.feed_forward._replace(**with_those_of(layer.feed_forward, own.feed_forward, GATED)),
+            mixer=dataclasses.replace(layer.mixer, **with_those_of(layer.mixer, own.mixer, ATTENTION)),
         )
         for layer, own in zip(wide.layers, stack.layers, strict=True)
     )
@@ -85,15 +84,17 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     stack = with_adapters(make_stack(dtype, **shape))  # type: ignore[arg-type]
     query_lens = [chooser.choice([1, 1, 5, 33]) for _ in range(7)]
     layout = Layout(7, query_lens, [count + chooser.choice([0, 3, 40]) for count in query_lens])
-    caches = tuple(layout.cache(KV_HEADS, stack.head_dim, dtype) for _ in stack.layers)
+    caches = tuple(layout.cache(KV_HEADS, head_dim_of(stack), dtype) for _ in stack.layers)
     expected_caches = tuple(cache.double() for cache in caches)
     slots = np.repeat(np.array([2, -1, 0, 1, 0, -1, 2], dtype=np.int32), query_lens)
-    x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
-    cos, sin = angles(layout, stack.head_dim, dtype)
+    x = torch.randn(sum(query_lens), stack.hidden_size).to(dtype)
+    cos, sin = angles(layout, head_dim_of(stack), dtype)
     run_reference = ops.decoder_stack(widened_with_adapters(stack))
     lora = LoraTokens.of(slots)
-    expected = run_reference(x.double(), [(cos.double(), sin.double())], [layout], (0, 0, 0), expected_caches, lora)
-    got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches, lora)
+    expected = run_reference(
+        x.double(), [(cos.double(), sin.double())], [layout], (0, 0, 0), expected_caches, lora=lora
+    )
+    got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches, lora=lora)
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         written = expected_cache.isfinite()
@@ -116,7 +117,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -
 
     caches, again = fresh(), fresh()
     of_tokens = LoraTokens.of(np.repeat(np.array(slots, dtype=np.int32), lengths))
-    together = run(xs, [angles(whole, 32, dtype)], [whole], (0, 0, 0), caches, of_tokens)
+    together = run(xs, [angles(whole, 32, dtype)], [whole], (0, 0, 0), caches, lora=of_tokens)
     for row, length in enumerate(lengths):
         begin, done = int(whole.query_start_loc[row]), 0
         while done < length:
@@ -124,7 +125,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -
             alone = Layout(16, [chunk], [done + chunk], whole.block_table[row : row + 1].contiguous())
             rows = slice(begin + done, begin + done + chunk)
             lora = LoraTokens.of(np.full(chunk, slots[row], dtype=np.int32))
-            got = run(xs[rows], [angles(alone, 32, dtype)], [alone], (0, 0, 0), again, lora)
+            got = run(xs[rows], [angles(alone, 32, dtype)], [alone], (0, 0, 0), again, lora=lora)
             assert torch.equal(got, together[rows])
             done += chunk
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(caches, again, strict=True))

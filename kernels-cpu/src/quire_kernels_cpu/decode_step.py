@@ -6,13 +6,14 @@ Knows the C interface; the step is in `csrc/decode_step.h`.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire_kernels_cpu.abi import STRUCTS
-from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
+from quire_kernels_cpu.backend import LAYER_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder, pointers_to
 from quire_kernels_cpu.dtypes import DTYPES
@@ -25,7 +26,7 @@ __all__ = ["decode_step"]
 _P, _L = ctypes.c_void_p, ctypes.c_int64
 
 
-@backend_for(ops.decode_step, **ATTENTION_FACTS)
+@backend_for(ops.decode_step, **LAYER_FACTS)
 def decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
     return _DecodeStep(network, rows)
 
@@ -36,7 +37,7 @@ class _DecodeStep:
     def __init__(self, network: DecodeNetwork, rows: DecodeRows) -> None:
         self._network, self._kept = network, rows
         self._decoder = Decoder(network.stack)
-        self._decoder.prepare(rows.group_of_layer, rows.kv_caches)
+        self._decoder.prepare(rows.group_of_layer, rows.kv_caches, rows.states)
         self._dtype = DTYPES[network.embedding.dtype]
         self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
         self._run = library().quire_decode_step
@@ -48,11 +49,11 @@ class _DecodeStep:
             )
         )
         self._num_blocks = (_P * num_groups)(*(numbers.ctypes.data for numbers in rows.num_blocks))
-        self._draw = sample_table(rows.sample_table)
+        self._sample_table = sample_table(rows.sample_table)
         self._rows: ctypes.Array[Any] = (_L * num_rows)()
         self._starts: ctypes.Array[Any] = (_L * num_rows)()
         self._ids: ctypes.Array[Any] = (_L * num_rows)()
-        self._peaks = (ctypes.c_float * num_rows)()
+        self._max_logits = (ctypes.c_float * num_rows)()
         self._length = 0
         self._arguments = STRUCTS["DecodeArguments"](
             embedding=network.embedding.data_ptr(),
@@ -64,19 +65,18 @@ class _DecodeStep:
             tables=ctypes.addressof(self._tables),
             num_blocks=ctypes.addressof(self._num_blocks),
             num_groups=num_groups,
-            kv_caches=ctypes.addressof(self._decoder.cache_pointers),
+            caches=ctypes.addressof(self._decoder.caches),
             cache_format=self._decoder.cache_format,
-            cache_block_size=rows.kv_caches[0].shape[3],
             lora_slots=rows.lora_slots.ctypes.data,
             max_lora_rank=self._decoder.adapters.max_rank,
-            draw=ctypes.addressof(self._draw),
+            sample_table=ctypes.addressof(self._sample_table),
             embedding_factor=network.embedding_factor,
             logits_factor=network.logits_factor,
             soft_cap=network.logits_soft_cap or 0.0,
             rows=ctypes.addressof(self._rows),
             starts=ctypes.addressof(self._starts),
             ids=ctypes.addressof(self._ids),
-            peaks=ctypes.addressof(self._peaks),
+            max_logits=ctypes.addressof(self._max_logits),
         )
 
     def __call__(
@@ -109,8 +109,9 @@ class _DecodeStep:
         return bool(done)
 
     def _reach(self, length: int) -> None:
-        self._cosines, self._sines = zip(*(rotation(length) for rotation in self._network.rotations), strict=True)
-        self._length = min(map(len, self._cosines))
+        tables = [rotation(length) for rotation in self._network.rotations]
+        self._cosines, self._sines = [cos for cos, _ in tables], [sin for _, sin in tables]
+        self._length = min(map(len, self._cosines), default=sys.maxsize)
         self._angles = pointers_to(self._cosines), pointers_to(self._sines)
         self._arguments.cos, self._arguments.sin = map(ctypes.addressof, self._angles)
         self._arguments.num_rotations = len(self._cosines)

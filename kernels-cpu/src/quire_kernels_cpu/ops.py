@@ -24,8 +24,9 @@ from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import cache_format, path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.layer_arguments import ACTIVATIONS
 from quire_kernels_cpu.matrix import matrix_argument
-from quire_ops import EXPERT_ACTIVATIONS, OpBackend, PagedLayout, QuantizedTokens, ops
+from quire_ops import OpBackend, PagedLayout, QuantizedTokens, ops
 from quire_ops.kv_cache_ops import torch_write_kv_cache
 from quire_ops.quantized_linear import torch_w8a8_linear
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
@@ -34,9 +35,6 @@ __all__ = ["backends"]
 
 MODULES = (decode_step, decoder, latent, lora, moe, recurrent, rope_and_cache, routing, sampling, step_inputs)
 """The other modules with backends: importing them adds theirs."""
-
-_ACTIVATIONS = {name: i for i, name in enumerate((*EXPERT_ACTIVATIONS, "sigmoid", "tanh", "gelu_erf", "expm1"))}
-"""Name -> number in `csrc/elementwise.h`."""
 
 
 def backends() -> list[OpBackend[..., Any]]:
@@ -62,7 +60,7 @@ def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     ids = torch.empty(num_tokens, dtype=torch.int64)
     max_logits = torch.empty(num_tokens, dtype=torch.float32)
     if num_tokens:
-        library().quire_linear_largest(
+        library().quire_linear_argmax(
             DTYPES[x.dtype],
             x.data_ptr(),
             weight.data_ptr(),
@@ -164,11 +162,28 @@ def _rms_norm(out: Tensor, x: Tensor, added: Tensor | None, weight: Tensor, eps:
     )
 
 
+@backend_for(ops.layer_norm)
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    x, weight, bias = x.contiguous(), _as_float(weight), _as_float(bias)
+    out, size = torch.empty_like(x), x.shape[-1]
+    library().quire_layer_norm(
+        DTYPES[x.dtype],
+        out.data_ptr(),
+        x.data_ptr(),
+        _pointer(weight),
+        _pointer(bias),
+        x.numel() // size,
+        size,
+        eps,
+    )
+    return out
+
+
 @backend_for(ops.activation)
 def activation(x: Tensor, name: str) -> Tensor:
     """Written over x if its numbers are next to each other."""
     x = x.contiguous()
-    library().quire_activate(DTYPES[x.dtype], _ACTIVATIONS[name], x.data_ptr(), x.data_ptr(), None, x.numel())
+    library().quire_activate(DTYPES[x.dtype], ACTIVATIONS.index(name), x.data_ptr(), x.data_ptr(), None, x.numel())
     return x
 
 
@@ -193,7 +208,7 @@ def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 def _activate_and_mul(name: str, gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     to = gate.data_ptr()
-    library().quire_activate(DTYPES[gate.dtype], _ACTIVATIONS[name], to, to, up.data_ptr(), gate.numel())
+    library().quire_activate(DTYPES[gate.dtype], ACTIVATIONS.index(name), to, to, up.data_ptr(), gate.numel())
     return gate
 
 

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_kernels_cpu.backend import backend_for
+from quire_kernels_cpu.backend import MAX_KEY_HEAD_DIM, MAX_TAPS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops import PagedLayout, SizeRule, ops
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
-
-MAX_TAPS, MAX_KEY_HEAD_DIM = 8, 256
-"""Limits of the kernels: kMaxTaps and kMaxKey."""
 
 
 @backend_for(ops.causal_conv1d, sizes={"taps": SizeRule(maximum=MAX_TAPS)})

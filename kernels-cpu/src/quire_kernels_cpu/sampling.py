@@ -14,15 +14,11 @@ from quire_ops import SampleTable, ops
 
 __all__ = ["sample", "sample_masked", "sample_table"]
 
-_NAMES = {"draws": "do_sample"}
-"""Field of `DrawTable` in `csrc/kernels.h` -> field of `SampleTable`, where their names differ."""
-
 
 def sample_table(table: SampleTable) -> ctypes.Structure:
     """The table as the C interface takes it. Does not keep the tensors that it points to."""
-    struct = STRUCTS["DrawTable"]
-    names = [name for name, _ in struct._fields_]  # type: ignore[misc]
-    return struct(**{name: getattr(table, _NAMES.get(name, name)).data_ptr() for name in names})
+    struct = STRUCTS["SampleTable"]
+    return struct(**{name: getattr(table, name).data_ptr() for name, _ in struct._fields_})  # type: ignore[misc]
 
 
 @backend_for(ops.sample)
@@ -30,7 +26,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) 
     tokens = torch.empty(len(logits), dtype=torch.int64)
     max_logits = torch.empty(len(logits), dtype=torch.float32)
     addresses = sample_table(table)
-    library().quire_draw(
+    library().quire_sample(
         logits.data_ptr(),
         logits.shape[1],
         rows.data_ptr(),
@@ -50,7 +46,7 @@ def sample_masked(
     tokens = torch.empty(len(logits), dtype=torch.int64)
     max_logits = torch.empty(len(logits), dtype=torch.float32)
     addresses = sample_table(table)
-    library().quire_draw_masked(
+    library().quire_sample_masked(
         logits.data_ptr(),
         logits.shape[1],
         rows.data_ptr(),

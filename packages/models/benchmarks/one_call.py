@@ -24,19 +24,48 @@ from quire_models import ModelConfig, build_model
 from quire_models.weights import load_dummy_weights
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "deepseek-v2-small": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 1024,
+        "intermediate_size": 2816, "moe_intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "q_lora_rank": None, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 0,
+    },
     "gemma-3-1b": {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 1152,
         "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
         "query_pre_attn_scalar": 256, "sliding_window": 512,
+    },
+    "granite-4-h-350m": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 768,
+        "intermediate_size": 2048, "shared_intermediate_size": 2048, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48, "mamba_d_head": 32,
+        "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2, "position_embedding_type": "nope",
+        "layer_types": ["mamba", "mamba", "mamba", "attention", "mamba", "mamba"], "residual_multiplier": 0.25,
     },
     "granite-3-2b": {
         "architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 2048,
         "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "residual_multiplier": 0.22,
         "embedding_multiplier": 12.0, "logits_scaling": 8.0, "attention_multiplier": 0.015625,
     },
+    "lfm2-350m": {
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 1024, "intermediate_size": 4608,
+        "block_auto_adjust_ff_dim": False, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "layer_types": ["conv", "conv", "full_attention", "conv", "conv", "full_attention"],
+    },
     "olmoe-1b-7b": {
         "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024,
         "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+    },
+    "pythia-410m": {
+        "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 1024,
+        "intermediate_size": 4096, "num_attention_heads": 16,
+    },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 1024,
+        "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 2,
     },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,

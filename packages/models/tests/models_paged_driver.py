@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
+from quire_interfaces import MambaSpec
 from quire_models import DecoderLM
 from quire_ops import LoraTokens
 
@@ -44,11 +45,15 @@ class PagedDriver:
         self.model = model
         self.block_size = block_size
         shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        if (width := getattr(config, "row_width", None)) is not None:  # of latents
+        if (width := getattr(config.network.attention, "row_width", None)) is not None:  # of latents
             shape = (num_blocks, block_size, width)
         dtype = cache_dtype or model.dtype
-        self.caches = tuple(
-            torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(config.num_layers)
+        specs = config.kv_cache_specs(block_size, str(dtype).removeprefix("torch.")).values()
+        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in specs)
+        kept = [spec.states if isinstance(spec, MambaSpec) else () for spec in specs]
+        self.states = tuple(
+            tuple(torch.full((num_blocks, *state.shape), float("nan"), device=device) for state in states)
+            for states in kept
         )
         self.free = list(range(1, num_blocks))
         if shuffle:
@@ -70,13 +75,13 @@ class PagedDriver:
                 block = seq.blocks[position // self.block_size]
                 slots.append(block * self.block_size + position % self.block_size)
         metadata = self._metadata(parts, slots)
-        layers = self.model.config.num_layers
         batch = ForwardBatch(
             input_ids=torch.tensor(input_ids, device=self.device),
             positions=torch.tensor(positions, device=self.device),
             attention=(metadata,),
-            group_of_layer=(0,) * layers,
+            group_of_layer=(0,) * len(self.caches),
             kv_caches=self.caches,
+            states=self.states if any(self.states) else (),
             lora=lora,
         )
         logits = self.model.compute_logits(self.model.forward(batch))

@@ -1,4 +1,4 @@
-// A decode step in one call: op `decode_step`. Gathers, runs the stack, takes the most likely tokens or draws, and writes
+// A decode step in one call: op `decode_step`. Gathers, runs the stack, takes the most likely tokens or samples, and writes
 // them behind the known ones.
 #pragma once
 
@@ -39,19 +39,19 @@ void write_logits(const T* hidden, const Matrix<T>& head, const DecodeArguments&
     }
 }
 
-// The next token of each row, and its largest logit. Logits are written only if one is drawn, or may not
+// The next token of each row, and its largest logit. Logits are written only if one is sampled, or may not
 // be any token, or is more than the head gives.
 template <typename T>
 void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
     static thread_local Buffer buffer;
-    const auto draws = [&](int64_t row) { return a.draw->draws[row]; };
-    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, draws)) {
-        largest_op(hidden, head, a.ids, a.peaks, a.count);
+    const auto do_sample = [&](int64_t row) { return a.sample_table->do_sample[row]; };
+    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, do_sample)) {
+        argmax_op(hidden, head, a.ids, a.max_logits, a.count);
         return;
     }
     float* const logits = buffer.get<float>(a.count * head.rows);
     write_logits(hidden, head, a, logits);
-    draw_op(logits, head.rows, a.rows, a.starts, a.count, *a.draw, a.ids, a.peaks, {a.mask_of, a.mask_bits});
+    sample_op(logits, head.rows, a.rows, a.starts, a.count, *a.sample_table, a.ids, a.max_logits, {a.mask_of, a.mask_bits});
 }
 
 template <typename T>
@@ -108,14 +108,14 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
         group.block_table = table;
         group.slot_mapping = slots + g * n;
         gather_blocks(group, entries);
-        step_groups[g] = {table, group.num_blocks, group.slot_mapping};
+        step_groups[g] = {table, group.num_blocks, group.slot_mapping, group.block_size};
         table += n * group.num_blocks;
     }
 
-    T* const x = embedded.get<T>(n * decoder.hidden);
-    T* const hidden = normed.get<T>(n * decoder.hidden);
-    take_rows(a.embedding, ids, n, decoder.hidden, x);
-    if (a.embedding_factor != 1.0) scale_row(x, static_cast<float>(a.embedding_factor), n * decoder.hidden);
+    T* const x = embedded.get<T>(n * decoder.hidden());
+    T* const hidden = normed.get<T>(n * decoder.hidden());
+    take_rows(a.embedding, ids, n, decoder.hidden(), x);
+    if (a.embedding_factor != 1.0) scale_row(x, static_cast<float>(a.embedding_factor), n * decoder.hidden());
     const int64_t dim = decoder.rotary_dim;
     T* const angles = turns.get<T>(2 * a.num_rotations * n * dim);
     const void** const cos = pointers.get<const void*>(2 * a.num_rotations);
@@ -135,18 +135,16 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
                         .query_start_loc = query_start_loc,
                         .kv_lens = seq_lens,
                         .groups = step_groups,
-                        .kv_caches = a.kv_caches,
+                        .caches = a.caches,
                         .cache_format = static_cast<CacheFormat>(a.cache_format),
-                        .block_size = static_cast<int>(a.cache_block_size),
-                        .lora = gather_adapters(a, orders, adapters),
-                        .taps = nullptr});
+                        .lora = gather_adapters(a, orders, adapters)});
     if (a.logits != nullptr) {
         write_logits(hidden, head, a, a.logits);
         return true;
     }
     choose_tokens(hidden, head, a);
     for (int64_t s = 0; s < n; ++s)
-        if (!std::isfinite(a.peaks[s])) return false;
+        if (!std::isfinite(a.max_logits[s])) return false;
     for (int64_t s = 0; s < n; ++s) {
         a.token_ids[a.rows[s] * a.row_len + ends[s]] = static_cast<int32_t>(a.ids[s]);
         a.num_tokens[a.rows[s]] = ends[s] + 1;

@@ -38,6 +38,34 @@ inline void rms_norm(T* to, T* row, const T* added, const W* weight, int64_t siz
     for (; i < size; ++i) store_one(to + i, to_float(row[i]) * inverse * to_float(weight[i]));
 }
 
+// row += added.
+template <typename T>
+inline void add_row(T* row, const T* added, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes)
+        store_some(row + i, load_some(row + i, size - i) + load_some(added + i, size - i), size - i);
+}
+
+// Layer norm of a row (Ba et al. 2016). Weight and bias are there or not.
+template <typename T>
+inline void layer_norm(T* to, const T* row, const float* weight, const float* bias, int64_t size, float eps) {
+    Floats total{}, squares{};
+    for (int64_t i = 0; i < size; i += kLanes) total += load_some(row + i, size - i);
+    const float mean = sum(total) / static_cast<float>(size);
+    for (int64_t i = 0; i < size; i += kLanes) {
+        Floats x = load_some(row + i, size - i) - mean;
+        if (size - i < kLanes)
+            for (int64_t lane = size - i; lane < kLanes; ++lane) x[lane] = 0.0f;
+        squares += x * x;
+    }
+    const float inverse = 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
+    for (int64_t i = 0; i < size; i += kLanes) {
+        Floats y = (load_some(row + i, size - i) - mean) * inverse;
+        if (weight) y *= load_some(weight + i, size - i);
+        if (bias) y += load_some(bias + i, size - i);
+        store_some(to + i, y, size - i);
+    }
+}
+
 // Of a row, whose sum of squares is then added up with those of others in this order.
 template <typename T>
 inline float sum_of_squares(const T* row, int64_t size) {
@@ -61,13 +89,6 @@ template <typename T>
 inline void weigh_row(T* row, float factor, const float* weight, int64_t size) {
     for (int64_t i = 0; i < size; i += kLanes)
         store_some(row + i, load_some(row + i, size - i) * factor * load_some(weight + i, size - i), size - i);
-}
-
-// row += added.
-template <typename T>
-inline void add_row(T* row, const T* added, int64_t size) {
-    for (int64_t i = 0; i < size; i += kLanes)
-        store_some(row + i, load_some(row + i, size - i) + load_some(added + i, size - i), size - i);
 }
 
 template <typename T>
@@ -103,7 +124,10 @@ inline void rotate(T* to, const T* head, const T* cos, const T* sin, int dim) {
     }
 }
 
-enum class Activation { silu, gelu, swigluoai, sigmoid, tanh, gelu_erf, expm1 };
+enum class Activation { silu, gelu, swigluoai, sigmoid, tanh, gelu_erf, expm1, relu, relu2 };
+
+// max(x, 0); what is no number stays none.
+inline Floats relu(Floats x) { return x < 0.0f ? Floats{} : x; }
 
 inline Floats activate(Activation kind, Floats x) { return kind == Activation::silu ? silu(x) : gelu(x); }
 
@@ -124,6 +148,8 @@ void with_function(Activation kind, const Run& run) {
         case Activation::tanh: return run([](Floats x) { return tanh(x); });
         case Activation::gelu_erf: return run([](Floats x) { return gelu_erf(x); });
         case Activation::expm1: return run([](Floats x) { return expm1(x); });
+        case Activation::relu: return run([](Floats x) { return relu(x); });
+        case Activation::relu2: return run([](Floats x) { return relu(x) * relu(x); });
         default: return run([](Floats x) { return silu(x); });
     }
 }
@@ -145,6 +171,7 @@ struct ToActivated {
     Activations to;
     T* rows;  // [tokens, cols], for activations that take whole tokens
     float limit = 0.0f;
+    bool rounds = false;  // gate and up are rounded before they meet
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
@@ -152,8 +179,9 @@ struct ToActivated {
         Sums room;
         const Sums& all = ordered(sums, by_token, room);
         const auto result = [&](int i, int n, const auto& of) {
-            const Floats gate = finished(gate_up[0], load(&all.at[0][i][n]), of);
-            return rounded(gated(kind, gate, finished(gate_up[1], load(&all.at[1][i][n]), of), limit), T{});
+            Floats gate = finished(gate_up[0], load(&all.at[0][i][n]), of), up = finished(gate_up[1], load(&all.at[1][i][n]), of);
+            if (rounds) gate = rounded(gate, T{}), up = rounded(up, T{});
+            return rounded(gated(kind, gate, up, limit), T{});
         };
         if (by_token) {
             for (int64_t token = tile * kTile; token < std::min(to.tokens, (tile + 1) * kTile); ++token)

@@ -15,6 +15,7 @@ struct HeadLinear {
     const T* weight;           // [heads, outputs, inputs], the matrix of a head without gaps
     int64_t weight_head_stride;
     T* out;                    // [tokens, heads, outputs]
+    int64_t out_token_stride, out_head_stride;
     int64_t tokens, heads, inputs, outputs;
 };
 
@@ -28,18 +29,45 @@ struct AllStrips {
 
 constexpr int64_t kHeadTokens = 512;  // at a time: what they become stays in the second-level cache
 
-// A thread multiplies some tokens with some strips of a head.
+// By the team: a thread multiplies some tokens with some strips of a head. A barrier must follow.
 template <typename T>
-void head_linear(const HeadLinear<T>& a) {
+void head_linear(const HeadLinear<T>& a, ActivationBuffers& buffers, LinearScratch& scratch, QueueWorker& worker) {
     const int64_t chunks = (a.tokens + kHeadTokens - 1) / kHeadTokens, strips = (a.outputs + 2 * kTile - 1) / (2 * kTile);
-    const int64_t wanted = 2 * omp_get_max_threads();
+    const int64_t wanted = 2 * omp_get_num_threads();
     const int64_t parts = std::clamp<int64_t>(wanted / (a.heads * chunks), 1, strips), count = a.heads * chunks * parts;
     const auto matrix = [&](int64_t item) {
         const int64_t head = item / (chunks * parts), part = item % parts;
         const int64_t begin = strips * part / parts * 2 * kTile, end = strips * (part + 1) / parts * 2 * kTile;
         const T* weight = a.weight + head * a.weight_head_stride + begin * a.inputs;
-        return Matrix<T>{weight, std::min(end, a.outputs) - begin, a.inputs};
+        return Matrix<T>{.data = weight, .rows = std::min(end, a.outputs) - begin, .cols = a.inputs};
     };
+    int64_t next = worker.first(count);
+    while (next < count) {
+        const int64_t item = next;
+        next = worker.next();
+        const int64_t head = item / (chunks * parts), chunk = item / parts % chunks, part = item % parts;
+        const int64_t first = a.tokens * chunk / chunks, tokens = a.tokens * (chunk + 1) / chunks - first;
+        const Activations x = make_activations<T>(tokens, a.inputs, WeightFormat::plain, buffers);
+        for (int64_t tile = 0; tile < x.tiles(); ++tile) {
+            const T* rows[kTile];
+            for (int64_t i = 0; i < kTile; ++i) {
+                const int64_t t = tile * kTile + i;
+                rows[i] = t < tokens ? a.x + (first + t) * a.token_stride + head * a.x_head_stride : nullptr;
+            }
+            set_tile(x, tile, rows, 0, a.inputs);
+        }
+        const Matrix<T> weight = matrix(item), after = matrix(next < count ? next : item);
+        const Strips<T> following{&after, 1, false};
+        T* to = a.out + first * a.out_token_stride + head * a.out_head_stride + strips * part / parts * 2 * kTile;
+        AllStrips work;
+        linear(Strips<T>{&weight, 1, false}, x, scratch, work, ToRows<T, T>{&weight, &to, a.out_token_stride, tokens},
+               next < count ? &following : nullptr);
+    }
+}
+
+// By a team of its own.
+template <typename T>
+void head_linear_op(const HeadLinear<T>& a) {
     WorkQueue queue;
 #pragma omp parallel
     {
@@ -47,28 +75,7 @@ void head_linear(const HeadLinear<T>& a) {
         static thread_local LinearScratch scratch;
         const HeldTiles tiles(layout_for<T>(kTile, a.inputs, WeightFormat::plain) == ActLayout::pairs);
         QueueWorker worker(queue);
-        int64_t next = worker.first(count);
-        while (next < count) {
-            const int64_t item = next;
-            next = worker.next();
-            const int64_t head = item / (chunks * parts), chunk = item / parts % chunks, part = item % parts;
-            const int64_t first = a.tokens * chunk / chunks, tokens = a.tokens * (chunk + 1) / chunks - first;
-            const Activations x = make_activations<T>(tokens, a.inputs, WeightFormat::plain, buffers);
-            for (int64_t tile = 0; tile < x.tiles(); ++tile) {
-                const T* rows[kTile];
-                for (int64_t i = 0; i < kTile; ++i) {
-                    const int64_t t = tile * kTile + i;
-                    rows[i] = t < tokens ? a.x + (first + t) * a.token_stride + head * a.x_head_stride : nullptr;
-                }
-                set_tile(x, tile, rows, 0, a.inputs);
-            }
-            const Matrix<T> weight = matrix(item), after = matrix(next < count ? next : item);
-            const Strips<T> following{&after, 1, false};
-            T* to = a.out + (first * a.heads + head) * a.outputs + strips * part / parts * 2 * kTile;
-            AllStrips work;
-            linear(Strips<T>{&weight, 1, false}, x, scratch, work, ToRows<T, T>{&weight, &to, a.heads * a.outputs, tokens},
-                   next < count ? &following : nullptr);
-        }
+        head_linear(a, buffers, scratch, worker);
     }
 }
 

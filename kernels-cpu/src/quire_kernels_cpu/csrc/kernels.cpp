@@ -99,24 +99,6 @@ void sparse_attention_op(Attention<T> a, const int64_t* slots, int64_t slots_per
 }
 
 template <typename T>
-Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
-    Matrix<T> m;
-    m.data = from.data;
-    m.rows = rows;
-    m.cols = cols;
-    m.bias = static_cast<const T*>(from.bias);
-    m.format = static_cast<WeightFormat>(from.format);
-    if (m.format == WeightFormat::int8 || m.format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
-    m.input_scale = from.input_scale;
-    if (!m.grouped()) return m;
-    m.group_scale = from.scale;
-    m.group_zero = static_cast<const int16_t*>(from.zero);
-    m.group = from.group;
-    m.wide_scale = from.wide_scale;
-    return m;
-}
-
-template <typename T>
 void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, const int64_t* slots, int64_t tokens) {
     const int64_t heads = cache.num_kv_heads;
 #pragma omp parallel for schedule(static) if (tokens * heads > 64)
@@ -171,43 +153,6 @@ void rope_and_write_kv_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
     }
 }
 
-template <typename T>
-Layer<T> make_layer(const LayerArgument& from, const Decoder<T>& decoder) {
-    const int64_t q = static_cast<int64_t>(decoder.num_heads) * decoder.head_dim, hidden = decoder.hidden;
-    const int64_t kv = static_cast<int64_t>(decoder.num_kv_heads) * decoder.head_dim;
-    Layer<T> to{};
-    to.input_norm = from.input_norm;
-    to.attention_out_norm = from.attention_out_norm;
-    to.feed_forward_norm = from.feed_forward_norm;
-    to.feed_forward_out_norm = from.feed_forward_out_norm;
-    to.q_norm = from.q_norm;
-    to.k_norm = from.k_norm;
-    to.norm_of_all_heads = from.norm_of_all_heads;
-    to.norm_after_rotation = from.norm_after_rotation;
-    to.qkv[0] = make_matrix<T>(from.q, q, hidden);
-    to.qkv[1] = make_matrix<T>(from.k, kv, hidden);
-    to.qkv[2] = make_matrix<T>(from.v, kv, hidden);
-    to.o = make_matrix<T>(from.o, hidden, q);
-    if (from.inner) {
-        to.gate_up[0] = make_matrix<T>(from.gate, from.inner, hidden);
-        to.gate_up[1] = make_matrix<T>(from.up, from.inner, hidden);
-        to.down = make_matrix<T>(from.down, hidden, from.inner);
-    }
-    if (from.experts)
-        to.experts = {static_cast<const Moe<T>*>(from.experts), make_matrix<T>(from.router, from.num_experts, hidden),
-                      from.router_bias, from.choice_bias, static_cast<const T*>(from.shared_gate), from.rule};
-    to.window = from.window;
-    to.group = from.group;
-    to.rotation = from.rotation;
-    to.interleaved = from.interleaved;
-    to.kv_scale = from.kv_scale;
-    to.sinks = from.sinks;
-    to.scale = from.scale;
-    to.soft_cap = from.soft_cap;
-    to.residual_factor = from.residual_factor;
-    return to;
-}
-
 // Three matrices an expert: gate, up, down.
 template <typename T>
 Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width, int64_t inner, int activation, float limit) {
@@ -224,26 +169,22 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
 }
 
 template <typename T>
-void run_decoder(void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin, int64_t tokens,
-                 int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
-                 void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps,
-                 const int32_t* paths, int64_t path_stride) {
-    static_cast<Decoder<T>*>(decoder)->run(Step<T>{.x = static_cast<const T*>(x),
-                                                   .hidden = static_cast<T*>(hidden),
-                                                   .cos = cos,
-                                                   .sin = sin,
-                                                   .tokens = tokens,
-                                                   .num_sequences = num_sequences,
-                                                   .query_start_loc = query_start_loc,
-                                                   .kv_lens = kv_lens,
-                                                   .groups = groups,
-                                                   .kv_caches = kv_caches,
-                                                   .cache_format = static_cast<CacheFormat>(cache_format),
-                                                   .block_size = block_size,
-                                                   .lora = lora,
-                                                   .taps = taps,
-                                                   .paths = paths,
-                                                   .path_stride = path_stride});
+Step<T> make_step(const StepArgument& from) {
+    return {.x = static_cast<const T*>(from.x),
+            .hidden = static_cast<T*>(from.hidden),
+            .cos = from.cos,
+            .sin = from.sin,
+            .tokens = from.tokens,
+            .num_sequences = static_cast<int>(from.num_sequences),
+            .query_start_loc = from.query_start_loc,
+            .kv_lens = from.kv_lens,
+            .groups = from.groups,
+            .caches = from.caches,
+            .cache_format = static_cast<CacheFormat>(from.cache_format),
+            .lora = {from.lora_order, from.lora_groups, from.num_lora_groups, from.max_lora_rank},
+            .taps = from.taps,
+            .paths = from.paths,
+            .path_stride = from.path_stride};
 }
 
 // function(T{}) for the dtype's T.
@@ -287,24 +228,24 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
     });
 }
 
-void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t* ids, float* peaks, int64_t tokens,
+void quire_linear_argmax(int dtype, const void* x, const void* weight, int64_t* ids, float* max_logits, int64_t tokens,
                           int64_t cols, int64_t rows) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const quire::Matrix<T> matrix{weight, rows, cols};
-        quire::largest_op(static_cast<const T*>(x), matrix, ids, peaks, tokens);
+        quire::argmax_op(static_cast<const T*>(x), matrix, ids, max_logits, tokens);
     });
 }
 
-void quire_draw(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                const DrawTable* table, int64_t* ids, float* peaks) {
-    quire::draw_op(logits, vocab, rows, positions, count, *table, ids, peaks);
+void quire_sample(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                const SampleTable* table, int64_t* ids, float* max_logits) {
+    quire::sample_op(logits, vocab, rows, positions, count, *table, ids, max_logits);
 }
 
-void quire_draw_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                       const DrawTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks) {
-    const quire::DrawMasks masks{mask_of, bits};
-    quire::draw_op(logits, vocab, rows, positions, count, *table, ids, peaks, masks);
+void quire_sample_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                       const SampleTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* max_logits) {
+    const quire::SampleMasks masks{mask_of, bits};
+    quire::sample_op(logits, vocab, rows, positions, count, *table, ids, max_logits, masks);
 }
 
 void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
@@ -314,6 +255,16 @@ void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t*
     quire::gather_tokens(token_ids, row_len, entries, input_ids, positions, query_start_loc, seq_lens);
     for (int i = 0; i < num_groups; ++i)
         quire::gather_blocks(groups[i], entries);
+}
+
+void quire_layer_norm(int dtype, void* to, const void* x, const float* weight, const float* bias, int64_t rows,
+                      int64_t size, float eps) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+#pragma omp parallel for schedule(static) if (rows * size > 16384)
+        for (int64_t i = 0; i < rows; ++i)
+            quire::layer_norm(static_cast<T*>(to) + i * size, static_cast<const T*>(x) + i * size, weight, bias, size, eps);
+    });
 }
 
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
@@ -445,12 +396,14 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
                        int64_t outputs) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        quire::head_linear(quire::HeadLinear<T>{.x = static_cast<const T*>(x),
+        quire::head_linear_op(quire::HeadLinear<T>{.x = static_cast<const T*>(x),
                                                 .token_stride = token_stride,
                                                 .x_head_stride = x_head_stride,
                                                 .weight = static_cast<const T*>(weight),
                                                 .weight_head_stride = weight_head_stride,
                                                 .out = static_cast<T*>(out),
+                                                .out_token_stride = heads * outputs,
+                                                .out_head_stride = outputs,
                                                 .tokens = tokens,
                                                 .heads = heads,
                                                 .inputs = inputs,
@@ -458,29 +411,8 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
     });
 }
 
-void* quire_decoder_new(int dtype, int num_layers, const LayerArgument* layers, const float* final_norm, int64_t hidden,
-                        int num_heads, int num_kv_heads, int head_dim, int rotary_dim, int gelu, float eps) {
-    return for_dtype(dtype, [&](auto zero) -> void* {
-        using T = decltype(zero);
-        auto* decoder = new quire::Decoder<T>;
-        decoder->hidden = hidden;
-        decoder->num_heads = num_heads;
-        decoder->num_kv_heads = num_kv_heads;
-        decoder->head_dim = head_dim;
-        decoder->rotary_dim = rotary_dim;
-        decoder->eps = eps;
-        decoder->activation = gelu ? quire::Activation::gelu : quire::Activation::silu;
-        decoder->final_norm = final_norm;
-        for (int i = 0; i < num_layers; ++i)
-            decoder->layers.push_back(quire::make_layer(layers[i], *decoder));
-        return decoder;
-    });
-}
-
-void quire_decoder_set_lora(int dtype, void* decoder, const LoraTable* tables) {
-    for_dtype(dtype, [&](auto zero) {
-        static_cast<quire::Decoder<decltype(zero)>*>(decoder)->lora = tables;
-    });
+void* quire_decoder_new(int dtype, const DecoderArgument* decoder) {
+    return for_dtype(dtype, [&](auto zero) -> void* { return new quire::Decoder<decltype(zero)>(*decoder); });
 }
 
 void quire_lora_linear(int dtype, int wide, void* out, const void* x, const LoraTable* table, int64_t inputs, int64_t outputs,
@@ -533,17 +465,10 @@ void quire_decoder_delete(int dtype, void* decoder) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
 
-void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin,
-                       int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
-                       const StepGroup* groups, void* const* kv_caches, int cache_format, int block_size,
-                       const int32_t* lora_order, const LoraGroup* lora_groups, int64_t num_lora_groups,
-                       int64_t max_lora_rank, void* const* taps, const int32_t* paths, int64_t path_stride) {
-    const quire::LoraTokens lora{lora_order, lora_groups, num_lora_groups,
-                                 max_lora_rank};
+void quire_decoder_run(int dtype, void* decoder, const StepArgument* step) {
     for_dtype(dtype, [&](auto zero) {
-        quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
-                                           groups, kv_caches, cache_format,
-                                           block_size, lora, taps, paths, path_stride);
+        using T = decltype(zero);
+        static_cast<quire::Decoder<T>*>(decoder)->run(quire::make_step<T>(*step));
     });
 }
 
@@ -553,7 +478,7 @@ int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments
         auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
         const auto& step = *arguments;
         const auto& head = *step.head;
-        return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden), step);
+        return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden()), step);
     });
 }
 

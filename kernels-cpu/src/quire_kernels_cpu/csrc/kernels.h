@@ -52,9 +52,9 @@ struct RowTable {
     int64_t* slot_mapping;  // [T]
 };
 
-// How tokens are drawn, of all rows, see `sample.h`.
-struct DrawTable {
-    const uint8_t* draws;
+// How tokens are sampled, of all rows, see `sample.h`.
+struct SampleTable {
+    const uint8_t* do_sample;
     const int64_t *seeds, *num_prompt_tokens;
     const float* inv_temperature;
     const int64_t* top_k;
@@ -62,26 +62,139 @@ struct DrawTable {
     const float* min_log2;
 };
 
+// A norm of the residual stream. kind: a `NormKind`; weight and bias [hidden] or none.
+struct NormArgument {
+    const float *weight, *bias;
+    int32_t kind;
+    float eps;
+};
+
+// The cache of a layer: its paged keys and values, or latents, or the states of its sequences, one per block. Strides from one
+// block to the next, those of states in numbers.
+struct CacheArgument {
+    void* data;
+    int64_t block_bytes, row_bytes;
+    float *conv_state, *state;
+    int64_t conv_stride, state_stride;
+};
+
 // One KV cache group of a step, as the layers that share a block table see it.
 struct StepGroup {
     const int32_t* block_table;   // [S, table_stride]
     int64_t table_stride;
     const int64_t* slot_mapping;  // [T]
+    int64_t block_size;
 };
 
-// A layer of a decoder as it arrives; see `Layer`. Norms and biases are float32, whatever the network's type.
-struct LayerArgument {
-    const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;
-    const float *kv_scale, *sinks;
-    MatrixArgument q, k, v, o, gate, up, down;
-    const void* experts;  // of `quire_moe_new`, or none
+// Attention over keys and values. q_norm, k_norm: [D] each, or [Hq * D] and [Hkv * D] for all heads at once, or none.
+struct AttentionArgument {
+    MatrixArgument q, k, v, o;
+    const float *q_norm, *k_norm;
+    const float *kv_scale, *sinks, *slopes;  // [2, Hkv], [Hq], [Hq], or none
+    int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
+    int32_t window;        // 0 for none
+    int32_t rotation;      // which of the step's; -1 for none
+    int32_t interleaved;   // neighbours are the pairs that are rotated
+    int32_t norm_of_all_heads, norm_after_rotation;
+    int32_t gated;         // behind each query of the projection is the gate of its result
+    int32_t rounds_steps;  // a rotation rounds its products, too
+    float eps, scale, soft_cap;
+};
+
+// Multi-head latent attention with H heads of N + P dimensions, P of them rotated, latents of R numbers, values of V.
+struct LatentAttentionArgument {
+    MatrixArgument q_down, q_up, kv_down, o;  // without q_rank, q_down makes the queries
+    const float *q_norm, *kv_norm;            // [q_rank], [R]
+    const void *key_up, *value_up;            // [H, R, N], [H, V, R] of the network's type
+    int64_t key_up_stride, value_up_stride;   // from a head to the next
+    int32_t num_heads, nope_dim, rotary_dim, rank, value_dim, q_rank;
+    int32_t rotation, interleaved;
+    float eps, scale;
+};
+
+// A Mamba-2 mixer, see `Mamba2Scan` and `GatedNorm`. taps: [num_taps, channels] of the network's type, as conv_bias.
+struct Mamba2Argument {
+    MatrixArgument in_proj, out_proj;
+    const void *taps, *conv_bias;
+    const float *a, *d, *dt_bias, *norm;
+    int32_t heads, head_dim, groups, state_size, num_taps, norm_groups, norm_before_gate;
+    float eps, dt_min, dt_max;
+};
+
+// A gated delta net, see `DeltaRule`. by_key_head: in_qkv has the gates, too, and in_a the strengths, key head by key head.
+struct GatedDeltaArgument {
+    MatrixArgument in_qkv, in_z, in_a, in_b, out_proj;
+    const void* taps;
+    const float *a_log, *dt_bias, *norm;
+    int32_t key_heads, value_heads, key_dim, value_dim, num_taps, by_key_head;
+    float eps;
+};
+
+// A gated short convolution over `hidden` channels.
+struct ShortConvArgument {
+    MatrixArgument in_proj, out_proj;
+    const void *taps, *conv_bias;
+    int32_t num_taps;
+};
+
+// A gated feed-forward network of `inner` numbers; 0 for none. rounds_steps: gate and up are rounded before they meet.
+struct GatedArgument {
+    MatrixArgument gate, up, down;
+    int32_t inner, activation, rounds_steps;
+};
+
+// A feed-forward network without a gate.
+struct MlpArgument {
+    MatrixArgument up, down;
+    int32_t inner, activation;
+};
+
+// Experts of `quire_moe_new`, their router [num_experts, hidden], and what all tokens share; biases or none.
+struct ExpertsArgument {
+    const void* experts;
     MatrixArgument router;
     const float *router_bias, *choice_bias;
-    const void* shared_gate;
+    const void* shared_gate;  // [hidden] of the network's type, or none
     RoutingRule rule;
-    int32_t num_experts, inner;  // inner: outputs of gate and up, or none
-    int32_t window, group, rotation, interleaved, norm_of_all_heads, norm_after_rotation;
-    float scale, soft_cap, residual_factor;
+    int32_t num_experts;
+    GatedArgument shared;
+};
+
+// x + out_norm(part(norm(x))). kind: a `SublayerKind`, `part` is a struct of that kind.
+struct SublayerArgument {
+    NormArgument norm, out_norm;
+    const void* part;
+    int32_t kind;
+    int32_t layer;       // that it belongs to
+    int32_t parallel;    // it reads what the sublayer before it reads
+    int32_t cache, group;
+    int32_t first_lora;  // of its matrices among all adapters; -1: they never have any
+    float residual_factor;
+};
+
+struct DecoderArgument {
+    const SublayerArgument* sublayers;
+    int64_t num_sublayers, num_layers, hidden, rotary_dim;
+    NormArgument final_norm;
+    const LoraTable* lora;  // of all sublayers that may have adapters, or none
+};
+
+// One step of a decoder. cos, sin: of each rotation [tokens, rotary_dim]; caches as sublayers number them.
+struct StepArgument {
+    const void* x;  // [tokens, hidden] embeddings
+    void* hidden;   // [tokens, hidden] after the final norm
+    const void *const *cos, *const *sin;
+    int64_t tokens, num_sequences;
+    const int32_t *query_start_loc, *kv_lens;
+    const StepGroup* groups;
+    const CacheArgument* caches;
+    int64_t cache_format;
+    const int32_t* lora_order;
+    const LoraGroup* lora_groups;
+    int64_t num_lora_groups, max_lora_rank;
+    void* const* taps;     // per layer and one behind the last: where to copy its input [tokens, hidden], or null; or none
+    const int32_t* paths;  // [tokens, path_stride], see `Attention::path`; or none
+    int64_t path_stride;
 };
 
 // A decode step, see `decode_step.h`.
@@ -96,11 +209,11 @@ struct DecodeArguments {
     const RowTable* tables;           // per group; what is of one step is left empty
     const int64_t* const* num_blocks;  // per group [R]
     int64_t num_groups;
-    void* const* kv_caches;  // per layer
-    int64_t cache_format, cache_block_size;
+    const CacheArgument* caches;
+    int64_t cache_format;
     const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
     int64_t max_lora_rank;      // 0: there are no adapters
-    const DrawTable* draw;
+    const SampleTable* sample_table;
     double embedding_factor, logits_factor;
     double soft_cap;  // of logits, after the factor; 0 for none
     // This step's.
@@ -108,33 +221,37 @@ struct DecodeArguments {
     int64_t num_rotations;
     const int64_t *rows, *starts;
     int64_t count;
-    const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
+    const int64_t* mask_of;  // [count] as in SampleMasks; null: no row has a mask
     const uint32_t* mask_bits;
     float* logits;  // [count, vocab] to leave the logits there, and choose and write no tokens; or null
     int64_t* ids;  // [count]
-    float* peaks;
+    float* max_logits;
 };
 
 // x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide);
 
-// Per token the largest of x weight^T in float32 and its place, the first among equals: peaks and ids [tokens].
-void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t* ids, float* peaks, int64_t tokens,
+// Per token the largest of x weight^T in float32 and its place, the first among equals: max_logits and ids [tokens].
+void quire_linear_argmax(int dtype, const void* x, const void* weight, int64_t* ids, float* max_logits, int64_t tokens,
                           int64_t cols, int64_t rows);
 
-// See sample.h; table: a DrawTable.
-void quire_draw(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                const DrawTable* table, int64_t* ids, float* peaks);
+// See sample.h; table: a SampleTable.
+void quire_sample(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                const SampleTable* table, int64_t* ids, float* max_logits);
 
-// As `quire_draw` with masks for some rows: see DrawMasks.
-void quire_draw_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                       const DrawTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks);
+// As `quire_sample` with masks for some rows: see SampleMasks.
+void quire_sample_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                       const SampleTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* max_logits);
 
 // See step_inputs.h; groups: an array of RowTable.
 void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
                        const int64_t* ends, int64_t count, int64_t* input_ids, int64_t* positions,
                        int32_t* query_start_loc, int32_t* seq_lens, const RowTable* groups, int num_groups);
+
+// to [rows, size] = layer norm of x; weight and bias [size] or none.
+void quire_layer_norm(int dtype, void* to, const void* x, const float* weight, const float* bias, int64_t rows,
+                      int64_t size, float eps);
 
 // to [rows, size] = norm of x; with `added`, x becomes x + added first.
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
@@ -179,12 +296,8 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
                        int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
                        int64_t outputs);
 
-// A decoder keeps the pointers: weights, experts, norms and biases must outlive it.
-void* quire_decoder_new(int dtype, int num_layers, const LayerArgument* layers, const float* final_norm, int64_t hidden,
-                        int num_heads, int num_kv_heads, int head_dim, int rotary_dim, int gelu, float eps);
-
-// tables: of each layer the adapters of q, k, v, o, gate, up, down; the decoder keeps the pointer.
-void quire_decoder_set_lora(int dtype, void* decoder, const LoraTable* tables);
+// A decoder keeps what it needs of the structs, and the pointers to weights: they must outlive it.
+void* quire_decoder_new(int dtype, const DecoderArgument* decoder);
 
 // out [tokens, outputs], float32 if `wide`, in place; x [tokens, inputs]. See lora.h.
 void quire_lora_linear(int dtype, int wide, void* out, const void* x, const LoraTable* table, int64_t inputs, int64_t outputs,
@@ -202,12 +315,7 @@ void quire_route_experts(const float* logits, int64_t stride, const float* bias,
 
 void quire_decoder_delete(int dtype, void* decoder);
 
-// cos, sin: of each rotation [tokens, rotary_dim].
-void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin,
-                       int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
-                       const StepGroup* groups, void* const* kv_caches, int cache_format, int block_size,
-                       const int32_t* lora_order, const LoraGroup* lora_groups, int64_t num_lora_groups,
-                       int64_t max_lora_rank, void* const* taps, const int32_t* paths, int64_t path_stride);
+void quire_decoder_run(int dtype, void* decoder, const StepArgument* step);
 
 // Whether it was done; see decode_step.h.
 int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments);

@@ -48,7 +48,7 @@ struct ToLargest {
 };
 
 template <typename T>
-void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks, int64_t tokens) {
+void argmax_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* max_logits, int64_t tokens) {
     static thread_local ActivationBuffers buffers;
     static thread_local Buffer values, places;
     const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.format, buffers, matrix.input_scale);
@@ -81,7 +81,7 @@ void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks,
                 id = all_ids[at];
             }
         }
-        peaks[t] = best;
+        max_logits[t] = best;
         ids[t] = id;
     }
 }

@@ -1,4 +1,4 @@
-// Op `draw`: one token of each row of logits. `drawing.py` of quire-ops says what a draw is, to the bit: here is a fast way
+// Op `sample`: one token of each row of logits. `sampling.py` of quire-ops says which one, to the bit: here is a fast way
 // to it. Weights are integers, so that no sum depends on its order.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace quire {
 
-constexpr int kDrawBlock = 64;  // tokens that are looked at together
+constexpr int kSampleBlock = 64;  // tokens that are looked at together
 constexpr float kLowest = -42.0f;
 constexpr int kBinsPerOctave = 64, kBins = 42 * kBinsPerOctave + 1;
 
@@ -23,8 +23,8 @@ inline Floats apart(Floats v) {
     return v;
 }
 
-inline float log2_weight(float x, float peak, float inv_temperature) { return (x - peak) * inv_temperature; }
-inline Floats log2_weight(Floats x, float peak, float inv_temperature) { return apart((x - peak) * inv_temperature); }
+inline float log2_weight(float x, float max_logit, float inv_temperature) { return (x - max_logit) * inv_temperature; }
+inline Floats log2_weight(Floats x, float max_logit, float inv_temperature) { return apart((x - max_logit) * inv_temperature); }
 
 inline void integer_weights(Floats log2, int64_t* to) {
     const Floats y = log2 < kLowest ? splat(kLowest) : log2;
@@ -64,7 +64,7 @@ inline int64_t target_of(double u, int64_t total) {
     return std::min(static_cast<int64_t>(u * static_cast<double>(total)), total - 1);
 }
 
-// A token that may be drawn.
+// A token that may be sampled.
 struct Candidate {
     float logit;
     int32_t id;
@@ -78,7 +78,7 @@ inline bool comes_first(const Candidate& a, const Candidate& b) {
 }
 
 // One row of logits, looked at by one thread.
-class RowDraw {
+class RowSampler {
 public:
     // Finds the largest logit of each block. Vectors of the last block are filled up with -inf. With a mask (a bit per
     // token, in words of 32), tokens without a bit become -inf: in blocks without any bit only their maximum does, as
@@ -86,15 +86,15 @@ public:
     void begin(float* logits, int64_t vocab, const uint32_t* mask = nullptr) {
         logits_ = logits;
         vocab_ = vocab;
-        num_blocks_ = (vocab + kDrawBlock - 1) / kDrawBlock;
+        num_blocks_ = (vocab + kSampleBlock - 1) / kSampleBlock;
         maxima_ = maxima_buffer_.get<float>(num_blocks_);
-        const int64_t rest = vocab % kDrawBlock;
-        std::fill_n(tail_, kDrawBlock, -std::numeric_limits<float>::infinity());
+        const int64_t rest = vocab % kSampleBlock;
+        std::fill_n(tail_, kSampleBlock, -std::numeric_limits<float>::infinity());
         std::copy_n(logits + vocab - rest, rest, tail_);
         Ints odd{};
         Floats highest = splat(-std::numeric_limits<float>::infinity());
         for (int64_t b = 0; b < num_blocks_; ++b) {
-            float* const x = (b + 1) * kDrawBlock <= vocab ? logits + b * kDrawBlock : tail_;
+            float* const x = (b + 1) * kSampleBlock <= vocab ? logits + b * kSampleBlock : tail_;
             if (mask != nullptr) {
                 const int64_t words = std::min<int64_t>(2, (vocab + 31) / 32 - 2 * b);
                 const uint64_t bits = mask[2 * b] | (words > 1 ? static_cast<uint64_t>(mask[2 * b + 1]) << 32 : 0);
@@ -106,7 +106,7 @@ public:
             }
             Floats best = load(x);
             odd |= best != best;
-            for (int i = kLanes; i < kDrawBlock; i += kLanes) {
+            for (int i = kLanes; i < kSampleBlock; i += kLanes) {
                 const Floats v = load(x + i);
                 odd |= v != v;
                 best = max(v, best);
@@ -114,20 +114,20 @@ public:
             highest = max(best, highest);
             maxima_[b] = largest_lane(best);
         }
-        peak_ = largest_lane(highest);
+        max_logit_ = largest_lane(highest);
         int32_t lanes[kLanes];
         std::memcpy(lanes, &odd, sizeof lanes);
         if (std::any_of(lanes, lanes + kLanes, [](int32_t lane) { return lane != 0; }))
-            peak_ = std::numeric_limits<float>::quiet_NaN();
+            max_logit_ = std::numeric_limits<float>::quiet_NaN();
     }
-    float peak() const { return peak_; }
+    float max_logit() const { return max_logit_; }
 
-    int64_t most_likely() const {
-        const float* x = block(std::find(maxima_, maxima_ + num_blocks_, peak_) - maxima_);
-        return first_id(x) + (std::find(x, x + kDrawBlock, peak_) - x);
+    int64_t argmax() const {
+        const float* x = block(std::find(maxima_, maxima_ + num_blocks_, max_logit_) - maxima_);
+        return first_id(x) + (std::find(x, x + kSampleBlock, max_logit_) - x);
     }
 
-    int64_t draw(const DrawTable& table, int64_t row, int64_t position) {
+    int64_t sample(const SampleTable& table, int64_t row, int64_t position) {
         sharpness_ = table.inv_temperature[row];
         const double u = uniform(table.seeds[row], position + 1 - table.num_prompt_tokens[row]);
         const int64_t top_k = std::min(table.top_k[row], vocab_);
@@ -135,26 +135,26 @@ public:
         const float min_log2 = table.min_log2[row];
         if (top_k == vocab_ && min_log2 < kLowest) {
             const int64_t total = sum_blocks();
-            if (!(top_p < 1)) return draw_any(u, total);
-            if (draw_among_few(top_p, total)) return draw_kept(u);
+            if (!(top_p < 1)) return sample_any(u, total);
+            if (keep_among_few(top_p, total)) return sample_kept(u);
         }
         find_candidates(top_k < num_blocks_ / 2 ? bound(top_k) : -std::numeric_limits<float>::infinity(), min_log2);
         if (top_k < count_) keep_first(top_k, [](const Candidate&) { return int64_t{1}; });
         const int64_t total = total_weight(), share = share_of(top_p, total);
         if (share < total) keep_first(share, weight_of);
-        return draw_kept(u);
+        return sample_kept(u);
     }
 
 private:
-    const float* block(int64_t b) const { return (b + 1) * kDrawBlock <= vocab_ ? logits_ + b * kDrawBlock : tail_; }
-    int64_t first_id(const float* x) const { return x == tail_ ? vocab_ - vocab_ % kDrawBlock : x - logits_; }
+    const float* block(int64_t b) const { return (b + 1) * kSampleBlock <= vocab_ ? logits_ + b * kSampleBlock : tail_; }
+    int64_t first_id(const float* x) const { return x == tail_ ? vocab_ - vocab_ % kSampleBlock : x - logits_; }
 
     static void exclude(float* x, uint64_t bits) {
         Words place;
         uint32_t places[kLanes];
         for (int i = 0; i < kLanes; ++i) places[i] = i;
         std::memcpy(&place, places, sizeof place);
-        for (int i = 0; i < kDrawBlock; i += kLanes) {
+        for (int i = 0; i < kSampleBlock; i += kLanes) {
             const Words set = ((Words{} + static_cast<uint32_t>(bits >> i)) >> place) & 1u;
             const Floats v = set != 0u ? load(x + i) : splat(-std::numeric_limits<float>::infinity());
             std::memcpy(x + i, &v, sizeof v);
@@ -168,16 +168,16 @@ private:
     }
 
     void weigh(const float* x, int64_t* weights) const {
-        for (int i = 0; i < kDrawBlock; i += kLanes)
-            integer_weights(log2_weight(load(x + i), peak_, sharpness_), weights + i);
+        for (int i = 0; i < kSampleBlock; i += kLanes)
+            integer_weights(log2_weight(load(x + i), max_logit_, sharpness_), weights + i);
     }
 
     int64_t sum_blocks() {
         sums_ = sums_buffer_.get<int64_t>(num_blocks_);
-        int64_t weights[kDrawBlock], total = 0;
+        int64_t weights[kSampleBlock], total = 0;
         for (int64_t b = 0; b < num_blocks_; ++b) {
             int64_t sum = 0;
-            if (!(log2_weight(maxima_[b], peak_, sharpness_) < kLowest)) {
+            if (!(log2_weight(maxima_[b], max_logit_, sharpness_) < kLowest)) {
                 weigh(block(b), weights);
                 for (const int64_t weight : weights) sum += weight;
             }
@@ -187,17 +187,17 @@ private:
         return total;
     }
 
-    int64_t draw_any(double u, int64_t total) const {
-        int64_t weights[kDrawBlock], rest = target_of(u, total), b = 0;
+    int64_t sample_any(double u, int64_t total) const {
+        int64_t weights[kSampleBlock], rest = target_of(u, total), b = 0;
         while (rest >= sums_[b]) rest -= sums_[b++];
         weigh(block(b), weights);
         int64_t place = 0;
         while (rest >= weights[place]) rest -= weights[place++];
-        return b * kDrawBlock + place;
+        return b * kSampleBlock + place;
     }
 
     // Usually a few tokens hold most of the weight. Whether these few hold the share of all; then it is what is kept.
-    bool draw_among_few(double top_p, int64_t total) {
+    bool keep_among_few(double top_p, int64_t total) {
         constexpr int64_t kFew = 64;
         if (num_blocks_ < 4 * kFew) return false;
         find_candidates(bound(kFew), kLowest);
@@ -207,7 +207,7 @@ private:
         return true;
     }
 
-    int64_t draw_kept(double u) const {
+    int64_t sample_kept(double u) const {
         int64_t rest = target_of(u, total_weight());
         const Candidate* each = candidates_;
         while (rest >= each->weight) rest -= (each++)->weight;
@@ -224,16 +224,16 @@ private:
 
     // In the order of ids, the tokens of weight whose logit is at least `least` and that min_log2 lets pass.
     void find_candidates(float least, float min_log2) {
-        Candidate* const found = candidates_buffer_.get<Candidate>(num_blocks_ * kDrawBlock);
-        int64_t count = 0, weights[kDrawBlock];
+        Candidate* const found = candidates_buffer_.get<Candidate>(num_blocks_ * kSampleBlock);
+        int64_t count = 0, weights[kSampleBlock];
         const float lowest = std::max(min_log2, kLowest);
         for (int64_t b = 0; b < num_blocks_; ++b) {
-            if (maxima_[b] < least || log2_weight(maxima_[b], peak_, sharpness_) < lowest) continue;
+            if (maxima_[b] < least || log2_weight(maxima_[b], max_logit_, sharpness_) < lowest) continue;
             const float* const x = block(b);
             weigh(x, weights);
-            for (int i = 0; i < kDrawBlock; ++i) {
-                found[count] = {x[i], static_cast<int32_t>(b * kDrawBlock + i), weights[i]};
-                count += (x[i] >= least) & (weights[i] > 0) & (log2_weight(x[i], peak_, sharpness_) >= min_log2);
+            for (int i = 0; i < kSampleBlock; ++i) {
+                found[count] = {x[i], static_cast<int32_t>(b * kSampleBlock + i), weights[i]};
+                count += (x[i] >= least) & (weights[i] > 0) & (log2_weight(x[i], max_logit_, sharpness_) >= min_log2);
             }
         }
         candidates_ = found;
@@ -241,7 +241,7 @@ private:
     }
 
     int bin_of(const Candidate& each) const {
-        const float log2 = log2_weight(each.logit, peak_, sharpness_);
+        const float log2 = log2_weight(each.logit, max_logit_, sharpness_);
         return static_cast<int>(std::max(log2, kLowest) * -kBinsPerOctave);
     }
 
@@ -285,12 +285,12 @@ private:
     float* maxima_ = nullptr;
     int64_t* sums_ = nullptr;
     Candidate* candidates_ = nullptr;
-    float peak_ = 0, sharpness_ = 0;
-    float tail_[kDrawBlock];
+    float max_logit_ = 0, sharpness_ = 0;
+    float tail_[kSampleBlock];
 };
 
 // Masks of some rows: mask_of [count] is the row of bits [.., ceil(vocab / 32)], or -1 for none.
-struct DrawMasks {
+struct SampleMasks {
     const int64_t* mask_of = nullptr;
     const uint32_t* bits = nullptr;
 
@@ -299,18 +299,18 @@ struct DrawMasks {
     }
 };
 
-// logits [count, vocab], of which rows with masks are written to; rows, positions, ids, peaks [count]. Where a peak is not
+// logits [count, vocab], of which rows with masks are written to; rows, positions, ids, max_logits [count]. Where one is not
 // finite, the token is 0.
-inline void draw_op(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                    const DrawTable& table, int64_t* ids, float* peaks, DrawMasks masks = {}) {
+inline void sample_op(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                    const SampleTable& table, int64_t* ids, float* max_logits, SampleMasks masks = {}) {
 #pragma omp parallel for schedule(dynamic) if (count > 1 && count * vocab > 16384)
     for (int64_t i = 0; i < count; ++i) {
-        static thread_local RowDraw row;
+        static thread_local RowSampler row;
         row.begin(logits + i * vocab, vocab, masks.of(i, vocab));
-        peaks[i] = row.peak();
+        max_logits[i] = row.max_logit();
         ids[i] = 0;
-        if (!std::isfinite(row.peak())) continue;
-        ids[i] = table.draws[rows[i]] ? row.draw(table, rows[i], positions[i]) : row.most_likely();
+        if (!std::isfinite(row.max_logit())) continue;
+        ids[i] = table.do_sample[rows[i]] ? row.sample(table, rows[i], positions[i]) : row.argmax();
     }
 }
 

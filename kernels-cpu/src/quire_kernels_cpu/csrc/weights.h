@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -41,6 +42,25 @@ struct Matrix {
         return format == WeightFormat::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
     }
 };
+
+// A matrix of the C interface, [rows, cols].
+template <typename T>
+Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
+    const auto format = static_cast<WeightFormat>(from.format);
+    Matrix<T> m{.data = from.data,
+                .rows = rows,
+                .cols = cols,
+                .bias = static_cast<const T*>(from.bias),
+                .format = format,
+                .input_scale = from.input_scale};
+    if (format == WeightFormat::int8 || format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
+    if (!m.grouped()) return m;
+    m.group_scale = from.scale;
+    m.group_zero = static_cast<const int16_t*>(from.zero);
+    m.group = from.group;
+    m.wide_scale = from.wide_scale;
+    return m;
+}
 
 // 16 outputs of a strip. Rows beyond `count` are not there.
 struct Half {

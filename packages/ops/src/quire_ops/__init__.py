@@ -5,11 +5,25 @@ from quire_ops.activation_quant import ActivationScheme, QuantizedTokens
 from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
-from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, RoutedExperts, RunDecoder
+from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_cache_ops import kv_cache_shape
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.layer_weights import (
+    AttentionWeights,
+    DecoderLayerWeights,
+    FeedForwardWeights,
+    GatedDeltaWeights,
+    GatedNormWeights,
+    LatentAttentionWeights,
+    Mamba2Weights,
+    MixerWeights,
+    MLPWeights,
+    NormWeights,
+    RoutedExperts,
+    ShortConvWeights,
+)
 from quire_ops.layout import PagedLayout
 from quire_ops.linear_weights import GatedWeights, LinearWeights
 from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
@@ -33,18 +47,27 @@ __all__ = [
     "GATED_ACTIVATIONS",
     "NO_SLOT",
     "ActivationScheme",
+    "AttentionWeights",
     "BackendSet",
     "DecodeNetwork",
     "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
     "Experts",
+    "FeedForwardWeights",
+    "GatedDeltaWeights",
+    "GatedNormWeights",
     "GatedWeights",
     "GroupInputs",
     "KernelBuilder",
+    "LatentAttentionWeights",
     "LinearWeights",
     "LoraTokens",
     "LoraWeights",
+    "MLPWeights",
+    "Mamba2Weights",
+    "MixerWeights",
+    "NormWeights",
     "Op",
     "OpBackend",
     "OpFunction",
@@ -64,6 +87,7 @@ __all__ = [
     "Sample",
     "SampleMasked",
     "SampleTable",
+    "ShortConvWeights",
     "SizeRule",
     "StateReplay",
     "StepInputs",

@@ -63,6 +63,8 @@ class DecodeRows:
     group_of_layer: tuple[int, ...]
     kv_caches: tuple[Tensor, ...]
     """Per layer, of the stack's dtype or quantized (`kv_format`)."""
+    states: tuple[tuple[Tensor, ...], ...] = ()
+    """Per layer, as `RunDecoder` takes them."""
     lora_slots: NDArray[np.int32]
     """[R] slot of each row's adapter, -1 for none."""
     sample_table: SampleTable
@@ -152,7 +154,7 @@ class _ReferenceDecodeStep:
         positions = inputs.positions
         lora = LoraTokens.of(kept.lora_slots[which])
         turns = [(cos[positions], sin[positions]) for cos, sin in rotations]
-        hidden = self._run_stack(x, turns, layouts, kept.group_of_layer, kept.kv_caches, lora)
+        hidden = self._run_stack(x, turns, layouts, kept.group_of_layer, kept.kv_caches, kept.states, lora=lora)
         logits = reference_linear(hidden, network.head, wide=True).float() * network.logits_factor
         cap = network.logits_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -40,6 +40,8 @@ class GatedWeights(NamedTuple):
     gate: LinearWeights
     up: LinearWeights
     down: LinearWeights
+    activation: str = "silu"
+    """"silu" or "gelu" (tanh approximation)."""
 
 
 def reference_linear(

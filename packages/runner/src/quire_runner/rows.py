@@ -200,8 +200,10 @@ class Rows:
             for group, table in enumerate(self.block_tables):
                 table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in self.failed})
 
-    def for_decode(self, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...]) -> DecodeRows:
-        """The rows as op `decode_step` takes them, with the caches."""
+    def for_decode(
+        self, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...], states: tuple[tuple[Tensor, ...], ...]
+    ) -> DecodeRows:
+        """The rows as op `decode_step` takes them, with the caches and the states of each layer."""
         return DecodeRows(
             token_ids=self.token_ids,
             num_tokens=self.num_tokens,
@@ -209,6 +211,7 @@ class Rows:
             num_blocks=tuple(table.num_blocks for table in self.block_tables[: len(self.row_tables)]),
             group_of_layer=group_of_layer,
             kv_caches=kv_caches,
+            states=states,
             lora_slots=self.lora_slots,
             sample_table=self.sampling.sample_table,
         )

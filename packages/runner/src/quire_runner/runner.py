@@ -221,7 +221,7 @@ class ModelRunner:
     def _make_paths(self, network: RunnableNetwork) -> list[StepPath]:
         """The ways to run a step, the quickest first; the last one runs any."""
         sampling, layers = self._sampling, self._layers
-        fused = network.bind_decode(self._rows.for_decode(layers.group_of_layer, layers.kv_caches))
+        fused = network.bind_decode(self._rows.for_decode(layers.group_of_layer, layers.kv_caches, layers.states))
         paths: list[StepPath] = [] if fused is None else [FusedDecode(fused, sampling)]
         if self._captured is not None:
             paths.append(self._captured)

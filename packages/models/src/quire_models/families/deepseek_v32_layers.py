@@ -83,7 +83,7 @@ class SparseLatentAttention(LatentAttention):
         return self._down.layers if self.indexer is None else ()
 
     def __call__(self, x: Any, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        cache, layout = batch.of_layer(self._index)
+        cache, layout = batch.of_layer(self.cache)
         latents, keys = cache[..., : self._width], cache[..., self._width :]
         down, row, *index_key = self._down(x)
         self._write(self._row(row, cos, sin), latents, layout.slot_mapping)

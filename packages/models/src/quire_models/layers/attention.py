@@ -21,7 +21,7 @@ from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import SelfAttentionSpec
-from quire_ops import QuantizedTokens
+from quire_ops import AttentionWeights, QuantizedTokens
 
 __all__ = ["HeadNorms", "SelfAttention", "head_norms"]
 
@@ -31,6 +31,9 @@ class SelfAttention:
 
     What it has of these, and of which sizes, says its `SelfAttentionSpec`.
     """
+
+    cache: int
+    """Index of its cache among those of a batch."""
 
     __slots__ = (
         "_attend",
@@ -43,6 +46,7 @@ class SelfAttention:
         "_sinks_parameter",
         "_stack_fields",
         "_write",
+        "cache",
         "k_proj",
         "o_proj",
         "q_proj",
@@ -59,6 +63,7 @@ class SelfAttention:
         self._sinks_parameter = scope.parameter("sinks", spec.num_heads) if spec.sinks else None
         self._sinks: Tensor | None = None
         self._head_dim, self._clip = spec.head_dim, spec.clip
+        self.cache = index
         self._query_growth = None if spec.query_growth is None else QueryGrowth(spec.query_growth, scope.device)
         rotary = None
         if spec.rope is not None:
@@ -75,10 +80,11 @@ class SelfAttention:
         self._norms = head_norms(spec, scope)
         self._write = RopeAndCache(self._attend, rotary, self._norms)
         self._stack_fields: dict[str, Any] | None = None
-        """Fields of `DecoderLayerWeights`; None where this attention does more than op `decoder_stack`."""
-        if all(each is None for each in (spec.clip, spec.query_growth, spec.alibi, spec.chunk_tokens)):
+        """Fields of `AttentionWeights`; None where this attention does more than op `decoder_stack`."""
+        if all(each is None for each in (spec.clip, spec.query_growth, spec.chunk_tokens)):
             self._stack_fields = {
                 "scale": spec.scale,
+                "alibi_slopes": slopes,
                 "soft_cap": spec.soft_cap,
                 "sliding_window": spec.sliding_window,
                 "rotation": 0 if rotary is not None else None,
@@ -94,24 +100,27 @@ class SelfAttention:
         """The linear layers that take x."""
         return self._qkv.layers
 
-    def stack_weights(self, eps: float) -> dict[str, Any] | None:
-        """Fields of `DecoderLayerWeights`, or None when op `decoder_stack` cannot compute this attention.
-
-        Args:
-            eps: Epsilon that all norms of the stack share.
-        """
+    def fused_weights(self) -> AttentionWeights | None:
+        """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
         weights, norms = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj), self._norms
         if weights is None or self._stack_fields is None:
             return None
-        fields = {**weights, **self._stack_fields, "sinks": self._sinks}
+        fields: dict[str, Any] = {
+            **weights,
+            **self._stack_fields,
+            "head_dim": self._head_dim,
+            "sinks": self._sinks,
+            "kv_scale": self._attend.kv_scale,
+            "rotates_in_steps": not self._write.is_fused,
+        }
         if norms is None:
-            return fields
+            return AttentionWeights(**fields)
         kinds = (RMSNorm, OffsetRMSNorm) if norms.after_rotation else (RMSNorm, OffsetRMSNorm, ProjectionRMSNorm)
-        of_heads = [norm.weight for norm in norms[:2] if isinstance(norm, kinds) and norm.eps == eps]
-        if len(of_heads) < 2:
+        query, key = norms.query, norms.key
+        if not isinstance(query, kinds) or not isinstance(key, kinds) or query.eps != key.eps:
             return None
-        query, key = of_heads
-        return {**fields, "q_norm": query, "k_norm": key, "norm_after_rotation": norms.after_rotation}
+        of_heads: dict[str, Any] = {"q_norm": query.weight, "k_norm": key.weight, "norm_eps": query.eps}
+        return AttentionWeights(**fields, **of_heads, norm_after_rotation=norms.after_rotation)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = map(self._heads, self._qkv(x))

@@ -15,13 +15,17 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.add_norm import AddNorm, consumers_of
-from quire_models.layers.attention import SelfAttention
-from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.moe import SparseMoE
-from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_ops import DecoderLayerWeights
 
-__all__ = ["DecoderLayer", "FusedLayer", "Mixer", "ParallelBlock", "PostLNBlock", "SequentialBlock"]
+__all__ = [
+    "DecoderLayer",
+    "FusedLayer",
+    "Mixer",
+    "ParallelBlock",
+    "PostLNBlock",
+    "SequentialBlock",
+    "layer_weights",
+]
 
 Map = Callable[[Any], Tensor]
 """x [T, hidden_size], or its `QuantizedTokens` for a part with `consumers` -> [T, hidden_size]."""
@@ -49,12 +53,32 @@ class DecoderLayer(Protocol):
 class FusedLayer(Protocol):
     """A layer that op `decoder_stack` may compute."""
 
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """The layer as data, or None when the op cannot compute it.
+    def fused_weights(self) -> DecoderLayerWeights | None:
+        """The layer as data, or None when the op cannot compute it."""
 
-        Args:
-            eps: Epsilon of the network's last norm, which all norms of the stack have to share.
-        """
+
+@runtime_checkable
+class _Fusable(Protocol):
+    """A part of a layer that op `decoder_stack` may compute."""
+
+    def fused_weights(self) -> Any:
+        """The part as data, or None when the op cannot compute it."""
+
+
+def layer_weights(
+    mixer: object, feed_forward: object, *, residual_factor: float = 1.0, parallel: bool = False, **norms: object
+) -> DecoderLayerWeights | None:
+    """A layer as data for op `decoder_stack`, or None when that op cannot compute all of its parts.
+
+    Args:
+        norms: Field of `DecoderLayerWeights` -> norm, None for none.
+    """
+    parts = {"mixer": mixer, "feed_forward": feed_forward, **norms}
+    weights = {name: part.fused_weights() if isinstance(part, _Fusable) else None for name, part in parts.items()}
+    if any(part is not None and weights[name] is None for name, part in parts.items()):
+        return None
+    cache: int = getattr(mixer, "cache", 0)
+    return DecoderLayerWeights(**weights, cache=cache, residual_factor=residual_factor, parallel=parallel)
 
 
 class SequentialBlock:
@@ -118,28 +142,17 @@ class SequentialBlock:
                 x = x * self.residual_factor
         return x, residual
 
-    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
-        """The layer as data for op `decoder_stack`, or None when the op cannot compute it."""
-        mixer, feed_forward = self.mixer, self.feed_forward
-        if not isinstance(mixer, SelfAttention) or not isinstance(feed_forward, GatedMLP | SparseMoE):
-            return None
-        attention, gated = mixer.stack_weights(eps), feed_forward.stack_weights()
-        if attention is None or gated is None:
-            return None
-        norms = {
-            "input_norm": self.before_mixer.norm,
-            "attention_out_norm": self.attention_out_norm,
-            "feed_forward_norm": self.before_feed_forward.norm,
-            "feed_forward_out_norm": self.feed_forward_out_norm,
-        }
-        weights: dict[str, Any] = dict.fromkeys(norms)
-        for name, norm in norms.items():
-            if norm is None:
-                continue
-            if not isinstance(norm, RMSNorm | OffsetRMSNorm) or norm.eps != eps:
-                return None
-            weights[name] = norm.weight
-        return DecoderLayerWeights(**attention, **gated, **weights, residual_factor=self.residual_factor)
+    def fused_weights(self) -> DecoderLayerWeights | None:
+        """The layer as data for op `decoder_stack`, or None when that op cannot compute it."""
+        return layer_weights(
+            self.mixer,
+            self.feed_forward,
+            input_norm=self.before_mixer.norm,
+            attention_out_norm=self.attention_out_norm,
+            feed_forward_norm=self.before_feed_forward.norm,
+            feed_forward_out_norm=self.feed_forward_out_norm,
+            residual_factor=self.residual_factor,
+        )
 
 
 class ParallelBlock:
@@ -163,6 +176,16 @@ class ParallelBlock:
         normed, total = self._before(x, residual)
         inner = normed if self.feed_forward_norm is None else self.feed_forward_norm(total)
         return self.feed_forward(inner), total + self.mixer(normed, cos, sin, batch)
+
+    def fused_weights(self) -> DecoderLayerWeights | None:
+        """The layer as data for op `decoder_stack`, or None when that op cannot compute it."""
+        return layer_weights(
+            self.mixer,
+            self.feed_forward,
+            input_norm=self._before.norm,
+            feed_forward_norm=self.feed_forward_norm or self._before.norm,
+            parallel=True,
+        )
 
 
 class PostLNBlock:

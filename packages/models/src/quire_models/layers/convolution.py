@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import ShortConvSpec
-from quire_ops import QuantizedTokens, ops
+from quire_ops import QuantizedTokens, ShortConvWeights, ops
 
 __all__ = ["GatedShortConvolution", "ShortConvolution"]
 
@@ -57,7 +57,12 @@ class GatedShortConvolution:
         self.in_proj = Linear(scope / "in_proj", hidden, 3 * hidden, bias=spec.bias)
         self.conv = ShortConvolution(scope / "conv", hidden, spec.conv_kernel, bias=spec.bias)
         self.out_proj = Linear(scope / "out_proj", hidden, hidden, bias=spec.bias)
-        self._index = index
+        self.cache = index
+
+    def fused_weights(self) -> ShortConvWeights | None:
+        """The mixer as data for op `decoder_stack`, or None when that op cannot compute it."""
+        weights = unadapted_weights(in_proj=self.in_proj, out_proj=self.out_proj)
+        return None if weights is None else ShortConvWeights(**weights, taps=self.conv.weight, conv_bias=self.conv.bias)
 
     @property
     def consumers(self) -> Sequence[Linear]:
@@ -65,6 +70,6 @@ class GatedShortConvolution:
         return (self.in_proj,)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        (state,), layout = batch.states_of_layer(self._index)
+        (state,), layout = batch.states_of_layer(self.cache)
         b, c, inner = self.in_proj(x).chunk(3, dim=-1)
         return self.out_proj(c * self.conv(b * inner, state, layout))

@@ -23,7 +23,7 @@ from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Linear, LMHead
 from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
-from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
+from quire_models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
@@ -79,18 +79,18 @@ class DecoderLM(Network):
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Give the loaded parameters to their layers, and bind the op that runs all layers in one call."""
         super().finish_loading(after_each)
-        norm = self.norm
-        if isinstance(norm, RMSNorm | OffsetRMSNorm) and self._tables:
-            layers = [self._as_data(i, norm.eps) for i in range(len(self.layers))]
-            self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm)
+        if isinstance(self.norm, RMSNorm | OffsetRMSNorm | LayerNorm):
+            layers = [self._fused_layer(i) for i in range(len(self.layers))]
+            self._stack = FusedDecoder.bind(self._scope, self.config, layers, self.norm.fused_weights())
 
-    def _as_data(self, index: int, eps: float) -> DecoderLayerWeights | None:
+    def _fused_layer(self, index: int) -> DecoderLayerWeights | None:
         """A layer for op `decoder_stack`, with its rotation among those of the network."""
         layer, rotation = self.layers[index], self._rotations[index]
-        data = layer.stack_weights(eps) if isinstance(layer, FusedLayer) else None
-        if data is None or data.rotation is None:
-            return data
-        return dataclasses.replace(data, rotation=rotation)
+        weights = layer.fused_weights() if isinstance(layer, FusedLayer) else None
+        if weights is None or rotation is None or getattr(weights.mixer, "rotation", None) is None:
+            return weights
+        mixer = dataclasses.replace(weights.mixer, rotation=rotation)  # type: ignore[type-var]
+        return dataclasses.replace(weights, mixer=mixer)
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] -> input of the LM head, [N, width of the embedding]."""
@@ -114,7 +114,7 @@ class DecoderLM(Network):
         length = max(batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]
         x = self.embed(batch.input_ids, batch.positions, batch.lora)
-        if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
+        if self._stack is not None and self._stack.serves(batch):
             return self._stack(x, rotations, batch, taps)
         unrotated, residual = (self._unrotated, self._unrotated), None
         for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):

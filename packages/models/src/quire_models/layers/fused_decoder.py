@@ -5,7 +5,6 @@ Knows layers as data; does not know what is before and behind them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,21 +13,27 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
-from quire_models.feed_forward_spec import GatedMLPSpec, SparseMoESpec
 from quire_models.layers.linear import Embedding, LMHead
-from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
-from quire_models.spec import NetworkSpec
 from quire_ops import (
+    AttentionWeights,
     DecodeNetwork,
     DecoderLayerWeights,
     DecodeRows,
     DecoderStack,
+    GatedDeltaWeights,
+    GatedWeights,
+    LatentAttentionWeights,
+    LinearWeights,
+    Mamba2Weights,
+    MLPWeights,
+    NormWeights,
     Op,
     OpBackend,
     RoutedExperts,
     RunDecode,
     RunDecoder,
+    ShortConvWeights,
     ops,
 )
 from quire_ops.kv_format import QUANTIZED
@@ -38,15 +43,17 @@ __all__ = ["FusedDecoder"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ACTIVATIONS = ("silu", "gelu")
-"""Those that op `decoder_stack` has."""
+_GATES = ("silu", "gelu")
+"""Functions of gated networks that op `decoder_stack` has."""
 
 
 class FusedDecoder:
     """The layers and the norm behind them."""
 
-    def __init__(self, scope: Scope, config: ModelConfig, data: DecoderStack, run: RunDecoder) -> None:
-        self._scope, self._config, self._data, self._run = scope, config, data, run
+    def __init__(self, scope: Scope, stack: DecoderStack, run: RunDecoder) -> None:
+        self._scope, self._stack, self._run = scope, stack, run
+        self._caches: tuple[Tensor, ...] | None = None
+        self._reads_caches = False
 
     @classmethod
     def bind(
@@ -54,7 +61,7 @@ class FusedDecoder:
         scope: Scope,
         config: ModelConfig,
         layers: Sequence[DecoderLayerWeights | None],
-        norm: RMSNorm | OffsetRMSNorm,
+        norm: NormWeights,
     ) -> FusedDecoder | None:
         """Args:
         layers: In the order in which they were made; None for one that is not such data.
@@ -63,33 +70,42 @@ class FusedDecoder:
             None where no backend takes the layers.
         """
         known = [layer for layer in layers if layer is not None]
-        backend = _choose(scope, config, ops.decoder_stack)
-        activation = _activation(config.network)
-        if backend is None or len(known) < len(layers) or not _alike(known) or activation not in _ACTIVATIONS:
+        if len(known) < len(layers) or not all(_fits(layer) for layer in known):
             return None
-        attentions = scope.attentions.values()
-        data = DecoderStack(
-            layers=tuple(
-                dataclasses.replace(layer, kv_scale=attention.kv_scale)
-                for layer, attention in zip(known, attentions, strict=True)
-            ),
-            final_norm=norm.weight,
+        stack = DecoderStack(
+            layers=tuple(known),
+            final_norm=norm,
+            hidden_size=config.hidden_size,
             dtype=scope.dtype,
-            head_dim=config.head_dim,
-            rotary_dim=config.network.attention.rotary_dim,
-            eps=norm.eps,
-            activation=activation,
+            rotary_dim=getattr(config.network.attention, "rotary_dim", 0),
+            rounds_steps=not _rounds_less(known, norm),
         )
-        return cls(scope, config, data, backend.function(data))
+        backend = _choose(scope, stack, ops.decoder_stack)
+        return None if backend is None else cls(scope, stack, backend.function(stack))
 
     @property
     def batch_invariant(self) -> bool:
         """Whether the call promises a row's bits whatever else is in the step."""
         return self._scope.choose(ops.decoder_stack).batch_invariant
 
-    def reads(self, kv_cache: Tensor) -> bool:
-        """Whether the ops that take the whole stack read such a cache."""
-        return kv_cache.dtype == self._scope.dtype or kv_cache.dtype in QUANTIZED
+    def serves(self, batch: ForwardBatch) -> bool:
+        """Whether the call computes this step: it reads the format of the caches, and takes nothing down for states
+        that are stored when drafts have been verified."""
+        if any(group.replay is not None for group in batch.attention):
+            return False
+        if batch.kv_caches is not self._caches:
+            self._caches, self._reads_caches = batch.kv_caches, self._reads(batch.kv_caches)
+        return self._reads_caches
+
+    def _reads(self, kv_caches: tuple[Tensor, ...]) -> bool:
+        """Whether the call reads the caches of its attention."""
+        for layer in self._stack.layers:
+            if isinstance(layer.mixer, AttentionWeights | LatentAttentionWeights):
+                dtype = kv_caches[layer.cache].dtype
+                quantized = dtype in QUANTIZED and isinstance(layer.mixer, AttentionWeights)
+                if dtype != self._scope.dtype and not quantized:
+                    return False
+        return True
 
     def __call__(
         self,
@@ -98,9 +114,17 @@ class FusedDecoder:
         batch: ForwardBatch,
         taps: dict[int, Tensor],
     ) -> Tensor:
-        """See `RunDecoder`."""
-        caches, lora = batch.kv_caches, batch.lora
-        return self._run(x, rotations, batch.attention, batch.group_of_layer, caches, lora=lora, taps=taps)
+        """Hidden states [T, hidden_size] behind the norm, as `RunDecoder` gives them.
+
+        Args:
+            x: [T, hidden_size], what the first layer takes.
+            rotations: Cosines and signed sines [T, 1, R] of each rotation of the network.
+            taps: Layer -> [T, hidden_size], for the residual stream before it.
+        """
+        caches, states = batch.kv_caches, batch.states
+        return self._run(
+            x, rotations, batch.attention, batch.group_of_layer, caches, states, lora=batch.lora, taps=taps
+        )
 
     def bind_decode(
         self,
@@ -110,50 +134,95 @@ class FusedDecoder:
         rotations: Sequence[Callable[[int], tuple[Tensor, Tensor]]],
         **factors: Any,
     ) -> RunDecode | None:
-        """See `Network.bind_decode`: op `decode_step`, of a network that has nothing else before its layers and behind
-        its norm than these.
+        """The network joined with the rows of a runner (op `decode_step`), where nothing but embedding and head stands
+        before its layers and behind its norm; None where no backend serves it.
 
         Args:
+            rotations: Each: length -> cosines and signed sines of all positions below it, at least.
             factors: Fields of `DecodeNetwork`.
         """
-        backend, weights = _choose(self._scope, self._config, ops.decode_step), head.stack_weights()
-        if backend is None or weights is None or not self.reads(rows.kv_caches[0]):
+        backend, weights = _choose(self._scope, self._stack, ops.decode_step), head.stack_weights()
+        if backend is None or weights is None or not self._reads(rows.kv_caches):
             return None
         network = DecodeNetwork(
-            embedding=embedding.weight, stack=self._data, head=weights, rotations=tuple(rotations), **factors
+            embedding=embedding.weight, stack=self._stack, head=weights, rotations=tuple(rotations), **factors
         )
         return backend.function(network, rows)
 
 
-def _activation(network: NetworkSpec) -> str | None:
-    """The activation of all gated networks, those beside experts included; None where they differ."""
-    parts = [layer.feed_forward for layer in network.layers]
-    parts += [part.shared for part in parts if isinstance(part, SparseMoESpec)]
-    acts = {part.act for part in parts if isinstance(part, GatedMLPSpec)} or {"silu"}
-    return acts.pop() if len(acts) == 1 else None
-
-
-def _choose(scope: Scope, config: ModelConfig, op: Op[P, R]) -> OpBackend[P, R] | None:
+def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] | None:
     """The backend of an op that takes the whole stack, if it is the one that serves attention."""
-    sizes = {"head_dim": config.head_dim, "queries_per_kv_head": config.num_heads // config.num_kv_heads}
+    sizes: dict[str, int] = {}
+    for layer in stack.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionWeights):
+            queries = mixer.q.weight.shape[0] // mixer.k.weight.shape[0] // (2 if mixer.gated else 1)
+            sizes["head_dim"] = max(mixer.head_dim, sizes.get("head_dim", 0))
+            sizes["queries_per_kv_head"] = max(queries, sizes.get("queries_per_kv_head", 0))
+        elif isinstance(mixer, GatedDeltaWeights):
+            sizes["key_head_dim"] = mixer.key_dim
+        if isinstance(mixer, Mamba2Weights | GatedDeltaWeights | ShortConvWeights):
+            sizes["taps"] = mixer.taps.shape[1]
     backend = scope.choose(op, **sizes)
     return backend if backend.name == scope.attention_backend.name else None
 
 
-def _alike(layers: list[DecoderLayerWeights]) -> bool:
-    """Whether all matrices but those of experts are kept in one way, as far as op `decoder_stack` asks for that."""
-    forms: set[tuple[torch.dtype, int | None, bool]] = set()
+def _inputs(layer: DecoderLayerWeights) -> list[tuple[LinearWeights, ...]]:
+    """The matrices of a layer, those of its experts aside, by what they take: alike in a tuple."""
+    mixer, part = layer.mixer, layer.feed_forward
+    groups: list[tuple[LinearWeights, ...]] = []
+    if isinstance(mixer, AttentionWeights):
+        groups += [(mixer.q, mixer.k, mixer.v), (mixer.o,)]
+    elif isinstance(mixer, LatentAttentionWeights):
+        groups += [(mixer.q_down, mixer.kv_down), (mixer.o,)]
+        groups += [] if mixer.q_up is None else [(mixer.q_up,)]
+    elif isinstance(mixer, GatedDeltaWeights):
+        groups += [mixer.in_proj, (mixer.out_proj,)]
+    elif mixer is not None:
+        groups += [(mixer.in_proj,), (mixer.out_proj,)]
+    gated = part.shared if isinstance(part, RoutedExperts) else part
+    if isinstance(gated, GatedWeights):
+        groups += [(gated.gate, gated.up), (gated.down,)]
+    elif isinstance(gated, MLPWeights):
+        groups += [(gated.up,), (gated.down,)]
+    return groups
+
+
+def _form(weights: LinearWeights) -> tuple[torch.dtype, int | None, bool]:
+    scale = weights.scale
+    return weights.weight.dtype, None if scale is None else scale.ndim, weights.input_scale is None
+
+
+def _fits(layer: DecoderLayerWeights) -> bool:
+    """Whether matrices that take the same input are kept in one way, and functions are those of op `decoder_stack`."""
+    part = layer.feed_forward
+    gated = part.shared if isinstance(part, RoutedExperts) else part
+    if isinstance(gated, GatedWeights):
+        gate, up = (None if one.scale is None else one.scale.shape for one in (gated.gate, gated.up))
+        if gate != up or gated.activation not in _GATES:
+            return False
+    return all(len({_form(weights) for weights in group}) == 1 for group in _inputs(layer))
+
+
+def _rounds_less(layers: Sequence[DecoderLayerWeights], norm: NormWeights) -> bool:
+    """Whether the network is of the first kind that ran in one call: attention and gated networks or experts one behind
+    the other, RMS norms of one epsilon, matrices in one form. Its gates have stayed as wide as they are summed."""
+    forms: set[Any] = set()
     widths: set[tuple[bool, int]] = set()
+    norms = [norm]
     for layer in layers:
-        matrices = [layer.q, layer.k, layer.v, layer.o]
-        part = layer.feed_forward
+        mixer, part = layer.mixer, layer.feed_forward
+        if not isinstance(mixer, AttentionWeights) or not isinstance(part, GatedWeights | RoutedExperts):
+            return False
+        if layer.parallel or mixer.gated or mixer.alibi_slopes is not None:
+            return False
+        places = (layer.input_norm, layer.attention_out_norm, layer.feed_forward_norm, layer.feed_forward_out_norm)
+        norms += [each for each in places if each is not None]
+        if mixer.q_norm is not None and mixer.norm_eps != norm.eps:
+            return False
         gated = part.shared if isinstance(part, RoutedExperts) else part
         if gated is not None:
-            matrices += gated
             widths.add((gated is part, len(gated.gate.weight)))
-            gate, up = (None if one.scale is None else one.scale.shape for one in (gated.gate, gated.up))
-            if gate != up:
-                return False
-        for one in matrices:
-            forms.add((one.weight.dtype, None if one.scale is None else one.scale.ndim, one.input_scale is None))
-    return len(forms) == 1 and len(widths) == len({kind for kind, _ in widths})
+        forms |= {_form(weights) for group in _inputs(layer) for weights in group}
+    is_one = len(forms) == 1 and len(widths) == len({kind for kind, _ in widths})
+    return is_one and all(each.kind == "rms" and each.eps == norm.eps for each in norms)

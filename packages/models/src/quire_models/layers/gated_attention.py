@@ -6,17 +6,19 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.attention import head_norms
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
+from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import SelfAttentionSpec
-from quire_ops import QuantizedTokens, ops
+from quire_ops import AttentionWeights, QuantizedTokens, ops
 
 __all__ = ["GatedAttention"]
 
@@ -38,6 +40,25 @@ class GatedAttention:
         self._rotary = Rotary(scope, spec.rotary_dim)
         self._gate = scope.op(ops.sigmoid_and_mul)
         self._attend = scope.attention(index, scale=spec.scale)
+        self.cache, self._scale = index, spec.scale
+
+    def fused_weights(self) -> AttentionWeights | None:
+        """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
+        weights: dict[str, Any] | None = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
+        query, key = self._norms.query, self._norms.key
+        if weights is None or not isinstance(query, OffsetRMSNorm) or not isinstance(key, OffsetRMSNorm):
+            return None
+        return AttentionWeights(
+            **weights,
+            head_dim=self._head_dim,
+            q_norm=query.weight,
+            k_norm=key.weight,
+            norm_eps=query.eps,
+            scale=self._scale,
+            rotates_in_steps=True,
+            gated=True,
+            kv_scale=self._attend.kv_scale,
+        )
 
     @property
     def consumers(self) -> Sequence[Linear]:

@@ -13,11 +13,11 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import GatedDeltaSpec
-from quire_ops import QuantizedTokens, ops
+from quire_ops import GatedDeltaWeights, QuantizedTokens, ops
 
 __all__ = ["GatedDeltaNet"]
 
@@ -30,7 +30,7 @@ class GatedDeltaNet:
         index: Number of the cache in a batch that has its states.
         scope: Scope of the mixer itself.
         """
-        self._spec, self._index = spec, index
+        self._spec, self.cache = spec, index
         hidden, heads = spec.hidden_size, spec.num_value_heads
         projections = [Linear.of(scope, each) for each in spec.projections()]
         self._projections = MergedLinear(scope, *projections)
@@ -46,6 +46,26 @@ class GatedDeltaNet:
     def _finish(self) -> None:
         self._fixed = (self._a_log.take(), self._dt_bias.take())
 
+    def fused_weights(self) -> GatedDeltaWeights | None:
+        """The mixer as data for op `decoder_stack`, or None when a linear method keeps other forms of its weights."""
+        inputs = {str(i): layer for i, layer in enumerate(self._projections.layers)}
+        in_proj, out_proj = unadapted_weights(**inputs), unadapted_weights(out_proj=self.out_proj)
+        if in_proj is None or out_proj is None:
+            return None
+        spec, (a_log, dt_bias) = self._spec, self._fixed
+        return GatedDeltaWeights(
+            **out_proj,
+            in_proj=tuple(in_proj.values()),
+            by_key_head=len(in_proj) == 2,
+            taps=self.conv1d.weight,
+            a_log=a_log,
+            dt_bias=dt_bias,
+            key_heads=spec.num_key_heads,
+            key_dim=spec.key_head_dim,
+            value_dim=spec.value_head_dim,
+            norm=self.norm.fused_weights(),
+        )
+
     @property
     def consumers(self) -> Sequence[Linear]:
         """The linear layers that take x."""
@@ -53,7 +73,7 @@ class GatedDeltaNet:
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         spec = self._spec
-        (conv_state, state), layout = batch.states_of_layer(self._index)
+        (conv_state, state), layout = batch.states_of_layer(self.cache)
         mixed, gate, a, b = self._project(x)
         mixed = self.conv1d(mixed, conv_state, layout)
         query, key, value = mixed.split([spec.key_size, spec.key_size, spec.value_size], dim=-1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import GatedNormWeights, ops
 
 __all__ = ["GatedNorm"]
 
@@ -34,6 +34,11 @@ class GatedNorm:
         if self._parameter is not None:
             self.weight = self._parameter.take()
             self._ones = torch.ones_like(self.weight[: self.weight.shape[0] // self._groups])
+
+    def fused_weights(self) -> GatedNormWeights:
+        """The norm as data for ops that compute several parts of a layer."""
+        weight = None if self._parameter is None else self.weight
+        return GatedNormWeights(weight=weight, groups=self._groups, before_gate=self._before_gate, eps=self._eps)
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         if not self._before_gate:

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import LATENT_NORM_EPS, LatentSelfAttentionSpec
-from quire_ops import QuantizedTokens, ops
+from quire_ops import LatentAttentionWeights, QuantizedTokens, ops
 
 __all__ = ["LatentAttention"]
 
@@ -44,7 +45,7 @@ class LatentAttention:
         beside: Layers of a larger attention that take x too, and have just been made.
         """
         hidden, heads = spec.hidden_size, spec.num_heads
-        self._spec, self._index = spec, index
+        self._spec, self.cache = spec, index
         self._rank = spec.kv_lora_rank
         query = heads * (spec.qk_nope_head_dim + spec.rotary_dim)
         self._query: Callable[[Tensor], Tensor] = _as_it_is
@@ -91,8 +92,30 @@ class LatentAttention:
         """The linear layers that take x."""
         return self._down.layers
 
+    def fused_weights(self) -> LatentAttentionWeights | None:
+        """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
+        spec, (q_down, kv_down, *beside) = self._spec, self._down.layers
+        weights: dict[str, Any] | None = unadapted_weights(q_down=q_down, kv_down=kv_down, o=self._out)
+        if weights is None or beside:
+            return None
+        query: dict[str, Any] = {}
+        if isinstance(self._query, Linear) and isinstance(self._query_norm, RMSNorm):
+            up = unadapted_weights(q_up=self._query)
+            if up is None:
+                return None
+            query = {**up, "q_norm": self._query_norm.fused_weights()}
+        return LatentAttentionWeights(
+            **weights,
+            **query,
+            kv_norm=self._latent_norm.fused_weights(),
+            key_up=self._key,
+            value_up=self._value,
+            scale=spec.scale,
+            interleaved=spec.interleaved,
+        )
+
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        latent_cache, metadata = batch.of_layer(self._index)
+        latent_cache, metadata = batch.of_layer(self.cache)
         down, latent = self._down(x)
         self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping)
         query = self._queries(self._query_latent(down), cos, sin)

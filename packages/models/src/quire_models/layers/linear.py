@@ -15,7 +15,7 @@ from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, 
 from quire_ops.ops import op_named
 from quire_quantization.numbers import INPUT_SCALES, ask
 
-__all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights"]
+__all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights", "unadapted_weights"]
 
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -200,6 +200,12 @@ def stack_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
     """Name -> weights for op `decoder_stack`, or None when a layer keeps them in a form which that op does not take."""
     weights = {name: layer.stack_weights() for name, layer in layers.items()}
     return {name: weight for name, weight in weights.items() if weight is not None} if all(weights.values()) else None
+
+
+def unadapted_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
+    """As `stack_weights`, of layers that op `decoder_stack` computes without adapters: None where one may have some."""
+    weights = stack_weights(**layers)
+    return None if weights is None or any(each.lora is not None for each in weights.values()) else weights
 
 
 def same_scales(layers: Sequence[Linear], input_scales: Sequence[Tensor]) -> bool:

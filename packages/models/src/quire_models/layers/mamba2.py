@@ -13,10 +13,10 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import Mamba2Spec
-from quire_ops import QuantizedTokens, ops
+from quire_ops import Mamba2Weights, QuantizedTokens, ops
 
 __all__ = ["Mamba2Mixer"]
 
@@ -29,7 +29,7 @@ class Mamba2Mixer:
         index: Number of the cache in a batch that has its states.
         scope: Scope of the mixer itself.
         """
-        self._spec, self._index = spec, index
+        self._spec, self.cache = spec, index
         self._factors = projection_factors(spec, scope)
         inputs = spec.inner_size + spec.conv_size + spec.num_heads
         self.in_proj = Linear(scope / "in_proj", spec.hidden_size, inputs, bias=spec.proj_bias)
@@ -54,6 +54,26 @@ class Mamba2Mixer:
     def _finish(self) -> None:
         self._fixed = (-self._a_log.take().exp(), self._d.take(), self._dt_bias.take())
 
+    def fused_weights(self) -> Mamba2Weights | None:
+        """The mixer as data for op `decoder_stack`, or None when that op cannot compute it."""
+        matrices = unadapted_weights(in_proj=self.in_proj, out_proj=self.out_proj)
+        if matrices is None or self._factors is not None:
+            return None
+        spec, (a, d, dt_bias) = self._spec, self._fixed
+        return Mamba2Weights(
+            **matrices,
+            taps=self.conv1d.weight,
+            conv_bias=self.conv1d.bias,
+            a=a,
+            d=d,
+            dt_bias=dt_bias,
+            dt_limit=spec.dt_limit,
+            head_dim=spec.head_dim,
+            num_groups=spec.num_groups,
+            state_size=spec.state_size,
+            norm=self.norm.fused_weights(),
+        )
+
     @property
     def consumers(self) -> Sequence[Linear]:
         """The linear layer that takes x."""
@@ -61,7 +81,7 @@ class Mamba2Mixer:
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         spec = self._spec
-        (conv_state, ssm_state), layout = batch.states_of_layer(self._index)
+        (conv_state, ssm_state), layout = batch.states_of_layer(self.cache)
         projected = self.in_proj(x)
         if self._factors is not None:
             projected = projected * self._factors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from quire_models.layers.activations import activation, gated_activation
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_ops import GATED_ACTIVATIONS, GatedWeights, QuantizedTokens, ops
+from quire_ops import GATED_ACTIVATIONS, GatedWeights, MLPWeights, QuantizedTokens, ops
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -76,16 +75,16 @@ class GatedMLP:
         """The linear layers that take x."""
         return self._gate_and_up.layers
 
-    def stack_weights(self) -> dict[str, Any] | None:
-        """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
+    def fused_weights(self) -> GatedWeights | None:
+        """The network as data for op `decoder_stack`; None where a linear method keeps other forms of its weights."""
         weights = stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
-        return None if weights is None else {"feed_forward": GatedWeights(**weights)}
+        return None if weights is None else GatedWeights(**weights, activation=self._act)
 
 
 class MLP:
     """x [T, size] -> [T, size]: down(act(up(x)))."""
 
-    __slots__ = ("_act", "down", "up")
+    __slots__ = ("_act", "_act_name", "down", "up")
 
     def __init__(self, spec: MLPSpec, scope: Scope, act: Callable[[Tensor], Tensor] | None = None) -> None:
         """Args:
@@ -94,6 +93,14 @@ class MLP:
         """
         self.up, self.down = (Linear.of(scope, each) for each in spec.projections())
         self._act = act or activation(scope, spec.act)
+        self._act_name = spec.act if act is None else None
+
+    def fused_weights(self) -> MLPWeights | None:
+        """The network as data for op `decoder_stack`; None where that op does not know its function or its weights."""
+        weights = stack_weights(up=self.up, down=self.down)
+        if weights is None or self._act_name is None:
+            return None
+        return MLPWeights(**weights, activation=self._act_name)
 
     @property
     def consumers(self) -> Sequence[Linear]:

@@ -243,12 +243,12 @@ class SharedExpert:
         weighed: Tensor = self._weigh(self._gate(x), out)
         return weighed
 
-    def stack_weights(self) -> dict[str, Any] | None:
+    def fused_weights(self) -> dict[str, Any] | None:
         """The network and the gate as fields of `RoutedExperts`, or None when a stack cannot compute them."""
-        network, gate = self._mlp.stack_weights(), self._gate.stack_weights()
+        network, gate = self._mlp.fused_weights(), self._gate.stack_weights()
         if network is None or gate is None or gate.bias is not None or gate.lora is not None:
             return None
-        return {"shared": network["feed_forward"], "shared_gate": gate.weight}
+        return {"shared": network, "shared_gate": gate.weight}
 
 
 class SparseMoE:
@@ -288,27 +288,25 @@ class SparseMoE:
         """None: the router and the experts take x as it is."""
         return ()
 
-    def stack_weights(self) -> dict[str, Any] | None:
-        """The field `feed_forward` of `DecoderLayerWeights`, or None when op `decoder_stack` cannot compute it."""
+    def fused_weights(self) -> RoutedExperts | None:
+        """The experts as data for op `decoder_stack`, or None when that op cannot compute them."""
         experts, choice, shared = self.experts.stack_weights, self.router.select, self._shared_weights()
         if experts is None or shared is None or not isinstance(choice, ExpertChoice):
             return None
-        return {
-            "feed_forward": RoutedExperts(
-                router=self.router.weight,
-                router_bias=self.router.bias,
-                choice_bias=choice.bias,
-                rule=choice.rule,
-                experts=experts,
-                **shared,
-            )
-        }
+        return RoutedExperts(
+            router=self.router.weight,
+            router_bias=self.router.bias,
+            choice_bias=choice.bias,
+            rule=choice.rule,
+            experts=experts,
+            **shared,
+        )
 
     def _shared_weights(self) -> dict[str, Any] | None:
         """Fields of `RoutedExperts`, or None when a stack cannot compute what is shared."""
         if self.shared is None:
             return {}
         if isinstance(self.shared, SharedExpert):
-            return self.shared.stack_weights()
-        network = self.shared.stack_weights() if isinstance(self.shared, GatedMLP) else None
-        return None if network is None else {"shared": network["feed_forward"]}
+            return self.shared.fused_weights()
+        network = self.shared.fused_weights() if isinstance(self.shared, GatedMLP) else None
+        return None if network is None else {"shared": network}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import NormWeights, ops
 
 __all__ = ["HeadLayerNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm", "WeightlessRMSNorm"]
 
@@ -27,6 +27,10 @@ class RMSNorm:
     def _finish(self) -> None:
         self.weight = self._parameter.take()
 
+    def fused_weights(self) -> NormWeights:
+        """The norm as data for ops that compute several parts of a layer."""
+        return NormWeights(weight=self.weight, eps=self.eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self.weight, self.eps)
         return out
@@ -46,6 +50,10 @@ class OffsetRMSNorm:
 
     def _finish(self) -> None:
         self.weight = self._parameter.take().float() + 1.0
+
+    def fused_weights(self) -> NormWeights:
+        """The norm as data for ops that compute several parts of a layer."""
+        return NormWeights(weight=self.weight, eps=self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         # In float32: next to one, a bfloat16 weight would lose most of its digits.
@@ -99,6 +107,10 @@ class LayerNorm:
         if self._weight is not None and self._offset:
             self._weight = self._weight + self._offset
         self._bias = None if bias is None else bias.take()
+
+    def fused_weights(self) -> NormWeights:
+        """The norm as data for ops that compute several parts of a layer."""
+        return NormWeights(kind="layer", weight=self._weight, bias=self._bias, eps=self._eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self._weight, self._bias, self._eps)

@@ -56,6 +56,11 @@ class RopeAndCache:
             else:
                 self._is_fused = False
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is one kernel."""
+        return self._is_fused
+
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> Tensor:
