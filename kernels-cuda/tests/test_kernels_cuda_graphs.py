@@ -12,7 +12,7 @@ import pytest
 from kernels_cuda_runner import NETWORK, Driver, triton_table, use_triton
 from kernels_cuda_support import DEVICE
 
-from quire_ops import OpRequest
+from quire_ops import OpRequest, ops
 from quire_sampling import SampleMode
 
 LATENT_NETWORK: dict[str, Any] = {
@@ -124,14 +124,14 @@ def test_every_kernel_of_a_step_is_ours() -> None:
     table = triton_table()
     request = OpRequest(device=DEVICE, sizes={"head_dim": 16, "queries_per_kv_head": 2})
     for op in (
-        "decode_inputs",
-        "paged_attention",
-        "sample",
-        "sample_masked",
-        "penalize",
-        "lm_head_argmax",
-        "rms_norm",
-        "rope_and_write_kv",
+        ops.decode_inputs,
+        ops.paged_attention,
+        ops.sample,
+        ops.sample_masked,
+        ops.penalize,
+        ops.lm_head_argmax,
+        ops.rms_norm,
+        ops.rope_and_write_kv,
     ):
         assert table.choose(op, request).name == "triton"
 

@@ -4,7 +4,7 @@
 // missing. Knows weights, the paged cache and one step's tokens; allocates nothing once it has seen its largest step.
 #pragma once
 
-#include <deque>
+#include <memory>
 #include <variant>
 
 #include "attention_part.h"
@@ -81,7 +81,7 @@ public:
         work_.need(kResidual, from.hidden);
         work_.need(kAdded, from.hidden);
         work_.need(kNormed, from.hidden);
-        for (int64_t i = 0; i < from.num_sublayers; ++i) sublayers_.emplace_back(from.sublayers[i], work_);
+        for (int64_t i = 0; i < from.num_sublayers; ++i) sublayers_.push_back(std::make_unique<Sublayer<T>>(from.sublayers[i], work_));
     }
 
     int64_t hidden() const { return work_.hidden; }
@@ -100,7 +100,7 @@ public:
             const Range share = my_share(step.tokens);
             for (int64_t t = share.begin; t < share.end; ++t) {
                 const int64_t at = t * hidden();
-                finish(sublayers_.back(), at);
+                finish(*sublayers_.back(), at);
                 apply_norm(final_norm_, step.hidden + at, residual + at, work_.at(kAdded) + at, hidden());
             }
             tap(num_layers_, share);
@@ -109,12 +109,12 @@ public:
 
 private:
     void run_sublayer(size_t i, ThreadScratch& mine, QueueWorker& worker) {
-        const Sublayer<T>& l = sublayers_[i];
-        const bool begins_layer = i == 0 || l.a.layer != sublayers_[i - 1].a.layer;
-        norm(l, i > 0 ? &sublayers_[i - 1] : nullptr);
+        const Sublayer<T>& l = *sublayers_[i];
+        const bool begins_layer = i == 0 || l.a.layer != sublayers_[i - 1]->a.layer;
+        norm(l, i > 0 ? sublayers_[i - 1].get() : nullptr);
         barrier();
         if (begins_layer) tap(l.a.layer, my_share(work_.tokens()));
-        const Strips<T> next = sublayers_[std::min(i + 1, sublayers_.size() - 1)].entry();
+        const Strips<T> next = sublayers_[std::min(i + 1, sublayers_.size() - 1)]->entry();
         const Step<T>& step = *work_.step;
         l.run({.work = work_,
                .mine = mine,
@@ -163,7 +163,7 @@ private:
 
     Workspace<T> work_;
     const LoraTable* const lora_;     // of all sublayers that may have adapters, or none
-    std::deque<Sublayer<T>> sublayers_;
+    std::vector<std::unique_ptr<Sublayer<T>>> sublayers_;
     NormArgument final_norm_;
     int64_t num_layers_;
 };

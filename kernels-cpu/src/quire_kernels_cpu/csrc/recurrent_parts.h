@@ -3,6 +3,9 @@
 // Between their matrices they round where the ops of `recurrent.h` do when each is called alone, and give the same bits.
 #pragma once
 
+#include <array>
+#include <vector>
+
 #include "workspace.h"
 
 namespace quire {
@@ -120,7 +123,8 @@ struct Mamba2Part {
 template <typename T>
 struct GatedDeltaPart {
     GatedDeltaArgument a;
-    std::vector<Matrix<T>> in;
+    std::array<Matrix<T>, 4> in;  // the first `num_in` are there
+    int num_in;
     Matrix<T> out;
     GatedNorm norm;
     int normed, scanned;
@@ -130,8 +134,10 @@ struct GatedDeltaPart {
           norm{from.norm, from.value_dim, 1, true, from.eps} {
         const int64_t hidden = work.hidden;
         if (a.by_key_head) {
+            num_in = 2;
             in = {make_matrix<T>(a.in_qkv, conv() + value_size(), hidden), make_matrix<T>(a.in_a, 2 * a.value_heads, hidden)};
         } else {
+            num_in = 4;
             in = {make_matrix<T>(a.in_qkv, conv(), hidden), make_matrix<T>(a.in_z, value_size(), hidden),
                   make_matrix<T>(a.in_a, a.value_heads, hidden), make_matrix<T>(a.in_b, a.value_heads, hidden)};
         }
@@ -143,7 +149,7 @@ struct GatedDeltaPart {
         work.need(kInner, a.by_key_head ? conv() + 2 * a.value_heads : 0);
     }
 
-    Strips<T> entry() const { return {in.data(), static_cast<int>(in.size()), false}; }
+    Strips<T> entry() const { return {in.data(), num_in, false}; }
     int input() const { return normed; }
     int64_t key_size() const { return static_cast<int64_t>(a.key_heads) * a.key_dim; }
     int64_t value_size() const { return static_cast<int64_t>(a.value_heads) * a.value_dim; }
@@ -153,11 +159,11 @@ struct GatedDeltaPart {
     void run(const Pass<T>& pass) const {
         Workspace<T>& work = pass.work;
         T *const projected = work.at(kProjected), *const mixed = work.at(kMixed), *const y = work.at(kAttended);
-        std::vector<T*> to;
+        std::array<T*, 4> to;
         int64_t at = 0;
-        for (const Matrix<T>& matrix : in) {
-            to.push_back(projected + at);
-            at += matrix.rows;
+        for (int i = 0; i < num_in; ++i) {
+            to[i] = projected + at;
+            at += in[i].rows;
         }
         const Strips<T> behind{&out, 1, false};
         pass.project(entry(), normed, to.data(), width(), &behind);

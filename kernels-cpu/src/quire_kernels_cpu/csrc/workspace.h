@@ -4,7 +4,7 @@
 // once the largest has been seen.
 #pragma once
 
-#include <deque>
+#include <memory>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -52,15 +52,15 @@ public:
     // The number of the activations that matrices of this format and so many inputs read.
     int add(Stage stage, int64_t cols, WeightFormat format) {
         for (size_t i = 0; i < entries_.size(); ++i)
-            if (entries_[i].stage == stage && entries_[i].cols == cols && entries_[i].format == format) return static_cast<int>(i);
-        entries_.emplace_back(stage, cols, format);
+            if (entries_[i]->stage == stage && entries_[i]->cols == cols && entries_[i]->format == format) return static_cast<int>(i);
+        entries_.push_back(std::make_unique<Entry>(stage, cols, format));
         return static_cast<int>(entries_.size()) - 1;
     }
     // Makes room for a step; by one thread.
     void begin(int64_t tokens) {
-        for (Entry& each : entries_) each.now = make_activations<T>(tokens, each.cols, each.format, each.buffers);
+        for (const auto& each : entries_) each->now = make_activations<T>(tokens, each->cols, each->format, each->buffers);
     }
-    const Activations& operator[](int i) const { return entries_[i].now; }
+    const Activations& operator[](int i) const { return entries_[i]->now; }
 
 private:
     struct Entry {
@@ -71,7 +71,7 @@ private:
         ActivationBuffers buffers = {};
         Entry(Stage stage, int64_t cols, WeightFormat format) : stage(stage), cols(cols), format(format) {}
     };
-    std::deque<Entry> entries_;  // buffers stay where they are
+    std::vector<std::unique_ptr<Entry>> entries_;  // buffers stay where they are
 };
 
 // Numbers of T, and of float32, that a layer keeps for each token between its matrices.
