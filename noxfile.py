@@ -70,6 +70,7 @@ def tests(session: nox.Session) -> None:
     # one that spun at a barrier would keep the other from its core.
     arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
     python(session, *arguments, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+    python(session, "tests/core_size.py", OMP_NUM_THREADS="1")
 
 
 def _package_tests(name: str, member: str) -> None:

@@ -51,6 +51,7 @@ class Compaction(NamedTuple):
     """Whether an answer follows."""
 
 
+# Many attributes: what one response was asked for, and what has become of it so far.
 class ResponseRun:
     """One response: what was asked, and what came of it so far."""
 

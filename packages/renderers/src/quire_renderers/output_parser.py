@@ -64,6 +64,7 @@ class _Attempt:
     """Where its marker begins in the text that was fed."""
 
 
+# Many attributes: the state of one way through a text, of which each handler changes several.
 class OutputParser:
     """Parses one output.
 

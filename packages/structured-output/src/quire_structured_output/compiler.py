@@ -95,6 +95,7 @@ class _Order(NamedTuple):
     """How much work compiling is expected to be (`cost.py`), for the order of turns."""
 
 
+# Many attributes: one lock guards the cache, the queue, the two pools and their counts, which change together.
 class GrammarCompiler:
     """Compiles and remembers. Thread-safe. A `GrammarSource` for runners.
 
