@@ -323,8 +323,8 @@ class SchedulerSuite:
         half = driver.scheduler.schedule(frozenset({"r0", "r2"}))
         assert half is not None
         assert sorted(half.request_ids) == ["r0", "r2"]
-        for output in driver.scheduler.update(half, driver.runner.execute(half)):
-            driver.transcripts[output.request_id].token_ids += output.new_token_ids
+        for change in driver.scheduler.update(half, driver.runner.execute(half)):
+            driver.transcripts[change.request_id].token_ids += change.new_token_ids
         driver.scheduler.abort_requests(["r3"], FinishReason.ERROR)
         driver.run()
         for request in requests[:3]:
