@@ -7,6 +7,7 @@ deals with both. What only some requests need, or what is held from admission un
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 
 from quire_interfaces import (
     AdmissionRule,
@@ -19,9 +20,37 @@ from quire_interfaces import (
 )
 from quire_scheduler.rows import RowPool
 
-__all__ = ["EncoderRule", "FreeRowRule", "MaxRunningPerTenantRule", "SharedPromptRule"]
+__all__ = ["EncoderRule", "FreeRowRule", "MaxRunningPerTenantRule", "RuleSet", "SharedPromptRule"]
 
 _NUM_COMPUTED_GROUPS = 64
+
+
+class RuleSet:
+    """The rules of a scheduler, in the order in which they are asked. Most have nothing to do in most steps, so of the
+    methods that every step calls, only those are called that a rule defines itself.
+
+    Args:
+        rules: The rules.
+    """
+
+    def __init__(self, rules: Sequence[AdmissionRule]) -> None:
+        self._rules = tuple(rules)
+        self.step_begins = [rule.step_begins for rule in rules if _defines(rule, "step_begins")]
+        self.step_planned = [rule.step_planned for rule in rules if _defines(rule, "step_planned")]
+        self.step_ended = [rule.step_ended for rule in rules if _defines(rule, "step_ended")]
+        self._may_watch = [rule for rule in rules if _defines(rule, "is_watching")]
+
+    def __iter__(self) -> Iterator[AdmissionRule]:
+        return iter(self._rules)
+
+    def watching(self) -> tuple[AdmissionRule, ...]:
+        """The rules that have a say about running requests in the step that is being planned."""
+        return tuple([rule for rule in self._may_watch if rule.is_watching])
+
+
+def _defines(rule: AdmissionRule, name: str) -> bool:
+    """Whether a rule does not inherit the method from `AdmissionRule`, where it does nothing."""
+    return getattr(type(rule), name, None) is not getattr(AdmissionRule, name)
 
 
 class FreeRowRule(AdmissionRule):

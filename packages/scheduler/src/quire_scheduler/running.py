@@ -18,7 +18,7 @@ from typing import Any
 from quire_interfaces import SchedulerOutput
 from quire_scheduler.state import OrderedStates, RequestState, order_of
 
-__all__ = ["DecodeBatch", "RunningStates", "ScheduledStep"]
+__all__ = ["NO_DECODES", "DecodeBatch", "RunningStates", "ScheduledStep"]
 
 
 @dataclass(slots=True)
@@ -80,6 +80,10 @@ class DecodeBatch:
     def due(self) -> list[int]:
         """Indexes of the requests that need a block, or have nothing to compute any more."""
         return list(compress(range(len(self.states)), map(ge, self.positions, self.decode_until)))
+
+
+NO_DECODES = DecodeBatch()
+"""Of a step whose entries were planned one by one; not to be changed."""
 
 
 @dataclass(slots=True)

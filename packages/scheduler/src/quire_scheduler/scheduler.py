@@ -36,8 +36,8 @@ from quire_scheduler.intake import QueueBound, token_limit
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.results import ResultTaker, failure_output
 from quire_scheduler.rows import RowPool, new_row
-from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule
-from quire_scheduler.running import DecodeBatch, RunningStates, ScheduledStep
+from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, RuleSet
+from quire_scheduler.running import NO_DECODES, RunningStates, ScheduledStep
 from quire_scheduler.state import RequestState, order_of
 
 __all__ = ["Scheduler"]
@@ -72,7 +72,7 @@ class Scheduler:
         drafts = DraftRule(config.num_speculative_tokens, config.num_lookahead_tokens)
         share = config.max_running_per_tenant
         tenant_rules = [MaxRunningPerTenantRule(share)] if share else []
-        self._rules: tuple[AdmissionRule, ...] = (FreeRowRule(self._rows), *rules, *tenant_rules, drafts)
+        self._rules = RuleSet([FreeRowRule(self._rows), *rules, *tenant_rules, drafts])
         self._watchers: tuple[AdmissionRule, ...] = ()
         """The rules that have a say about running requests in the step that is being planned."""
         self._queue_bound = QueueBound(config.max_queued_requests)
@@ -137,11 +137,11 @@ class Scheduler:
             samples=[],
         )
         is_idle = not self._in_flight
-        step = self._in_flight[output.step_id] = ScheduledStep(output, [], DecodeBatch())
+        step = self._in_flight[output.step_id] = ScheduledStep(output, [], NO_DECODES)
         if self._pause_state != PauseState.ALL_HELD:
-            for rule in self._rules:
-                rule.step_begins()
-            self._watchers = tuple(rule for rule in self._rules if rule.is_watching)
+            for begin_step in self._rules.step_begins:
+                begin_step()
+            self._watchers = self._rules.watching()
             num_preemptions = self._counters.num_preemptions_total
             self._waits_for_blocks = False
             self._schedule_running(step, only)
@@ -151,7 +151,7 @@ class Scheduler:
                 self._schedule_waiting(step, only)
         output.freed_rows = self._rows.take_freed()
         is_idle = is_idle and not step.members
-        is_needed = [rule.step_planned(output, is_idle=is_idle) for rule in self._rules]
+        is_needed = [plan_step(output, is_idle=is_idle) for plan_step in self._rules.step_planned]
         if not (step.members or output.freed_rows or self._outputs or any(is_needed)):
             del self._in_flight[output.step_id]
             return None
@@ -431,8 +431,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Apply what a step produced. Returns one output for each request with new tokens or an end."""
         step = self._in_flight.pop(output.step_id)
-        for rule in self._rules:
-            rule.step_ended(result)
+        for end_step in self._rules.step_ended:
+            end_step(result)
         # Blocks may be free now, or another request first in the queue: one whose last token was still in flight.
         self._out_of_blocks = False
         outputs, self._outputs = self._outputs, []
@@ -469,7 +469,7 @@ class Scheduler:
             return True
         if self._pause_state == PauseState.ALL_HELD:
             return False
-        watchers = [rule for rule in self._rules if rule.is_watching]
+        watchers = self._rules.watching()
         if watchers:
             self._running.uncover()
         if self._running.has_decodes():
