@@ -357,7 +357,7 @@ def test_plan_of_an_encoder_alone(capsys, tmp_path):
     _, out, _ = run(capsys, "plan", str(tmp_path), "--json", "--max-num-batched-tokens", "500")
     plan = json.loads(out)
     assert plan["num_tokens"] == 500
-    assert plan["ledger_bytes"]["weights: embedding"] == 4 * 200 * 64
+    assert plan["ledger_bytes"]["weights: embedding"] == 4 * (200 + 128 + 2) * 64  # tokens, positions, types
     assert plan["total_bytes"] == sum(plan["ledger_bytes"].values())
 
 

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(bart: tuple[LLM, Any], tmp_path: Path) -> 
 def test_the_cache_is_planned_and_allocated_alike(bart: tuple[LLM, Any], tmp_path: Path) -> None:
     llm, _ = bart
     info = llm.engine_info
-    runner = llm.engine.core.parts.executor._runner  # type: ignore[attr-defined]
+    runner = llm.engine.core.parts.executor  # type: ignore[attr-defined]
     tensors = {
         cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner._layers.kv_caches
     }

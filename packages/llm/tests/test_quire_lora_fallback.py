@@ -87,7 +87,7 @@ def test_tokens_are_pefts(architecture: str, tmp_path: Path) -> None:
         for _ in range(2):
             outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
             assert [list(output.outputs[0].token_ids) for output in outputs] == expected
-        served = llm.engine.core.parts.executor._runner._paths[-1]._network  # type: ignore[attr-defined]
+        served = llm.engine.core.parts.executor._paths[-1]._network  # type: ignore[attr-defined]
         sites = [site.shape for site in served.adapters.linears.values()]
         assert sorted(sites) == sorted(linear_shapes(config)), "what is planned for"
 

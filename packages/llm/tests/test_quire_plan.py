@@ -40,7 +40,7 @@ def test_cache_is_allocated_as_planned(tmp_path: Path) -> None:
     config = QuireConfig.of(model=str(folder), max_model_len=256, kv_cache_memory_bytes=1_000_000)
     plan = make_plan(config, ModelConfig.from_path(folder))
     parts = build_parts(config)
-    caches = parts.executor._runner._layers.kv_caches  # type: ignore[attr-defined]
+    caches = parts.executor._layers.kv_caches  # type: ignore[attr-defined]
     assert sum(cache.nbytes for cache in caches) == plan.ledger_bytes["KV cache"] <= 1_000_000
     assert parts.info.num_blocks == plan.kv_plan.num_blocks - 1
     assert parts.scheduler._allocator.usage().num_total_blocks == parts.info.num_blocks  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def test_the_plan_is_what_is_allocated(architecture: str, tmp_path: Path, monkey
     parts = build_parts(config)
     weights = sum(size for what, size in plan.ledger_bytes.items() if what.startswith("weights"))
     assert weights == pytest.approx(sum(loaded), rel=SHARE)
-    caches = [cache.untyped_storage() for cache in parts.executor._runner._layers.kv_caches]  # type: ignore[attr-defined]
+    caches = [cache.untyped_storage() for cache in parts.executor._layers.kv_caches]  # type: ignore[attr-defined]
     allocated = sum({storage.data_ptr(): storage.nbytes() for storage in caches}.values())
     assert plan.ledger_bytes["KV cache"] == pytest.approx(allocated, rel=SHARE)
     assert MEMORY - sum(plan.kv_plan.tensor_block_bytes) < allocated <= MEMORY

@@ -16,7 +16,7 @@ PROMPT = {"prompt_token_ids": list(range(5, 105))}
 def test_sleep_forgets_the_cache_and_nothing_else() -> None:
     with LLM(num_gpu_blocks_override=256, max_num_seqs=4, enable_sleep_mode=True) as llm:
         (first,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
-        caches = llm.engine.core.parts.executor._runner._layers.kv_caches  # type: ignore[attr-defined]
+        caches = llm.engine.core.parts.executor._layers.kv_caches  # type: ignore[attr-defined]
         assert any(cache.any() for cache in caches)
         size = llm.engine_info.memory_bytes["KV cache"]
         assert size * 0.98 <= llm.sleep() <= size

@@ -38,7 +38,7 @@ def test_cache_and_weights_are_as_planned(folder: Path) -> None:
     assert any(isinstance(group.spec, MambaSpec) for group in plan.kv_plan.groups)
     assert plan.block_size == 128, "the states of these models are small"
     parts = build_parts(config)
-    caches = {cache.untyped_storage().data_ptr(): cache for cache in parts.executor._runner._layers.kv_caches}  # type: ignore[attr-defined]
+    caches = {cache.untyped_storage().data_ptr(): cache for cache in parts.executor._layers.kv_caches}  # type: ignore[attr-defined]
     allocated = sum(cache.untyped_storage().nbytes() for cache in caches.values())
     assert allocated == plan.ledger_bytes["KV cache"] <= 40_000_000
     parts.executor.close()

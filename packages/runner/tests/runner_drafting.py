@@ -96,3 +96,8 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "asynchronous": {"depth": 1, "budget": 16},
     "preemption": {"num_blocks": 27},
 }
+
+
+def runner_of(engine: Engine) -> Any:
+    """The runner behind the engine's executor, which is one itself where steps run in the caller."""
+    return getattr(engine.executor, "_runner", engine.executor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from runner_drafting import NUM_DRAFTS, Engine, requests
+from runner_drafting import NUM_DRAFTS, Engine, requests, runner_of
 from runner_harness import random_model
 
 from quire_models import DecoderLM
@@ -39,7 +39,7 @@ def test_costs_are_told_and_tokens_stay(depth: int, topk: int, target: DecoderLM
     for costs in controller.told.values():
         assert set(costs) == set(controller.lengths)
         assert all(seconds > 0 for seconds in costs.values())
-    rows = engine.executor._runner.rows
+    rows = runner_of(engine).rows
     assert not rows.num_tokens.any()
     assert not any(table.num_blocks.any() for table in rows.block_tables)
     assert engine.run(*requests()) == expected

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from runner_drafting import NUM_DRAFTS, SITUATIONS, Engine
+from runner_drafting import NUM_DRAFTS, SITUATIONS, Engine, runner_of
 from runner_graph_network import add_torch_networks
 from runner_harness import make_request, random_model
 from test_runner_draft_networks import eagle_head
@@ -85,7 +85,7 @@ class Guided(RowDrafter):
 
     def __init__(self, asked: RowDrafter, engine: Engine, sequences: list[list[int]]) -> None:
         self._asked = asked
-        self._rows = engine.executor._runner.rows
+        self._rows = runner_of(engine).rows
         self._sequences = sequences
         self.feature_layers, self.wants_hidden = asked.feature_layers, asked.wants_hidden
         self.said: list[tuple[list[int], list[int]]] = []
@@ -108,7 +108,7 @@ class Guided(RowDrafter):
 
 
 def guide(engine: Engine, sequences: list[list[int]]) -> Guided:
-    drafting = engine.executor._runner._drafting
+    drafting = runner_of(engine)._drafting
     drafting.drafter = Guided(drafting.drafter, engine, sequences)
     return drafting.drafter
 
@@ -141,7 +141,7 @@ def test_tokens_and_drafts_are_those_of_eager_steps(drafter: str, kind: str, sit
     assert guided.said == expected.said
     assert len(guided.said) > 20
     assert 0.2 < engine.acceptance < 1
-    graphs = engine.executor._runner.graphs
+    graphs = runner_of(engine).graphs
     assert graphs is not None
     assert graphs.failure is None
     assert len(graphs.captured) >= 2

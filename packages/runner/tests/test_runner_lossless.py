@@ -71,7 +71,7 @@ def test_pairs_of_tokens_have_the_models_distribution(values: dict[str, Any]) ->
     counts = torch.zeros(VOCAB, VOCAB)
     first, num_accepted = torch.zeros(VOCAB), 0
     for round_ in range(ROUNDS):
-        state.seeds[:] = torch.arange(ROWS) + round_ * ROWS + 12345
+        state.sample_table.seeds[:] = torch.arange(ROWS) + round_ * ROWS + 12345
         drafts = torch.multinomial(torch.tensor([5.0, 1, 1, 1, 1, 3]), ROWS, replacement=True, generator=generator)
         history[:, len(PROMPT)] = drafts
         both = torch.stack((table[0].expand(ROWS, VOCAB), table[1 + drafts]), dim=1).reshape(2 * ROWS, VOCAB)

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
@@ -70,7 +71,8 @@ class FusedDecoder:
             None where no backend takes the layers.
         """
         known = [layer for layer in layers if layer is not None]
-        if len(known) < len(layers) or not all(_fits(layer) for layer in known):
+        has_memory = not isinstance(norm.weight, FakeTensor)
+        if not has_memory or len(known) < len(layers) or not all(_fits(layer) for layer in known):
             return None
         stack = DecoderStack(
             layers=tuple(known),

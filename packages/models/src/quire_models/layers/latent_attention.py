@@ -96,7 +96,7 @@ class LatentAttention:
         """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
         spec, (q_down, kv_down, *beside) = self._spec, self._down.layers
         weights: dict[str, Any] | None = unadapted_weights(q_down=q_down, kv_down=kv_down, o=self._out)
-        if weights is None or beside:
+        if weights is None or beside or not (self._key[0].is_contiguous() and self._value[0].is_contiguous()):
             return None
         query: dict[str, Any] = {}
         if isinstance(self._query, Linear) and isinstance(self._query_norm, RMSNorm):
