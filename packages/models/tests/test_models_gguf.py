@@ -20,6 +20,7 @@ from quire_models import DecoderLM, ModelConfig, load_model, resolve_model
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.gguf.header import BLOCKS
 from quire_models.ledger import weight_ledger
+from quire_models.mixer_spec import LatentSelfAttentionSpec
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 
 TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
@@ -160,6 +161,10 @@ def check_plan(network: Any) -> None:
     ledger, linears = weight_ledger(network.config, "bfloat16"), [each for each in network.linears if each._weights]
     layers = [layer.stack_weights() for layer in linears]  # without those that latent attention has taken apart
     kept = sum(t.nbytes for layer in layers if layer is not None for t in layer if isinstance(t, Tensor))
+    mixers = [mixer for layer in network.config.network.layers for mixer in layer.mixers]
+    for mixer in mixers:
+        if isinstance(mixer, LatentSelfAttentionSpec):  # its up-projections, absorbed, in bfloat16
+            kept += 2 * mixer.num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
     assert ledger["attention"] + ledger["MLP"] + ledger.get("experts", 0) == pytest.approx(kept, rel=0.02)
 
 

@@ -302,6 +302,9 @@ class NetworkSpec:
     checkpoint: CheckpointNames = CheckpointNames()
     num_mtp_layers: int = 0
     """Layers of the checkpoint that predict further tokens (multi-token prediction); a drafting head loads them."""
+    mtp_feed_forward: FeedForwardSpec | None = None
+    """The feed-forward network of these layers, where the family says it; None where it is that of the last layer with
+    experts, or of any."""
     has_positions_without_end: bool = False
     """Positions are distances only: `max_model_len` is what it was trained for, and it runs beyond."""
     max_encoder_len: int = 0

@@ -111,5 +111,6 @@ def grouped_network(
             for layer, (mixer, has_experts) in enumerate(zip(mixers, is_sparse, strict=True))
         ),
         num_mtp_layers=num_mtp,
+        mtp_feed_forward=moe if num_mtp else None,
         checkpoint=CheckpointNames(ignored_prefixes=tuple(f"model.layers.{layer}." for layer in behind)),
     )

@@ -80,9 +80,9 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
 
 
 def _like_deepseek(target: NetworkSpec) -> NetworkSpec:
-    """The target's last layer with experts, under the number behind its last one, with an indexer of its own where the
+    """The target's last layer, with experts, under the number behind its last one, with an indexer of its own where the
     target has indexers."""
-    layer = _last_with_experts(target.layers) or target.layers[-1]
+    layer = dataclasses.replace(target.layers[-1], feed_forward=target.mtp_feed_forward)
     mixer = layer.mixers[0]
     if isinstance(mixer, LatentSelfAttentionSpec) and mixer.indexer is not None:
         mixer = dataclasses.replace(mixer, indexer=dataclasses.replace(mixer.indexer, is_shared=False))
