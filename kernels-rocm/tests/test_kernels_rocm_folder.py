@@ -112,8 +112,8 @@ def test():
 
     # What else is installed has nothing for it.
     with builder.recording("gfx942"):
-        backend, choice = op_table().choose(ops.rms_norm, OpRequest(device="cuda"))
-        assert backend.name == "triton-rocm" and choice.refused["triton"] == "has no kernels for gfx942"
+        report = op_table().report(ops.rms_norm, OpRequest(device="cuda"))
+        assert report.backend == "triton-rocm" and report.refused["triton"] == "has no kernels for gfx942"
 
     for build in kernels:
         build.kernel.device_caches.clear()
