@@ -61,7 +61,7 @@ class Modem(AdmissionRule):
         if request.num_prompt_tokens > self.pulses_per_step:
             raise RequestError("the number is too long", param="prompt")
 
-    def step_begins(self) -> None:
+    def admission_begins(self) -> None:
         self.pulses = 0
 
     def admits(self, request: Request) -> bool:

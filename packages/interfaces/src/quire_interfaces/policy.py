@@ -71,7 +71,7 @@ class AdmissionRule(Protocol):
         """Every rule admits the request: take its share of the step's budget, or begin to prepare what it needs.
 
         If it is not admitted in this step after all (too few blocks, or another rule refuses), the share is lost until
-        the next `step_begins`.
+        the next `admission_begins`.
 
         Args:
             cached: What the KV cache has of it.
@@ -92,8 +92,8 @@ class AdmissionRule(Protocol):
 
     # In each step.
 
-    def step_begins(self) -> None:
-        """A step is about to be planned: refill budgets that are per step."""
+    def admission_begins(self) -> None:
+        """Waiting requests are about to be admitted to a step, if they can be: refill budgets that are per step."""
         return
 
     def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from itertools import compress, repeat
 from operator import ge
@@ -19,13 +19,16 @@ from quire_interfaces import (
     TokenLogprobs,
 )
 from quire_scheduler.drafts import DraftRule
-from quire_scheduler.running import DecodeBatch, RunningStates, ScheduledStep
+from quire_scheduler.running import RunningStates, ScheduledStep
 from quire_scheduler.state import RequestState
 from quire_scheduler.stopping import append_tokens, is_stop
 
 __all__ = ["ResultTaker", "failure_output"]
 
 Finish = Callable[[RequestState, FinishReason], None]
+
+_NONE = repeat(None)
+"""A column of nothing."""
 
 
 def failure_output(request_id: str, failure: RequestFailure) -> EngineCoreOutput:
@@ -87,16 +90,19 @@ class ResultTaker:
             result: What came of it.
             outputs: Appended to: one for each request with new tokens, prompt logprobs or an end, in order.
         """
-        num_entries = len(step.members)
+        num_entries, num_decodes = len(step.members), len(step.decodes.states)
         assert result.step_id == step.output.step_id, f"result of step {result.step_id} for {step.output.step_id}"
         assert len(result.sampled_token_ids) == num_entries, f"{len(result.sampled_token_ids)} of {num_entries} results"
         begin = 0
-        for index in self._special_decodes(step, result):
-            self._take_decodes(step, begin, index, result, outputs)
-            self._take_entry(step, index, result, outputs)
-            begin = index + 1
-        self._take_decodes(step, begin, len(step.decodes), result, outputs)
-        for index in range(len(step.decodes), num_entries):
+        if step.departed or result.failed_rows or result.logprobs or result.prompt_logprobs:
+            for index in self._special_decodes(step, result):
+                if begin < index:
+                    self._take_decodes(step, begin, index, result, outputs)
+                self._take_entry(step, index, result, outputs)
+                begin = index + 1
+        if begin < num_decodes:
+            self._take_decodes(step, begin, num_decodes, result, outputs)
+        for index in range(num_decodes, num_entries):
             self._take_entry(step, index, result, outputs)
         if result.draft_token_ids or result.forced_token_ids:
             for row, state in zip(step.output.rows, step.members, strict=True):
@@ -107,8 +113,6 @@ class ResultTaker:
     def _special_decodes(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[int]:
         """Indexes of the decodes to be looked at one by one: those that are no decodes any more, or got more than a
         token."""
-        if not (step.departed or result.failed_rows or result.logprobs or result.prompt_logprobs):
-            return []
         departed = set(step.departed)
         rows = result.failed_rows.keys() | result.logprobs.keys() | result.prompt_logprobs.keys()
         entries = zip(step.decodes.states, step.decodes.rows, strict=True)
@@ -118,34 +122,33 @@ class ResultTaker:
         self, step: ScheduledStep, begin: int, end: int, result: ModelRunnerOutput, outputs: list[EngineCoreOutput]
     ) -> None:
         """Apply the entries [begin, end): requests of the batch of decodes, each with one sampled token."""
-        if begin == end:
-            return
-        decodes, entries = step.decodes, slice(begin, end)
-        sampled = result.sampled_token_ids[entries]
-        token_ids = [token_id for (token_id,) in sampled]
+        decodes, sampled, positions = step.decodes, result.sampled_token_ids, step.output.num_computed_tokens
         request_ids, output_token_ids = decodes.request_ids, decodes.output_token_ids
-        num_cached, positions, check_from = decodes.num_cached_tokens, decodes.positions, decodes.check_from
-        if len(token_ids) < len(decodes):
+        num_cached, check_from = decodes.num_cached_tokens, decodes.check_from
+        if end - begin < len(sampled):
+            entries = slice(begin, end)
+            sampled, positions = sampled[entries], positions[entries]
             request_ids, output_token_ids = request_ids[entries], output_token_ids[entries]
-            num_cached, positions, check_from = num_cached[entries], positions[entries], check_from[entries]
-        deque(map(list.append, output_token_ids, token_ids), maxlen=0)
-        self._counters.num_generation_tokens_total += len(token_ids)
-        nothing = repeat(None)
-        new = list(map(EngineCoreOutput, request_ids, sampled, nothing, nothing, nothing, nothing, num_cached))
+            num_cached, check_from = num_cached[entries], check_from[entries]
+        token_ids = [token_id for (token_id,) in sampled]
+        for tokens, token_id in zip(output_token_ids, token_ids, strict=True):
+            tokens.append(token_id)
+        self._counters.num_generation_tokens_total += end - begin
+        new = list(map(EngineCoreOutput, request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached))
         outputs += new
         checked = list(compress(range(begin, end), map(ge, positions, check_from)))
         if not self._stop_token_ids.keys().isdisjoint(token_ids):
             stops = self._stop_token_ids
             checked = sorted({*checked, *(i for i, token_id in enumerate(token_ids, begin) if token_id in stops)})
         for index in checked:
-            self._check_decode(decodes, index, result.step_id, new[index - begin])
+            self._check_decode(step, index, new[index - begin])
 
-    def _check_decode(self, decodes: DecodeBatch, index: int, step_id: int, output: EngineCoreOutput) -> None:
+    def _check_decode(self, step: ScheduledStep, index: int, output: EngineCoreOutput) -> None:
         """Look whether a decode completed a block, and whether its token, which was appended, ends the request."""
-        state, end = decodes.states[index], decodes.positions[index] + 1
+        state, end = step.members[index], step.output.num_computed_tokens[index] + 1
         state.num_tokens = num_tokens = end + 1
-        self._computed(state, end, step_id)
-        decodes.check_from[index] = state.check_from
+        self._computed(state, end, step.output.step_id)
+        step.decodes.check_from[index] = state.check_from
         (token_id,) = output.new_token_ids
         if is_stop(state.request, token_id):
             output.finish_reason, output.stop_token_id = FinishReason.STOP, token_id

@@ -35,7 +35,7 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[AdmissionRule]) -> None:
         self._rules = tuple(rules)
-        self.step_begins = [rule.step_begins for rule in rules if _defines(rule, "step_begins")]
+        self.admission_begins = [rule.admission_begins for rule in rules if _defines(rule, "admission_begins")]
         self.step_planned = [rule.step_planned for rule in rules if _defines(rule, "step_planned")]
         self.step_ended = [rule.step_ended for rule in rules if _defines(rule, "step_ended")]
         self._may_watch = [rule for rule in rules if _defines(rule, "is_watching")]
@@ -154,7 +154,7 @@ class EncoderRule(AdmissionRule):
                 max_model_len=max_tokens,
             )
 
-    def step_begins(self) -> None:
+    def admission_begins(self) -> None:
         """Refill the budget."""
         self._budget = self._max_step_tokens
 

@@ -27,6 +27,8 @@ class DecodeBatch:
 
     While a request is in the batch, `positions` and the length of its output are the truth about its progress; the
     counts in `Request` and `RequestState` are brought up to date when somebody needs them (`RunningStates.refresh`).
+    Steps in flight hold the batch that they were planned with, so once shared, it only moves on: where members change,
+    a copy takes its place.
     """
 
     states: list[RequestState] = field(default_factory=list)
@@ -35,7 +37,7 @@ class DecodeBatch:
     output_token_ids: list[list[int]] = field(default_factory=list)
     num_cached_tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    """Position of the token that the next step computes. Steps keep this list: the next one gets a new one."""
+    """Position of the token that the next step computes; a new list for each step, which hands it out."""
     decode_until: array[int] = field(default_factory=lambda: array("q"))
     """Position from which on a decode needs a block, or must not happen because of the request's length."""
     check_from: array[int] = field(default_factory=lambda: array("q"))
@@ -94,21 +96,23 @@ class ScheduledStep:
     members: list[RequestState]
     """Per entry of `output`, its request."""
     decodes: DecodeBatch
-    """The requests of the first entries, where these were planned together; not to be changed."""
+    """The requests of the first entries, where these were planned together; not to be changed. They stood at the first
+    of `output.num_computed_tokens`."""
     departed: list[RequestState] = field(default_factory=list)
     """Requests that left the batch of decodes, or their rows, while the step was in flight; members or not."""
 
     def add_decodes(self, batch: DecodeBatch) -> None:
         """Begin with an entry of one token for each request of a batch. The lists are shared until `add` is called."""
         output = self.output
+        num_entries = len(batch.states)
         self.decodes = batch
         self.members = batch.states
         output.rows = batch.rows
         output.request_ids = batch.request_ids
         output.num_computed_tokens = batch.positions
-        output.num_scheduled_tokens = [1] * len(batch)
-        output.samples = [True] * len(batch)
-        output.total_num_scheduled_tokens = len(batch)
+        output.num_scheduled_tokens = [1] * num_entries
+        output.samples = [True] * num_entries
+        output.total_num_scheduled_tokens = num_entries
 
     def add(self, state: RequestState, num_tokens: int, *, samples: bool) -> None:
         """Append an entry for a request, from `num_computed_tokens` on."""
@@ -194,13 +198,14 @@ class RunningStates(OrderedStates):
         for entry in reversed(entries):
             self._delete(entry, entry + 1)
 
-    def take_decodes(self) -> DecodeBatch:
-        """The batch for a step, which moves on by one token each."""
-        decodes = self.decodes
-        batch = DecodeBatch(*decodes.columns())
-        decodes.positions = [position + 1 for position in decodes.positions]
+    def advance_decodes(self) -> None:
+        """A step holds the batch, which moves on by one token each."""
+        self.decodes.positions = [position + 1 for position in self.decodes.positions]
         self._is_shared = True
-        return batch
+
+    def is_covered(self) -> bool:
+        """Whether no request is to be looked at one by one."""
+        return self.num_covered == len(self.states)
 
     def rest(self) -> Iterator[RequestState]:
         """The requests that are not covered; those behind the one at hand may be removed meanwhile."""

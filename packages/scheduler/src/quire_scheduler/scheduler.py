@@ -139,20 +139,20 @@ class Scheduler:
         is_idle = not self._in_flight
         step = self._in_flight[output.step_id] = ScheduledStep(output, [], NO_DECODES)
         if self._pause_state != PauseState.ALL_HELD:
-            for begin_step in self._rules.step_begins:
-                begin_step()
             self._watchers = self._rules.watching()
             num_preemptions = self._counters.num_preemptions_total
             self._waits_for_blocks = False
             self._schedule_running(step, only)
             # Whoever was preempted a moment ago would take the blocks that made room for the others.
             is_calm = num_preemptions == self._counters.num_preemptions_total and not self._waits_for_blocks
-            if is_calm and self._budget(step) > 0:
+            if is_calm and self._waiting and self._budget(step) > 0:
                 self._schedule_waiting(step, only)
-        output.freed_rows = self._rows.take_freed()
-        is_idle = is_idle and not step.members
-        is_needed = [plan_step(output, is_idle=is_idle) for plan_step in self._rules.step_planned]
-        if not (step.members or output.freed_rows or self._outputs or any(is_needed)):
+        if self._rows.has_untold:
+            output.freed_rows = self._rows.take_freed()
+        is_needed = bool(step.members or output.freed_rows or self._outputs)
+        for plan_step in self._rules.step_planned:
+            is_needed |= plan_step(output, is_idle=is_idle and not step.members)
+        if not is_needed:
             del self._in_flight[output.step_id]
             return None
         self._next_step_id += 1
@@ -164,11 +164,14 @@ class Scheduler:
 
     def _schedule_running(self, step: ScheduledStep, only: frozenset[str] | None) -> None:
         """Give running requests their tokens, in the order of the policy."""
-        may_batch = only is None and not self._watchers and self._budget(step) >= len(self._running)
+        running = self._running
+        may_batch = only is None and not self._watchers and self.config.max_num_batched_tokens >= len(running.states)
         if not (may_batch and self._schedule_decodes(step)):
-            self._running.uncover()
+            running.uncover()
+        if running.is_covered():
+            return
         # Preemption takes requests off this list behind the one at hand, never before it.
-        for state in self._running.rest():
+        for state in running.rest():
             budget = self._budget(step)
             if budget <= 0:
                 return
@@ -197,7 +200,8 @@ class Scheduler:
         """Give one token to each of the running requests that only decode, all at once. False, with nothing scheduled,
         where there are too few blocks for that."""
         running = self._running
-        running.cover_decodes()
+        if not running.is_covered():
+            running.cover_decodes()
         decodes = running.decodes
         idle: list[int] = []
         for entry in decodes.due():
@@ -210,7 +214,8 @@ class Scheduler:
                 return False
             decodes.decode_until[entry] = state.decode_until
         running.leave_decodes(idle)
-        step.add_decodes(running.take_decodes())
+        step.add_decodes(running.decodes)
+        running.advance_decodes()
         return True
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
@@ -289,6 +294,8 @@ class Scheduler:
 
     def _schedule_waiting(self, step: ScheduledStep, only: frozenset[str] | None) -> None:
         """Admit waiting requests, the tenants in turn, each one's in the order of the policy."""
+        for begin_admission in self._rules.admission_begins:
+            begin_admission()
         for state in self._waiting.turns():
             if self._is_held(state) or (only is not None and state.request.request_id not in only):
                 continue
