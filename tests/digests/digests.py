@@ -183,7 +183,7 @@ def _normalized(text: str) -> str:
 
 def _stream(text: str) -> dict[str, Any]:
     """A stream without what depends on time, which is how its text is cut: all text by its place in events, and what
-    else any of the events says."""
+    else any of the events says but null, which a stream of one event may not say."""
     texts: dict[str, str] = {}
     others: set[str] = set()
     for line in text.splitlines():
@@ -193,7 +193,7 @@ def _stream(text: str) -> dict[str, Any]:
             key = place.rsplit(".", 1)[-1]
             if key in ("content", "text", "delta", "arguments", "partial_json") and isinstance(value, str):
                 texts[place] = texts.get(place, "") + value
-            elif key != "sequence_number":
+            elif key != "sequence_number" and value is not None:
                 others.add(json.dumps([place, value]))
     return {"texts": texts, "others": sorted(others)}
 
