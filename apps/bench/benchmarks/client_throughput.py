@@ -1,6 +1,6 @@
 """What the client side of the engine costs: requests per second, and microseconds per token, against a fake engine.
 
-    python packages/engine/benchmarks/client_throughput.py --requests 3000 --output-tokens 8 --concurrency 128
+    python apps/bench/benchmarks/client_throughput.py --requests 3000 --output-tokens 8 --concurrency 128
 
 The engine runs in a child process without a model, so nearly all that is measured is the client: making requests,
 sending them, one receive and one decode per step, the fan-out to streams, and the output processing (without text).

@@ -1,6 +1,6 @@
 """What speculation brings: tokens per second of processor time, by drafter and requests at a time, against none.
 
-    python packages/spec-decode/benchmarks/gain.py [--methods ngram suffix draft_model eagle3] [--rows 1 8] [--topk 4]
+    python apps/bench/benchmarks/speculation_gain.py [--methods ngram suffix draft_model eagle3] [--rows 1 8] [--topk 4]
 
 Needs `quire` with compiled kernels and the demo model, whose companions draft. Conversations of a few kinds (chat,
 repetition, edits), one engine per method with the controller on and two without speculation, all of them alive,

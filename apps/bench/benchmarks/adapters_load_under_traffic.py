@@ -1,6 +1,6 @@
 """What loading adapters does to requests that are running: the time from one token to the next, with and without.
 
-    python packages/lora/benchmarks/load_under_traffic.py [--model FOLDER] [--batch 8] [--rank 16]
+    python apps/bench/benchmarks/adapters_load_under_traffic.py [--model FOLDER] [--batch 8] [--rank 16]
 
 Needs `quire` with compiled kernels; without --model it runs the embedded demo model; --dummy fills any checkpoint's
 config.json with random weights. Requests decode all the time. Turn by turn, in rounds of so many steps each, either

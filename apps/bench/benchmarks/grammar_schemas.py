@@ -1,6 +1,6 @@
 """Whether outputs follow their JSON schemas: random schemas, several hot samples of each, judged by jsonschema.
 
-    python packages/structured-output/benchmarks/schemas.py [--schemas 500] [--samples 20] [--models demo random]
+    python apps/bench/benchmarks/grammar_schemas.py [--schemas 500] [--samples 20] [--models demo random]
 
 Random schemas with every keyword of draft 2020-12 that the backend follows (`quire_testkit.schemas`) go through `LLM`
 with the demo model and with a random one, at a high temperature, every other one without white space. Every sample that

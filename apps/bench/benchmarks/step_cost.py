@@ -1,6 +1,6 @@
 """What a decode step of the assembled engine is made of: compiled kernels, and the host's share around them.
 
-    python packages/engine/benchmarks/step_cost.py [--model FOLDER] [--batch 1 32] [--temperature 0] [--steps 300]
+    python apps/bench/benchmarks/step_cost.py [--model FOLDER] [--batch 1 32] [--temperature 0] [--steps 300]
 
 Needs `quire` with compiled kernels; without --model it runs the embedded demo model. Every phase is timed in the same
 steps; figures are microseconds. `kernels` is the time inside the compiled functions, the team of threads

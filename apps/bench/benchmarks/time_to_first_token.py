@@ -1,6 +1,6 @@
 """Time to the first token of long prompts: computed, computed while the tier stores, and read back after a restart.
 
-    python packages/kv-transfer/benchmarks/time_to_first_token.py [--model FOLDER] [--num-tokens 2048] [--prompts 3]
+    python apps/bench/benchmarks/time_to_first_token.py [--model FOLDER] [--num-tokens 2048] [--prompts 3]
 
 Needs `quire` and `quire-testkit` (for a random checkpoint of the Qwen3 0.6B shape when no model is given). Each case is
 a process of its own. Before the last case the files are dropped from the system's page cache; the case before it reads

@@ -1,6 +1,6 @@
 """What adapters cost: decode steps of one batch with none, with one adapter for all, with several mixed.
 
-    python packages/lora/benchmarks/mixed_batch.py [--model FOLDER] [--batch 32] [--rank 16] [--adapters 0 1 16]
+    python apps/bench/benchmarks/adapters_mixed_batch.py [--model FOLDER] [--batch 32] [--rank 16] [--adapters 0 1 16]
 
 Needs `quire` with compiled kernels; without --model it runs the embedded demo model; --dummy fills any checkpoint's
 config.json with random weights. Adapters are random, of one rank, for every matrix. One engine serves all batches, turn

@@ -1,6 +1,6 @@
 """What structured output costs per step: computing the masks of constrained rows, and sampling among what they allow.
 
-    python packages/structured-output/benchmarks/masks.py [--rows 32] [--vocab 151936]
+    python apps/bench/benchmarks/grammar_masks.py [--rows 32] [--vocab 151936]
 
 Each row follows a JSON schema of its own with outputs chosen at random among the allowed tokens that are text a model
 would write (letters, digits, punctuation). The cost of masks is what computing them takes, and how much longer it
