@@ -15,8 +15,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
-from quire_models.layers.routing import grouped_sigmoid_topk, sigmoid_topk, softmax_topk, topk_softmax
+from quire_models.layers.routing import choose_experts
 from quire_models.ledger import weight_ledger
+from quire_ops import RoutingRule
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -150,22 +151,25 @@ def test_configurations_that_make_no_sense(changes: dict[str, Any], message: str
 def test_routing_by_hand() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
     probabilities = torch.softmax(logits, -1)[0]
-    ids, weights = softmax_topk(logits, 2, renormalize=False)
+    ids, weights = choose_experts(logits, None, RoutingRule(top_k=2, scoring="softmax"))
     assert ids.tolist() == [[1, 2]]
     assert torch.equal(weights[0], probabilities[[1, 2]])
     shares = probabilities[[1, 2]] / probabilities[[1, 2]].sum()
-    assert torch.allclose(softmax_topk(logits, 2, renormalize=True)[1][0], shares)
-    assert torch.allclose(topk_softmax(logits, 2)[1][0], shares)
+    for rule in (
+        RoutingRule(top_k=2, scoring="softmax", renormalize=True),
+        RoutingRule(top_k=2, scoring="softmax_of_chosen"),
+    ):
+        assert torch.allclose(choose_experts(logits, None, rule)[1][0], shares)
 
 
 def test_bias_chooses_but_does_not_weigh() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
     bias = torch.tensor([0.0, 0.0, 0.0, 5.0])
     scores = torch.sigmoid(logits)
-    ids, weights = sigmoid_topk(scores, 2, bias=bias, renormalize=False, scale=2.5)
+    ids, weights = choose_experts(logits, bias, RoutingRule(top_k=2, scoring="sigmoid", scale=2.5))
     assert ids.tolist() == [[3, 1]]
     assert torch.equal(weights[0], scores[0, [3, 1]] * 2.5)
-    ids, weights = sigmoid_topk(scores, 2, bias=None, renormalize=True, scale=1.0)
+    ids, weights = choose_experts(logits, None, RoutingRule(top_k=2, scoring="sigmoid", renormalize=True))
     assert ids.tolist() == [[1, 2]]
     assert torch.allclose(weights.sum(), torch.tensor(1.0))
 
@@ -173,9 +177,9 @@ def test_bias_chooses_but_does_not_weigh() -> None:
 def test_groups_are_chosen_by_their_two_best() -> None:
     # The best expert stands alone in the first group; the second group's two best together are better.
     scores = torch.tensor([[0.9, 0.1, 0.1, 0.6, 0.7, 0.1]])
-    options = {"bias": torch.zeros(6), "renormalize": False, "scale": 1.0}
-    ids, weights = grouped_sigmoid_topk(scores, 2, num_groups=2, topk_groups=1, **options)
+    rule = RoutingRule(top_k=2, scoring="sigmoid", num_groups=2, topk_groups=1, group_best=2)
+    ids, weights = choose_experts(scores.logit(), torch.zeros(6), rule)
     assert ids.tolist() == [[4, 3]]
     assert torch.allclose(weights, torch.tensor([[0.7, 0.6]]))
-    both, _ = grouped_sigmoid_topk(scores, 2, num_groups=2, topk_groups=2, **options)
+    both, _ = choose_experts(scores.logit(), torch.zeros(6), dataclasses.replace(rule, topk_groups=2))
     assert both.tolist() == [[0, 4]]

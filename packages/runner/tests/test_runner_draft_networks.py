@@ -16,8 +16,8 @@ from runner_harness import make_request, random_model
 from torch import Tensor
 
 from quire_models import DecoderLM, Network, build_model
-from quire_models.eagle.config import EagleConfig, read_eagle_config
-from quire_models.eagle.model import EagleHead
+from quire_models.draft_heads.eagle import EagleHead
+from quire_models.draft_heads.eagle_config import EagleConfig, read_eagle_config
 from quire_spec_decode import Draft, paths
 from quire_spec_decode.row_drafter import DraftStep
 

@@ -20,7 +20,7 @@ from test_runner_mtp import Checkpoint
 from quire_interfaces import Request, SchedulerOutput
 from quire_models import Network, load_model
 from quire_models.config import ModelConfig
-from quire_models.mtp.config import mtp_config
+from quire_models.draft_heads.mtp_config import mtp_config
 from quire_sampling import SampleMode
 from quire_spec_decode import Draft
 from quire_spec_decode.row_drafter import DraftStep, RowDrafter

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models import DecoderLM, load_model
-from quire_models.medusa.config import read_medusa_config
-from quire_models.medusa.model import MedusaHeads
+from quire_models.draft_heads.medusa import MedusaHeads
+from quire_models.draft_heads.medusa_config import read_medusa_config
 from quire_spec_decode import paths
 
 NUM_LAYERS = 2

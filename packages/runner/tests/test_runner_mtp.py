@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_interfaces import ConfigError
 from quire_models import load_model
 from quire_models.config import ModelConfig
-from quire_models.mtp.config import mtp_config
+from quire_models.draft_heads.mtp_config import mtp_config
 from quire_spec_decode import paths
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint

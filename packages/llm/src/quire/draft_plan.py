@@ -10,11 +10,11 @@ from typing import Any
 from quire.config import QuireConfig
 from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import ModelConfig
-from quire_models.eagle.config import EagleConfig, default_feature_layers, read_eagle_config
+from quire_models.draft_heads.eagle_config import EagleConfig, default_feature_layers, read_eagle_config
+from quire_models.draft_heads.medusa_config import MedusaConfig, read_medusa_config
+from quire_models.draft_heads.mtp_config import mtp_config
 from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
-from quire_models.medusa.config import MedusaConfig, read_medusa_config
-from quire_models.mtp.config import mtp_config
 from quire_models.named_formats import resolved_linear_method
 from quire_renderers import load_tokenizer
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig

@@ -15,11 +15,11 @@ from quire_models.layers.convolution import GatedShortConvolution
 from quire_models.layers.gated_attention import GatedAttention
 from quire_models.layers.gated_delta import GatedDeltaNet
 from quire_models.layers.latent_attention import LatentAttention
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.mamba1 import Mamba1Mixer
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import MLP, GatedMLP
 from quire_models.layers.moe import SparseMoE
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import (
     GatedDeltaSpec,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire_interfaces.step import SchedulerOutput
-from quire_models.medusa.config import MedusaConfig
-from quire_models.medusa.model import MedusaHeads
+from quire_models.draft_heads.medusa import MedusaHeads
+from quire_models.draft_heads.medusa_config import MedusaConfig
 from quire_ops import to_device
 from quire_spec_decode.row_drafter import DraftLimits, DraftRows, DraftStep, RowDrafter
 from quire_spec_decode.trees import Draft, Level, best_tree

@@ -20,8 +20,8 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
-from quire_models.layers.draft_head import DraftHead
-from quire_models.medusa.model import MedusaHeads
+from quire_models.draft_heads.head import DraftHead
+from quire_models.draft_heads.medusa import MedusaHeads
 from quire_ops import DecodeRows, OpFunction, SampleTable, to_device
 from quire_spec_decode.draft_cache import AllocateKVCaches, DraftCache, RowSpan
 from quire_spec_decode.medusa_drafting import MedusaDrafting

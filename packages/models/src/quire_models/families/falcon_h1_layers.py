@@ -12,8 +12,8 @@ from quire_models.build import build_feed_forward, build_mixer
 from quire_models.families.falcon_h1 import FalconH1LayerSpec, ScaledMLPSpec
 from quire_models.layers.blocks import SequentialBlock
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 

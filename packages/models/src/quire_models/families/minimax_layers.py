@@ -14,8 +14,7 @@ from quire_models.families.minimax import LightningAttentionSpec, MiniMaxLayerSp
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
-from quire_models.layers.norm import RMSNorm
+from quire_models.layers.norm import RMSNorm, make_norm
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 

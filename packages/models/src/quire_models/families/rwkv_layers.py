@@ -13,7 +13,7 @@ from quire_models.families.rwkv import RwkvLayerSpec, RwkvMixingSpec
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 

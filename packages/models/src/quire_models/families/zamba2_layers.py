@@ -16,9 +16,8 @@ from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
-from quire_models.layers.norm import RMSNorm
+from quire_models.layers.norm import RMSNorm, make_norm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.alibi import alibi_slopes
 from quire_models.layers.linear import Linear, stack_weights
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
-from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm
+from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm, make_norm
 from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary

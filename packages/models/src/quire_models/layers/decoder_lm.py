@@ -21,9 +21,8 @@ from quire_models.layers.blocks import FusedLayer
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Linear, LMHead
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
-from quire_models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from quire_models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm, make_norm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding

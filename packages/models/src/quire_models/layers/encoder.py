@@ -11,8 +11,8 @@ from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.build import build_feed_forward, within
 from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.merged_linear import MergedLinear
+from quire_models.layers.norm import make_norm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.spec import LayerSpec

@@ -14,8 +14,8 @@ from quire_models.config import ModelConfig
 from quire_models.encoder_spec import CrossLayerSpec, EncoderDecoderSpec
 from quire_models.layers.encoder import CrossAttention, EncoderLayer
 from quire_models.layers.linear import Embedding, LMHead
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
 from quire_ops import LoraTokens

@@ -13,8 +13,8 @@ from quire_models.build import within
 from quire_models.config import ModelConfig
 from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.encoder import EncoderLayer
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
 

@@ -19,10 +19,9 @@ from torch import Tensor
 from quire_lora import AdapterSlots, ExpertSite, LinearSite
 from quire_lora.adapter import ExpertAdapter
 from quire_models.feed_forward_spec import GatedMLPSpec, SparseMoESpec
-from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.routing import CorrectionBias, Router
+from quire_models.layers.routing import CorrectionBias, ExpertChoice, Router
 from quire_models.layers.scope import Scope
 from quire_ops import (
     GATED_ACTIVATIONS,

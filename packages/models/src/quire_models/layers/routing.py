@@ -1,8 +1,7 @@
 """How tokens choose their experts: router logits [T, E] float32 -> which experts, and how much each one counts.
 
-Every function returns (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them. A row's
-choice depends on that row alone, to the bit: torch's softmax of the last dimension, its largest and their sum go
-through a row in one way, however many rows there are. Its sigmoid does not, so that is an op, see `ExpertChoice`.
+Choices are (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them: made by one kernel where
+a backend has op `route_experts`, by torch's operators otherwise.
 
 Shape legend: T tokens of the step, E experts, K experts per token.
 """
@@ -14,87 +13,49 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire_models.layers.activations import activation
 from quire_models.layers.scope import Parameter, Scope
-from quire_ops import ops
+from quire_ops import RoutingRule, ops
 
-__all__ = [
-    "CorrectionBias",
-    "Router",
-    "Select",
-    "biased_softmax_topk",
-    "grouped_sigmoid_topk",
-    "grouped_softmax_topk",
-    "sigmoid_topk",
-    "softmax_topk",
-    "topk_softmax",
-]
+__all__ = ["CorrectionBias", "ExpertChoice", "Router", "Select", "choose_experts"]
 
 Select = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Logits, or scores, [T, E] -> (topk_ids, topk_weights) [T, K]."""
+"""Logits [T, E] -> (topk_ids, topk_weights) [T, K]."""
 
 
-def softmax_topk(logits: Tensor, k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """The k most probable experts; their probabilities, made to sum to one if `renormalize` (Mixtral, Qwen)."""
-    weights, ids = torch.topk(torch.softmax(logits, dim=-1), k, dim=-1)
-    return ids, weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights
-
-
-def biased_softmax_topk(logits: Tensor, k: int, *, bias: Tensor, minimum: float) -> tuple[Tensor, Tensor]:
-    """The k most probable experts after a bias; their probabilities over their sum, which is at least `minimum`."""
-    probabilities = torch.softmax(logits, dim=-1)
-    ids = torch.topk(probabilities + bias, k, dim=-1).indices
-    weights = probabilities.gather(1, ids)
-    return ids, weights / weights.sum(dim=-1, keepdim=True).clamp_min(minimum)
-
-
-def grouped_softmax_topk(
-    logits: Tensor, k: int, *, scale: float, num_groups: int, topk_groups: int
+def choose_experts(
+    logits: Tensor, bias: Tensor | None, rule: RoutingRule, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
 ) -> tuple[Tensor, Tensor]:
-    """The k most probable experts of the `topk_groups` groups whose best is best (DeepSeek-V2, sec. 2.2.2)."""
-    probabilities = torch.softmax(logits, dim=-1)
-    groups = probabilities.view(len(logits), num_groups, -1)
-    best = groups.max(dim=-1).values  # [T, groups]
-    chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_groups, dim=-1).indices, True)
-    weights, ids = groups.masked_fill(~chosen[:, :, None], 0.0).flatten(1).topk(k, dim=-1)
-    return ids, weights * scale
+    """What op `route_experts` says, in float32 by torch's operators.
 
+    A row's choice depends on that row alone, to the bit: torch's softmax of the last dimension, its largest and their
+    sum go through a row in one way, however many rows there are. Its sigmoid does not.
 
-def topk_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits, and the softmax over these (Granite, gpt-oss)."""
-    chosen, ids = torch.topk(logits, k, dim=-1)
-    return ids, torch.softmax(chosen, dim=-1)
+    Args:
+        logits: [T, E] float32.
+        bias: [E] float32, added to scores when experts are chosen, and not to their weights; None for none.
+        sigmoid: Gives a number the same bits wherever it stands, where a network promises that.
 
-
-def sigmoid_topk(
-    scores: Tensor, k: int, *, bias: Tensor | None, renormalize: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Each expert scored on its own, by the sigmoid of its logit; the bias decides who is chosen, never how much it
-    counts (Wang et al. 2024)."""
-    return _weigh(scores, None, k, bias, renormalize, scale)
-
-
-def grouped_sigmoid_topk(
-    scores: Tensor, k: int, *, bias: Tensor, renormalize: bool, scale: float, num_groups: int, topk_groups: int
-) -> tuple[Tensor, Tensor]:
-    """As `sigmoid_topk`, from the `topk_groups` groups of experts whose two best are best (DeepSeek-V3, sec. 2.1.2)."""
-    groups = (scores + bias).view(len(scores), num_groups, -1)
-    best = groups.topk(2, dim=-1).values.sum(dim=-1)  # [T, groups]
-    chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_groups, dim=-1).indices, True)
-    allowed = chosen[:, :, None].expand_as(groups).reshape(scores.shape)
-    return _weigh(scores, allowed, k, bias, renormalize, scale)
-
-
-def _weigh(
-    scores: Tensor, allowed: Tensor | None, k: int, bias: Tensor | None, renormalize: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+    Returns:
+        topk_ids [T, K] int64, topk_weights [T, K] float32.
+    """
+    scores = logits
+    if rule.scoring != "softmax_of_chosen":
+        scores = torch.softmax(logits, dim=-1) if rule.scoring == "softmax" else sigmoid(logits)
     choice = scores if bias is None else scores + bias
-    if allowed is not None:
-        choice = choice.masked_fill(~allowed, float("-inf"))
-    ids = torch.topk(choice, k, dim=-1).indices
+    if rule.num_groups > 1:
+        groups = choice.unflatten(-1, (rule.num_groups, -1))
+        goodness = groups.topk(rule.group_best, dim=-1).values.sum(dim=-1)  # [T, groups]
+        best = goodness.topk(rule.topk_groups, dim=-1).indices
+        outside = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, best, False)
+        choice = groups.masked_fill(outside[:, :, None], float("-inf")).flatten(1)
+    ids = choice.topk(rule.top_k, dim=-1).indices
     weights = scores.gather(1, ids)
-    if renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return ids, weights * scale
+    if rule.scoring == "softmax_of_chosen":
+        weights = torch.softmax(weights, dim=-1)
+    if rule.renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(rule.minimum)
+    return ids, weights if rule.scale == 1.0 else weights * rule.scale
 
 
 class CorrectionBias:
@@ -112,6 +73,36 @@ class CorrectionBias:
 
     def _finish(self) -> None:
         self.value = self._parameter.take().flatten()
+
+
+class ExpertChoice:
+    """Logits [T, E] float32, which it may write over -> (topk_ids [T, K] int64, topk_weights [T, K] float32)."""
+
+    __slots__ = ("_bias", "_select", "num_experts", "rule")
+
+    def __init__(
+        self, scope: Scope, num_experts: int, rule: RoutingRule, *, bias: CorrectionBias | None = None
+    ) -> None:
+        """Args:
+        bias: Added to scores when experts are chosen, and not to their weights; None for none.
+        """
+        self.num_experts, self.rule, self._bias = num_experts, rule, bias
+        backend = scope.choose(ops.route_experts, experts=num_experts)
+        self._select: Select
+        if backend.name == scope.choose(ops.lm_head).name and rule.fits(num_experts):
+            scope.chosen.append(backend)
+            self._select = lambda logits: backend.function(logits, self.bias, rule)
+        else:
+            sigmoid = activation(scope, "sigmoid") if rule.scoring == "sigmoid" else torch.sigmoid
+            self._select = lambda logits: choose_experts(logits, self.bias, rule, sigmoid)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[E] float32, added to scores when experts are chosen, and not to their weights; None for none."""
+        return None if self._bias is None else self._bias.value
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return self._select(logits)
 
 
 class Router:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.linear import Embedding, Linear
-from quire_models.layers.make_norm import make_norm
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.spec import EmbeddingSpec, PositionSpec
 from quire_ops import LoraTokens

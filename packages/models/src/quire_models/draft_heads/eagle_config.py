@@ -31,7 +31,7 @@ class EagleSpec(NetworkSpec):
 
     hidden_norm: NormSpec | None = None
     """Of the states beside the embedding (EAGLE-3)."""
-    built_by: ClassVar[str] = "quire_models.eagle.model:EagleHead"
+    built_by: ClassVar[str] = "quire_models.draft_heads.eagle:EagleHead"
 
     def weights(self) -> Iterator[Weight]:
         """Parameters by their full names, but the tables of embedding and head."""

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire_models.draft_heads.medusa_config import MedusaConfig
 from quire_models.layers.linear import LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter, Scope
-from quire_models.medusa.config import MedusaConfig
 from quire_ops import ops
 
 __all__ = ["MedusaHeads"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
@@ -24,7 +24,7 @@ from quire_models.spec import (
     recast,
 )
 
-__all__ = ["GatedMtpSpec", "MtpSpec", "mtp_config"]
+__all__ = ["MtpSpec", "mtp_config"]
 
 _LIKE_DEEPSEEK = ("DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
 _GATED = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")
@@ -38,7 +38,10 @@ class MtpSpec(NetworkSpec):
     embedding_norm: NormSpec
     hidden_norm: NormSpec
     projection: LinearSpec
-    built_by: ClassVar[str] = "quire_models.mtp.model:MtpHead"
+    has_normed_states: bool
+    """What the final norm gives stands for the target's hidden states (Qwen3-Next, Qwen3.5, with gated attention);
+    otherwise what goes into it."""
+    built_by: ClassVar[str] = "quire_models.draft_heads.mtp:MtpHead"
 
     def weights(self) -> Iterator[Weight]:
         """Parameters by their full names, but the tables of embedding and head."""
@@ -46,13 +49,6 @@ class MtpSpec(NetworkSpec):
         for norm in (self.embedding_norm, self.hidden_norm):
             yield from inside(self.body, norm.weights())
         yield from inside(self.body, self.projection.weights("projection"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMtpSpec(MtpSpec):
-    """As Qwen3-Next and Qwen3.5 have it (`mtp.*` in their checkpoints), with gated attention."""
-
-    built_by: ClassVar[str] = "quire_models.mtp.gated:GatedMtpHead"
 
 
 def mtp_config(target: ModelConfig) -> ModelConfig:
@@ -76,7 +72,7 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
             field="speculative_method",
         )
     network = _gated(target.network) if is_gated else _like_deepseek(target.network)
-    return dataclasses.replace(target, architecture="GatedMtpHead" if is_gated else "MtpHead", network=network)
+    return dataclasses.replace(target, architecture="MtpHead", network=network)
 
 
 def _like_deepseek(target: NetworkSpec) -> NetworkSpec:
@@ -88,8 +84,8 @@ def _like_deepseek(target: NetworkSpec) -> NetworkSpec:
         mixer = dataclasses.replace(mixer, indexer=dataclasses.replace(mixer.indexer, is_shared=False))
     body = f"model.layers.{len(target.layers)}"
     return _network(
-        MtpSpec, target, body, dataclasses.replace(layer, name=body, mixers=(mixer,)),
-        norms=("enorm", "hnorm", "shared_head.norm"), projection="eh_proj",
+        target, body, dataclasses.replace(layer, name=body, mixers=(mixer,)),
+        norms=("enorm", "hnorm", "shared_head.norm"), projection="eh_proj", has_normed_states=False,
     )  # fmt: skip
 
 
@@ -100,15 +96,21 @@ def _gated(target: NetworkSpec) -> NetworkSpec:
         raise ConfigError("method mtp needs a model in which some layers attend", field="speculative_method")
     feed_forward = (_last_with_experts(target.layers) or layer).feed_forward
     return _network(
-        GatedMtpSpec, target, "mtp", dataclasses.replace(layer, name="mtp.layers.0", feed_forward=feed_forward),
-        norms=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), projection="fc",
+        target, "mtp", dataclasses.replace(layer, name="mtp.layers.0", feed_forward=feed_forward),
+        norms=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), projection="fc", has_normed_states=True,
     )  # fmt: skip
 
 
 def _network(
-    kind: Any, target: NetworkSpec, body: str, layer: LayerSpec, *, norms: tuple[str, str, str], projection: str
-) -> NetworkSpec:
-    """A network of this layer.
+    target: NetworkSpec,
+    body: str,
+    layer: LayerSpec,
+    *,
+    norms: tuple[str, str, str],
+    projection: str,
+    has_normed_states: bool,
+) -> MtpSpec:
+    """The network of this layer.
 
     Args:
         norms: Names of the norms of embedding and hidden state, and behind the layer, relative to `body`.
@@ -117,22 +119,23 @@ def _network(
     assert target.final_norm is not None
     embedding_norm, hidden_norm, final_norm = (dataclasses.replace(target.final_norm, name=name) for name in norms)
     size = target.hidden_size
-    network: NetworkSpec = recast(
-        kind,
-        dataclasses.replace(
-            target,
-            body=body,
-            layers=(layer,),
-            final_norm=final_norm,
-            head=HeadSpec(tied=False),
-            checkpoint=CheckpointNames(),
-            num_mtp_layers=0,
-        ),
+    network = dataclasses.replace(
+        target,
+        body=body,
+        layers=(layer,),
+        final_norm=final_norm,
+        head=HeadSpec(tied=False),
+        checkpoint=CheckpointNames(),
+        num_mtp_layers=0,
+    )
+    return recast(
+        MtpSpec,
+        network,
         embedding_norm=embedding_norm,
         hidden_norm=hidden_norm,
         projection=LinearSpec(name=projection, in_features=2 * size, out_features=size, is_plain=True),
+        has_normed_states=has_normed_states,
     )
-    return network
 
 
 def _last_with_experts(layers: tuple[LayerSpec, ...]) -> LayerSpec | None:

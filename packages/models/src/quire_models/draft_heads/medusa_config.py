@@ -19,7 +19,7 @@ __all__ = ["MedusaConfig", "read_medusa_config"]
 class MedusaSpec(NetworkSpec):
     """Heads keep nothing, so that there are no layers."""
 
-    built_by: ClassVar[str] = "quire_models.medusa.model:MedusaHeads"
+    built_by: ClassVar[str] = "quire_models.draft_heads.medusa:MedusaHeads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,12 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError
 from quire_models.build import build_feed_forward, build_layer, build_mixer
-from quire_models.eagle.config import EagleConfig, EagleSpec, default_feature_layers
+from quire_models.draft_heads.eagle_config import EagleConfig, EagleSpec, default_feature_layers
+from quire_models.draft_heads.head import DraftHead
 from quire_models.layers.decoder_lm import DecoderLM, rotary_tables
-from quire_models.layers.draft_head import DraftHead
 from quire_models.layers.linear import Linear
-from quire_models.layers.make_norm import make_norm
 from quire_models.layers.network import Network
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_ops import LoraTokens, ops
 
@@ -88,7 +88,7 @@ class EagleHead(DraftHead):
         self.rotary = rotary_tables(spec.layers, scope)[0][0]
 
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
-        """See `DraftHead.feature_layers`."""
+        """Layers of the target whose input it reads (EAGLE-3)."""
         return (self._feature_layers or default_feature_layers(num_layers)) if self._is_eagle3 else ()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
@@ -99,7 +99,7 @@ class EagleHead(DraftHead):
         return ((name, tensor),)
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
-        """See `Network.finish_loading`."""
+        """Give the loaded parameters to their layers, and check the map of the vocabulary."""
         super().finish_loading(after_each)
         taken = (self._fc_bias_parameter, self._embedding_parameter, self._head_parameter, self._to_target_parameter)
         self._fc_bias, self._embedding, self._head, offsets = (

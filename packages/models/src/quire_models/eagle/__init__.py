@@ -1,1 +1,0 @@
-"""Heads that draft from a target's hidden states: EAGLE and EAGLE-3."""

@@ -1,1 +1,0 @@
-"""Heads that each say a further token: Medusa."""

@@ -1,1 +1,0 @@
-"""Layers of a checkpoint that predict further tokens (multi-token prediction)."""
