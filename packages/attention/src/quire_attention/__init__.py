@@ -1,7 +1,7 @@
 """Attention backends and their metadata."""
 
 from quire_attention.backend import AttentionAbilities, AttentionBackend, AttentionRequest, OpsAttentionBackend
-from quire_attention.batch import AttentionMetadata, EncoderBatch, ForwardBatch
+from quire_attention.batch import AttentionMetadata, EncoderBatch, ForwardBatch, MediaEmbeds
 from quire_attention.layer import Attention
 from quire_attention.selection import AttentionChoice, attention_backend_names, select_attention_backend
 
@@ -16,6 +16,7 @@ __all__ = [
     "AttentionRequest",
     "EncoderBatch",
     "ForwardBatch",
+    "MediaEmbeds",
     "OpsAttentionBackend",
     "attention_backend_names",
     "select_attention_backend",

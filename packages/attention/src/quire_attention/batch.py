@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_ops import LoraTokens, StateReplay
 
-__all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch"]
+__all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch", "MediaEmbeds"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +65,17 @@ class EncoderBatch:
 
 
 @dataclass(slots=True, kw_only=True)
+class MediaEmbeds:
+    """What towers have made of the media among a step's tokens. Shape legend: M tokens that stand for media."""
+
+    token_index: Tensor
+    """[M] int64: places of these tokens among the step's."""
+    embeds: Tensor
+    """[M, width]: their rows, of the width of the residual stream; wider where a network adds features behind its
+    first layers too (Bai et al., "Qwen3-VL", 2025, DeepStack)."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ForwardBatch:
     """The step's tokens, where their keys, values and states are, and which adapters they use: all that a network's
     `forward` gets."""
@@ -72,7 +83,7 @@ class ForwardBatch:
     input_ids: Tensor
     """[T] int64."""
     positions: Tensor
-    """[T] int64: position of each token in its sequence."""
+    """[T] int64: position of each token in its sequence; [3, T] where a network tells time, height and width apart."""
     attention: tuple[AttentionMetadata, ...]
     """Per KV cache group."""
     group_of_layer: tuple[int, ...]
@@ -89,6 +100,8 @@ class ForwardBatch:
 
     lora: LoraTokens | None = None
     """Which tokens use which adapter slot; None where none does."""
+    media: MediaEmbeds | None = None
+    """Rows that take the place of token embeddings; None where the step has text alone."""
     encoder: EncoderBatch | None = None
     """What the encoder has to read in this step, for networks that have one; None when it has nothing to do."""
 

@@ -19,6 +19,7 @@ from quire_interfaces import (
     EngineCoreOutput,
     ModelNotFoundError,
     OverloadedError,
+    PromptMedia,
     QuireError,
     Request,
     RequestError,
@@ -95,6 +96,7 @@ class AddRequest(_Message):
     """Tokens a former engine process already produced; the output goes on after them."""
     options: RequestOptions = RequestOptions()
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
+    media: PromptMedia | None = None
     encoder_prompt: bytes = b""
     """`pack_token_ids` of what the encoder reads."""
     prompt_group: str | None = None
@@ -111,7 +113,8 @@ class AddRequest(_Message):
             max_tokens=self.max_tokens,
             arrival_time_s=self.arrival_time_s,
             options=self.options,
-            cache_extra_keys=self.cache_extra_keys,
+            cache_extra_keys=self.cache_extra_keys + (() if self.media is None else self.media.extra_keys),
+            media=self.media,
             encoder_token_ids=unpack_token_ids(self.encoder_prompt),
             prompt_group=self.prompt_group,
             reads_prefix_cache=self.sampling_params.prompt_logprobs is None,

@@ -50,6 +50,7 @@ from quire_interfaces.kv_transfer import (
     LoadablePrefix,
     TieredBlockAllocator,
 )
+from quire_interfaces.media import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
@@ -98,6 +99,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineDeadError",
     "Executor",
+    "FeatureArray",
     "Fields",
     "FinishReason",
     "FullAttentionSpec",
@@ -120,6 +122,9 @@ __all__ = [
     "LoadablePrefix",
     "LogitsProcessor",
     "MambaSpec",
+    "MediaItem",
+    "MediaSpan",
+    "Modality",
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
@@ -128,6 +133,7 @@ __all__ = [
     "OverloadedError",
     "PauseState",
     "PrefixCacheMiss",
+    "PromptMedia",
     "QuantKey",
     "QuireError",
     "ReasoningSpan",

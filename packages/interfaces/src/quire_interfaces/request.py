@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from quire_interfaces.media import PromptMedia
 from quire_interfaces.sampling_params import SamplingParams
 
 __all__ = ["FinishReason", "OutputKind", "Request", "RequestOptions", "RequestStatus"]
@@ -86,6 +87,8 @@ class Request:
     options: RequestOptions = field(default_factory=RequestOptions)
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
     """(first token, end token, key): content that token ids do not identify, e.g. a media hash; in block hashes."""
+    media: PromptMedia | None = None
+    """Images, videos and sounds among the tokens of the prompt; their keys are in `cache_extra_keys`."""
     encoder_token_ids: list[int] = field(default_factory=list)
     """What the encoder reads, for networks that have one; the prompt is then what the decoder begins with."""
     prompt_group: str | None = None

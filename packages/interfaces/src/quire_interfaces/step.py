@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 
 from quire_interfaces.errors import RequestError
 from quire_interfaces.kv_transfer import KVTransferOutput, KVTransferPlan
+from quire_interfaces.media import MediaItem, PromptMedia
 from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
 
@@ -64,6 +65,8 @@ class NewRow:
     """Tokens that its encoder reads, or has read."""
     encoder_token_ids: list[int] = field(default_factory=list)
     """These tokens, if the encoder has to read them in this step; empty when what it made of them is in the blocks."""
+    media: PromptMedia | None = None
+    """What stands among the tokens of its prompt; None for text alone."""
     stop_token_ids: frozenset[int] = frozenset()
     cache_salt: str | None = None
     """What the runner keeps beyond the request may serve requests with the same salt only."""
@@ -103,6 +106,11 @@ class SchedulerOutput:
     they are, not verified."""
     freed_rows: list[int] = field(default_factory=list)
     """Rows whose request finished or was preempted since the last step; freed before `new_rows` are filled."""
+    freed_media: list[str] = field(default_factory=list)
+    """Keys of items whose embeddings the runner has to forget, before it encodes others."""
+    encode: list[MediaItem] = field(default_factory=list)
+    """Items that towers have to read before the step's tokens are computed; the runner keeps the embeddings until they
+    are in `freed_media` of a later step."""
     kv_transfer: KVTransferPlan | None = None
     """Blocks to move between memory and a tier; begun before everything else of the step."""
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from quire_interfaces.media import PromptMedia
+
 __all__ = ["Detokenizer", "RenderedPrompt", "Renderer", "TextDelta", "Tokenizer"]
 
 
@@ -43,6 +45,8 @@ class RenderedPrompt:
     give other ids."""
     decoder_token_ids: list[int] | None = None
     """For networks that read the prompt with an encoder: what the decoder begins with; None as the checkpoint says."""
+    media: PromptMedia | None = None
+    """Images, videos and sounds among the tokens; None without any."""
     num_reused_tokens: int = 0
     """Leading tokens that were taken from an earlier rendering instead of being tokenized again."""
 

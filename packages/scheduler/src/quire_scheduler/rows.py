@@ -28,6 +28,7 @@ def new_row(request: Request, block_ids: tuple[list[int], ...], cached: CachedPr
         seed=request.seed,
         num_encoder_tokens=len(request.encoder_token_ids),
         encoder_token_ids=[] if cached.has_encoder else request.encoder_token_ids,
+        media=request.media,
         stop_token_ids=request.stop_token_ids,
         adapter_slot=request.adapter_slot,
         adapter_version=request.adapter_version,

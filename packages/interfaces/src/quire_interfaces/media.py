@@ -1,0 +1,104 @@
+"""Media of a prompt as every package sees them: one item alone, and where it stands among the tokens. Pure data.
+
+An item is prepared once (decoded, resized, cut into patches, or turned into a spectrogram) and lies in a file of shared
+memory from then on; what crosses between processes says where.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["FeatureArray", "MediaItem", "MediaSpan", "Modality", "PromptMedia"]
+
+
+class Modality(enum.StrEnum):
+    """Kinds of media, with the names of the Transformers library."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+    AUDIO = "audio"
+    EMBEDS = "embeds"
+    """Rows for the language model that the caller has computed; no tower reads them (`prompt_embeds`)."""
+
+
+class FeatureArray(NamedTuple):
+    """An array that a tower reads, inside the file of its item."""
+
+    name: str
+    """Argument of the tower: "pixel_values", "image_grid_thw", ..."""
+    dtype: str
+    """As numpy names it: "float32", "int64", ..."""
+    shape: tuple[int, ...]
+    offset: int
+    """First byte in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """One image, video or sound, prepared for the towers of a model, alone: nothing of it depends on the prompt."""
+
+    modality: Modality
+    key: str
+    """Names the content: equal keys are equal embeddings. A hash of the decoded bytes, or the caller's own name, with
+    the processor and its arguments."""
+    num_embeds: int
+    """Rows that it takes in the input of the language model."""
+    path: str
+    """File with the arrays; empty once nobody needs them any more."""
+    features: tuple[FeatureArray, ...]
+    is_encoded: bool = False
+    """The one array is the embeddings themselves, [num_embeds, width]: no tower has to read anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpan:
+    """An item in a prompt. The same item may stand in several places."""
+
+    item: MediaItem
+    start: int
+    """First token that stands for it; marks around and between its embeddings are included."""
+    length: int
+    embeds: tuple[tuple[int, int], ...]
+    """[from, to) behind `start`, ascending: the tokens that take embeddings, `item.num_embeds` in all."""
+
+    @property
+    def end(self) -> int:
+        """The token behind it."""
+        return self.start + self.length
+
+    def embeds_between(self, start: int, end: int) -> tuple[int, int]:
+        """[from, to) of the item's embeddings that tokens `start` to `end` of the prompt take."""
+        before = sum(_overlap(each, 0, start - self.start) for each in self.embeds)
+        return before, before + sum(_overlap(each, start - self.start, end - self.start) for each in self.embeds)
+
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Those tokens of the prompt, from `start` to before `end`, that take embeddings."""
+        tokens: list[int] = []
+        for first, last in self.embeds:
+            tokens.extend(range(max(self.start + first, start), min(self.start + last, end)))
+        return tokens
+
+
+def _overlap(embeds: tuple[int, int], start: int, end: int) -> int:
+    """Tokens that two ranges share."""
+    return max(0, min(embeds[1], end) - max(embeds[0], start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMedia:
+    """All media of a prompt, and the positions of its tokens where they are not simply counted."""
+
+    spans: tuple[MediaSpan, ...]
+    """In the order of the prompt; they do not overlap."""
+    positions: bytes = b""
+    """int32 [3, prompt tokens], little-endian: time, height and width of each token (M-RoPE, Wang et al., "Qwen2-VL",
+    2024, section 2.1); empty where positions are counted."""
+    position_delta: int = 0
+    """Number that is added to the index of a generated token, for its position on all axes."""
+
+    @property
+    def extra_keys(self) -> tuple[tuple[int, int, str], ...]:
+        """For `Request.cache_extra_keys`: what token ids do not say."""
+        return tuple((span.start, span.end, span.item.key) for span in self.spans)
