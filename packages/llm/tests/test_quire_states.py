@@ -14,8 +14,8 @@ from quire.plan import make_plan
 from quire_interfaces import MambaSpec
 from quire_models.config import ModelConfig
 from quire_ops import op_table, ops
+from quire_testkit.checkpoint_families import RECURRENT_FAMILIES
 from quire_testkit.checkpoints import make_checkpoint
-from quire_testkit.recurrent_checkpoints import RECURRENT_FAMILIES
 
 PROMPT = list(range(3, 303))
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

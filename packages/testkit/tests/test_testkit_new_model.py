@@ -59,7 +59,7 @@ def test_lines_are_in_the_tables(checkout: Path) -> None:
     written = write_model(checkout, "ArceeForCausalLM", "arcee", "ArceeConfig")
     assert [path.name for path in written] == ["arcee.py", "registry.py", "dense_cases.py"]
     assert '"ArceeForCausalLM": Architecture("arcee"' in written[1].read_text()
-    assert '"ArceeForCausalLM": ParityCase(config="ArceeConfig")' in written[2].read_text()
+    assert '"ArceeForCausalLM": case("ArceeConfig")' in written[2].read_text()
     with pytest.raises(ConfigError, match="ArceeForCausalLM is there already"):
         write_model(checkout, "ArceeForCausalLM", "arcee", "ArceeConfig")
 

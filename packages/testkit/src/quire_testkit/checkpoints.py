@@ -1,8 +1,8 @@
 """Random checkpoints in the Hugging Face format, made offline: config.json, safetensors, a real BPE tokenizer, a chat
 template. For benchmarks (true shapes, meaningless text) and for tests (tiny shapes).
 
-Knows the weight names of the Llama-shaped families (`moe_checkpoints.py` and `recurrent_checkpoints.py` those of
-others); imports neither torch nor transformers.
+Knows the weight names of the Llama-shaped families (`checkpoint_families.py` those of others); imports neither torch
+nor transformers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quire_interfaces import ConfigError
-from quire_testkit.moe_checkpoints import MOE_FAMILIES, moe_fields, moe_shapes
-from quire_testkit.recurrent_checkpoints import RECURRENT_FAMILIES, recurrent_fields, recurrent_shapes
+from quire_testkit.checkpoint_families import (
+    MOE_FAMILIES,
+    RECURRENT_FAMILIES,
+    moe_fields,
+    moe_shapes,
+    recurrent_fields,
+    recurrent_shapes,
+)
 from quire_testkit.tokenizers import write_tokenizer
 
 __all__ = ["DTYPES", "FAMILIES", "SIZES", "checkpoint_config", "make_checkpoint", "parameter_shapes"]

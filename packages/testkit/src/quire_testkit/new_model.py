@@ -64,9 +64,7 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
     family.write_text(FAMILY.format(title=title), encoding="utf-8")
     line = f'    "{architecture}": Architecture("{model_type}"),'
     _insert(registry, "ARCHITECTURES: dict[str, Architecture] = {", line)
-    _insert(
-        cases, "DENSE_CASES: dict[str, ParityCase] = {", f'    "{architecture}": ParityCase(config="{config_class}"),'
-    )
+    _insert(cases, "DENSE_CASES: dict[str, ParityCase] = {", f'    "{architecture}": case("{config_class}"),')
     return [family, registry, cases]
 
 

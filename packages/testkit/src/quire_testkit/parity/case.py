@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LLAMA_FIELDS", "ParityCase"]
+__all__ = ["LLAMA_FIELDS", "ParityCase", "case", "without"]
 
 LLAMA_FIELDS: dict[str, Any] = {
     "vocab_size": 200,
@@ -42,3 +42,32 @@ class ParityCase:
     """Parameters whose names contain one of these stay as the class starts them."""
     uses_cache: bool = field(default=True, repr=False)
     """Transformers decodes with its cache. False where that gives this class other logits than without one."""
+
+
+def case(
+    config: str,
+    base: Mapping[str, Any] = LLAMA_FIELDS,
+    /,
+    *,
+    tolerance: float = 1e-4,
+    weight_scale: float = 0.2,
+    uses_cache: bool = True,
+    **fields: Any,
+) -> ParityCase:
+    """The case of a configuration class.
+
+    Args:
+        base: Arguments of the class; `fields` come before those of the same name.
+    """
+    return ParityCase(
+        config=config,
+        fields={**base, **fields},
+        tolerance=tolerance,
+        weight_scale=weight_scale,
+        uses_cache=uses_cache,
+    )
+
+
+def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Fields but those of these names, which a class spells in another way, or refuses."""
+    return {name: value for name, value in fields.items() if name not in names}

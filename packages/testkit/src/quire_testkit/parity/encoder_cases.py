@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case
 
 __all__ = ["ENCODER_CASES"]
 
@@ -40,18 +40,15 @@ _T5_SCALE = 0.1
 _BERT_FIELDS = {**LLAMA_FIELDS, "type_vocab_size": 2}
 
 ENCODER_CASES: dict[str, ParityCase] = {
-    "BartForConditionalGeneration": ParityCase(config="BartConfig", fields=_BART_FIELDS),
-    "MBartForConditionalGeneration": ParityCase(config="MBartConfig", fields=_BART_FIELDS),
-    "T5ForConditionalGeneration": ParityCase(config="T5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
-    "MT5ForConditionalGeneration": ParityCase(config="MT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
-    "BertModel": ParityCase(config="BertConfig", fields=_BERT_FIELDS),
-    "RobertaModel": ParityCase(config="RobertaConfig", fields={**_BERT_FIELDS, "pad_token_id": 1, "bos_token_id": 0}),
-    "XLMRobertaModel": ParityCase(
-        config="XLMRobertaConfig", fields={**_BERT_FIELDS, "pad_token_id": 1, "bos_token_id": 0}
+    "BartForConditionalGeneration": case("BartConfig", _BART_FIELDS),
+    "MBartForConditionalGeneration": case("MBartConfig", _BART_FIELDS),
+    "T5ForConditionalGeneration": case("T5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
+    "MT5ForConditionalGeneration": case("MT5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
+    "BertModel": case("BertConfig", _BERT_FIELDS),
+    "RobertaModel": case("RobertaConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
+    "XLMRobertaModel": case("XLMRobertaConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
+    "ModernBertModel": case(
+        "ModernBertConfig", num_hidden_layers=4, local_attention=16, cls_token_id=1, sep_token_id=2
     ),
-    "ModernBertModel": ParityCase(
-        config="ModernBertConfig",
-        fields={**LLAMA_FIELDS, "num_hidden_layers": 4, "local_attention": 16, "cls_token_id": 1, "sep_token_id": 2},
-    ),
-    "UMT5ForConditionalGeneration": ParityCase(config="UMT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
+    "UMT5ForConditionalGeneration": case("UMT5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
 }

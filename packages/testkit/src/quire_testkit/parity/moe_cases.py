@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
 __all__ = ["MOE_CASES"]
 
@@ -43,149 +41,119 @@ GRANITE_FIELDS = {
 }
 
 
-def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
 MOE_CASES: dict[str, ParityCase] = {
-    "Llama4ForCausalLM": ParityCase(
-        config="Llama4TextConfig",
-        fields={
-            **LLAMA_FIELDS,
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            "intermediate_size": 48,
-            "intermediate_size_mlp": 112,
-            "num_local_experts": 4,
-            "interleave_moe_layer_step": 2,
-            "attention_chunk_size": 32,
-            "floor_scale": 16,
-            "attn_scale": 0.5,
+    "Llama4ForCausalLM": case(
+        "Llama4TextConfig",
+        num_hidden_layers=4,
+        head_dim=16,
+        intermediate_size=48,
+        intermediate_size_mlp=112,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=32,
+        floor_scale=16,
+        attn_scale=0.5,
+    ),
+    "DeepseekV2ForCausalLM": case(
+        "DeepseekV2Config",
+        without(LATENT_FIELDS, "norm_topk_prob", "head_dim"),
+        q_lora_rank=None,
+        topk_method="group_limited_greedy",
+        attention_bias=True,
+    ),
+    "DeepseekV3ForCausalLM": case(
+        "DeepseekV3Config",
+        without(LATENT_FIELDS, "head_dim"),
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
         },
     ),
-    "DeepseekV2ForCausalLM": ParityCase(
-        config="DeepseekV2Config",
-        fields={
-            **_without(LATENT_FIELDS, "norm_topk_prob", "head_dim"),
-            "q_lora_rank": None,
-            "topk_method": "group_limited_greedy",
-            "attention_bias": True,
-        },
+    "DeepseekV32ForCausalLM": case(
+        "DeepseekV32Config",
+        without(LATENT_FIELDS, "head_dim"),
+        index_n_heads=8,
+        index_head_dim=20,
+        index_topk=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
-    "DeepseekV3ForCausalLM": ParityCase(
-        config="DeepseekV3Config",
-        fields={
-            **_without(LATENT_FIELDS, "head_dim"),
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.7,
-            },
-        },
+    "GlmMoeDsaForCausalLM": case(
+        "GlmMoeDsaConfig",
+        without(LATENT_FIELDS, "head_dim"),
+        num_hidden_layers=4,
+        index_n_heads=8,
+        index_head_dim=20,
+        index_topk=12,
+        indexer_types=["full", "shared", "full", "shared"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
-    "DeepseekV32ForCausalLM": ParityCase(
-        config="DeepseekV32Config",
-        fields={
-            **_without(LATENT_FIELDS, "head_dim"),
-            "index_n_heads": 8,
-            "index_head_dim": 20,
-            "index_topk": 12,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
+    "Dots1ForCausalLM": case("Dots1Config", GROUPED_FIELDS, sliding_window=20, max_window_layers=2),
+    "Ernie4_5_MoeForCausalLM": case(
+        "Ernie4_5_MoeConfig",
+        use_bias=True,
+        num_hidden_layers=4,
+        moe_intermediate_size=32,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_layer_interval=2,
     ),
-    "GlmMoeDsaForCausalLM": ParityCase(
-        config="GlmMoeDsaConfig",
-        fields={
-            **_without(LATENT_FIELDS, "head_dim"),
-            "num_hidden_layers": 4,
-            "index_n_heads": 8,
-            "index_head_dim": 20,
-            "index_topk": 12,
-            "indexer_types": ["full", "shared", "full", "shared"],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    ),
-    "Dots1ForCausalLM": ParityCase(
-        config="Dots1Config", fields={**GROUPED_FIELDS, "sliding_window": 20, "max_window_layers": 2}
-    ),
-    "Ernie4_5_MoeForCausalLM": ParityCase(
-        config="Ernie4_5_MoeConfig",
-        fields={
-            **LLAMA_FIELDS,
-            "use_bias": True,
-            "num_hidden_layers": 4,
-            "moe_intermediate_size": 32,
-            "moe_num_experts": 6,
-            "moe_k": 2,
-            "moe_num_shared_experts": 1,
-            "moe_layer_interval": 2,
-        },
-    ),
-    "FlexOlmoForCausalLM": ParityCase(
-        config="FlexOlmoConfig", fields={**MOE_FIELDS, "num_experts": 6, "norm_topk_prob": False}, weight_scale=0.1
-    ),
-    "Glm4MoeForCausalLM": ParityCase(
-        config="Glm4MoeConfig", fields={**GROUPED_FIELDS, "use_qk_norm": True, "attention_bias": True}
-    ),
-    "GraniteMoeForCausalLM": ParityCase(config="GraniteMoeConfig", fields=GRANITE_FIELDS, weight_scale=0.1),
-    "GraniteMoeSharedForCausalLM": ParityCase(
-        config="GraniteMoeSharedConfig", fields={**GRANITE_FIELDS, "shared_intermediate_size": 40}
-    ),
-    "MiniMaxM2ForCausalLM": ParityCase(
-        config="MiniMaxM2Config",
-        fields={**MOE_FIELDS, "head_dim": 32, "rotary_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3},
+    "FlexOlmoForCausalLM": case("FlexOlmoConfig", MOE_FIELDS, num_experts=6, norm_topk_prob=False, weight_scale=0.1),
+    "Glm4MoeForCausalLM": case("Glm4MoeConfig", GROUPED_FIELDS, use_qk_norm=True, attention_bias=True),
+    "GraniteMoeForCausalLM": case("GraniteMoeConfig", GRANITE_FIELDS, weight_scale=0.1),
+    "GraniteMoeSharedForCausalLM": case("GraniteMoeSharedConfig", GRANITE_FIELDS, shared_intermediate_size=40),
+    "MiniMaxM2ForCausalLM": case(
+        "MiniMaxM2Config",
+        MOE_FIELDS,
+        head_dim=32,
+        rotary_dim=16,
+        num_local_experts=8,
+        num_experts_per_tok=3,
         weight_scale=0.1,
     ),
-    "OlmoeForCausalLM": ParityCase(config="OlmoeConfig", fields={**MOE_FIELDS, "num_experts": 8}),
-    "SolarOpenForCausalLM": ParityCase(
-        config="SolarOpenConfig",
-        fields=_without(GROUPED_FIELDS, "first_k_dense_replace", "intermediate_size"),
-        weight_scale=0.1,
+    "OlmoeForCausalLM": case("OlmoeConfig", MOE_FIELDS, num_experts=8),
+    "SolarOpenForCausalLM": case(
+        "SolarOpenConfig", without(GROUPED_FIELDS, "first_k_dense_replace", "intermediate_size"), weight_scale=0.1
     ),
-    "GptOssForCausalLM": ParityCase(
-        config="GptOssConfig",
-        fields={
-            **MOE_FIELDS,
-            "head_dim": 16,
-            "num_hidden_layers": 4,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "sliding_window": 20,
-            "swiglu_limit": 1.5,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 4.0,
-                "truncate": False,
-                "original_max_position_embeddings": 64,
-            },
+    "GptOssForCausalLM": case(
+        "GptOssConfig",
+        MOE_FIELDS,
+        head_dim=16,
+        num_hidden_layers=4,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=20,
+        swiglu_limit=1.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
         },
         weight_scale=0.1,
     ),
-    "MixtralForCausalLM": ParityCase(config="MixtralConfig", fields={**MOE_FIELDS, "num_local_experts": 6}),
-    "Qwen2MoeForCausalLM": ParityCase(
-        config="Qwen2MoeConfig",
-        fields={
-            **MOE_FIELDS,
-            "num_experts": 6,
-            "moe_intermediate_size": 40,
-            "shared_expert_intermediate_size": 72,
-            "mlp_only_layers": [1],
-        },
+    "MixtralForCausalLM": case("MixtralConfig", MOE_FIELDS, num_local_experts=6),
+    "Qwen2MoeForCausalLM": case(
+        "Qwen2MoeConfig",
+        MOE_FIELDS,
+        num_experts=6,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=72,
+        mlp_only_layers=[1],
     ),
-    "Qwen3MoeForCausalLM": ParityCase(
-        config="Qwen3MoeConfig",
-        fields={
-            **MOE_FIELDS,
-            "head_dim": 32,
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 2,
-        },
+    "Qwen3MoeForCausalLM": case(
+        "Qwen3MoeConfig",
+        MOE_FIELDS,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
     ),
 }

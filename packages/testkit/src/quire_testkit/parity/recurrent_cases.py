@@ -6,11 +6,14 @@ Quire cut differently, and every later token reads what was rounded on the way.
 
 from __future__ import annotations
 
-from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
+from functools import partial
+from typing import Any
+
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
 __all__ = ["RECURRENT_CASES"]
 
-DELTA_FIELDS = {
+DELTA_FIELDS: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 12,
@@ -18,7 +21,7 @@ DELTA_FIELDS = {
     "linear_conv_kernel_dim": 4,
 }
 
-MAMBA2_FIELDS = {
+MAMBA2_FIELDS: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
     "mamba_n_groups": 2,
@@ -26,190 +29,145 @@ MAMBA2_FIELDS = {
     "mamba_chunk_size": 32,
 }
 
+_recurrent = partial(case, tolerance=1e-3)
+
 RECURRENT_CASES: dict[str, ParityCase] = {
-    "Mamba2ForCausalLM": ParityCase(
-        config="Mamba2Config",
-        fields={
-            "vocab_size": 200,
-            "hidden_size": 48,
-            "num_hidden_layers": 3,
-            "num_heads": 6,
-            "head_dim": 16,
-            "state_size": 24,
-            "n_groups": 2,
-            "chunk_size": 32,
-        },
-        tolerance=1e-3,
+    "Mamba2ForCausalLM": _recurrent(
+        "Mamba2Config",
+        {},
+        vocab_size=200,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_heads=6,
+        head_dim=16,
+        state_size=24,
+        n_groups=2,
+        chunk_size=32,
     ),
-    "Qwen3NextForCausalLM": ParityCase(
-        config="Qwen3NextConfig",
-        fields={
-            **LLAMA_FIELDS,
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            **DELTA_FIELDS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
-        },
-        tolerance=1e-3,
+    "Qwen3NextForCausalLM": _recurrent(
+        "Qwen3NextConfig",
+        num_hidden_layers=4,
+        head_dim=16,
+        **DELTA_FIELDS,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[1],
         weight_scale=0.1,
     ),
-    "BambaForCausalLM": ParityCase(
-        config="BambaConfig",
-        fields={**LLAMA_FIELDS, **MAMBA2_FIELDS, "attn_layer_indices": [1], "mlp_bias": True},
-        tolerance=1e-3,
-        uses_cache=False,
+    "BambaForCausalLM": _recurrent(
+        "BambaConfig", **MAMBA2_FIELDS, attn_layer_indices=[1], mlp_bias=True, uses_cache=False
     ),
-    "Lfm2ForCausalLM": ParityCase(
-        config="Lfm2Config",
-        fields={
-            **LLAMA_FIELDS,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "block_multiple_of": 16,
-            "conv_bias": True,
-        },
-        tolerance=1e-3,
+    "Lfm2ForCausalLM": _recurrent(
+        "Lfm2Config", layer_types=["conv", "full_attention", "conv"], block_multiple_of=16, conv_bias=True
     ),
-    "MambaForCausalLM": ParityCase(
-        config="MambaConfig",
-        fields={"vocab_size": 200, "hidden_size": 40, "num_hidden_layers": 3, "state_size": 12, "use_bias": True},
-        tolerance=1e-3,
+    "MambaForCausalLM": _recurrent(
+        "MambaConfig", {}, vocab_size=200, hidden_size=40, num_hidden_layers=3, state_size=12, use_bias=True
     ),
-    "JambaForCausalLM": ParityCase(
-        config="JambaConfig",
-        fields={
-            **LLAMA_FIELDS,
-            "attn_layer_period": 3,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "num_experts": 4,
-            "mamba_d_state": 12,
-            "use_mamba_kernels": False,
-        },
-        tolerance=1e-3,
+    "JambaForCausalLM": _recurrent(
+        "JambaConfig",
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        mamba_d_state=12,
+        use_mamba_kernels=False,
     ),
-    "FalconMambaForCausalLM": ParityCase(
-        config="FalconMambaConfig",
-        fields={"vocab_size": 200, "hidden_size": 40, "num_hidden_layers": 3, "state_size": 12},
-        tolerance=1e-3,
+    "FalconMambaForCausalLM": _recurrent(
+        "FalconMambaConfig", {}, vocab_size=200, hidden_size=40, num_hidden_layers=3, state_size=12
     ),
-    "Qwen3_5ForCausalLM": ParityCase(
-        config="Qwen3_5TextConfig",
-        fields={**LLAMA_FIELDS, "num_hidden_layers": 4, "head_dim": 16, **DELTA_FIELDS},
-        tolerance=1e-3,
+    "Qwen3_5ForCausalLM": _recurrent(
+        "Qwen3_5TextConfig", num_hidden_layers=4, head_dim=16, **DELTA_FIELDS, weight_scale=0.1
+    ),
+    "GraniteMoeHybridForCausalLM": _recurrent(
+        "GraniteMoeHybridConfig",
+        **MAMBA2_FIELDS,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=40,
+        embedding_multiplier=1.5,
+        residual_multiplier=0.7,
+        attention_multiplier=0.3,
+        logits_scaling=2.0,
         weight_scale=0.1,
     ),
-    "GraniteMoeHybridForCausalLM": ParityCase(
-        config="GraniteMoeHybridConfig",
-        fields={
-            **LLAMA_FIELDS,
-            **MAMBA2_FIELDS,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 40,
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 2.0,
-        },
-        tolerance=1e-3,
-        weight_scale=0.1,
+    "FalconH1ForCausalLM": _recurrent(
+        "FalconH1Config",
+        **MAMBA2_FIELDS,
+        mamba_d_ssm=128,
+        mamba_rms_norm=True,
+        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+        mlp_multipliers=[0.9, 1.2],
+        key_multiplier=0.8,
+        ssm_in_multiplier=1.1,
+        ssm_out_multiplier=0.9,
+        attention_in_multiplier=0.8,
+        attention_out_multiplier=1.1,
+        embedding_multiplier=1.3,
+        lm_head_multiplier=0.6,
     ),
-    "FalconH1ForCausalLM": ParityCase(
-        config="FalconH1Config",
-        fields={
-            **LLAMA_FIELDS,
-            **MAMBA2_FIELDS,
-            "mamba_d_ssm": 128,
-            "mamba_rms_norm": True,
-            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
-            "mlp_multipliers": [0.9, 1.2],
-            "key_multiplier": 0.8,
-            "ssm_in_multiplier": 1.1,
-            "ssm_out_multiplier": 0.9,
-            "attention_in_multiplier": 0.8,
-            "attention_out_multiplier": 1.1,
-            "embedding_multiplier": 1.3,
-            "lm_head_multiplier": 0.6,
-        },
-        tolerance=1e-3,
-    ),
-    "Zamba2ForCausalLM": ParityCase(
-        config="Zamba2Config",
-        fields={
-            **{name: value for name, value in LLAMA_FIELDS.items() if name != "num_key_value_heads"},
-            "num_hidden_layers": 4,
-            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
-            "num_mem_blocks": 2,
-            "use_shared_attention_adapter": True,
-            "adapter_rank": 8,
-            "use_mem_rope": True,
-            "n_mamba_heads": 8,
-            "mamba_d_state": 24,
-            "mamba_ngroups": 2,
-            "chunk_size": 32,
-        },
-        tolerance=1e-3,
+    "Zamba2ForCausalLM": _recurrent(
+        "Zamba2Config",
+        without(LLAMA_FIELDS, "num_key_value_heads"),
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid", "hybrid", "hybrid"],
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        adapter_rank=8,
+        use_mem_rope=True,
+        n_mamba_heads=8,
+        mamba_d_state=24,
+        mamba_ngroups=2,
+        chunk_size=32,
         weight_scale=0.1,
         uses_cache=False,
     ),
-    "NemotronHForCausalLM": ParityCase(
-        config="NemotronHConfig",
-        fields={
-            **{name: value for name, value in LLAMA_FIELDS.items() if name != "num_hidden_layers"},
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
-            "head_dim": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 24,
-            "n_groups": 2,
-            "chunk_size": 32,
-            "n_routed_experts": 4,
-            "moe_intermediate_size": 24,
-            "moe_shared_expert_intermediate_size": 40,
-            "moe_latent_size": 32,
-            "routed_scaling_factor": 1.5,
-        },
-        tolerance=1e-3,
+    "NemotronHForCausalLM": _recurrent(
+        "NemotronHConfig",
+        without(LLAMA_FIELDS, "num_hidden_layers"),
+        layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+        head_dim=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=24,
+        n_groups=2,
+        chunk_size=32,
+        n_routed_experts=4,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=32,
+        routed_scaling_factor=1.5,
         weight_scale=0.1,
         uses_cache=False,
     ),
-    "MiniMaxForCausalLM": ParityCase(
-        config="MiniMaxConfig",
-        fields={
-            **LLAMA_FIELDS,
-            "head_dim": 24,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "block_size": 16,
-            "num_local_experts": 4,
-            "full_attn_alpha_factor": 1.3,
-            "full_attn_beta_factor": 0.8,
-            "linear_attn_alpha_factor": 1.2,
-            "linear_attn_beta_factor": 0.9,
-            "mlp_alpha_factor": 1.1,
-            "mlp_beta_factor": 0.7,
-        },
-        tolerance=1e-3,
+    "MiniMaxForCausalLM": _recurrent(
+        "MiniMaxConfig",
+        head_dim=24,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        block_size=16,
+        num_local_experts=4,
+        full_attn_alpha_factor=1.3,
+        full_attn_beta_factor=0.8,
+        linear_attn_alpha_factor=1.2,
+        linear_attn_beta_factor=0.9,
+        mlp_alpha_factor=1.1,
+        mlp_beta_factor=0.7,
         weight_scale=0.1,
         uses_cache=False,
     ),
-    "RwkvForCausalLM": ParityCase(
-        config="RwkvConfig",
-        fields={
-            "vocab_size": 200,
-            "hidden_size": 40,
-            "attention_hidden_size": 48,
-            "intermediate_size": 72,
-            "num_hidden_layers": 4,
-            "context_length": 256,
-            "rescale_every": 2,
-        },
-        tolerance=1e-3,
+    "RwkvForCausalLM": _recurrent(
+        "RwkvConfig",
+        {},
+        vocab_size=200,
+        hidden_size=40,
+        attention_hidden_size=48,
+        intermediate_size=72,
+        num_hidden_layers=4,
+        context_length=256,
+        rescale_every=2,
         uses_cache=False,
     ),
 }
