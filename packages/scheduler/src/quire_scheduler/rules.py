@@ -38,14 +38,10 @@ class RuleSet:
         self.admission_begins = [rule.admission_begins for rule in rules if _defines(rule, "admission_begins")]
         self.step_planned = [rule.step_planned for rule in rules if _defines(rule, "step_planned")]
         self.step_ended = [rule.step_ended for rule in rules if _defines(rule, "step_ended")]
-        self._may_watch = [rule for rule in rules if _defines(rule, "is_watching")]
+        self.may_watch = [rule for rule in rules if _defines(rule, "is_watching")]
 
     def __iter__(self) -> Iterator[AdmissionRule]:
         return iter(self._rules)
-
-    def watching(self) -> tuple[AdmissionRule, ...]:
-        """The rules that have a say about running requests in the step that is being planned."""
-        return tuple([rule for rule in self._may_watch if rule.is_watching])
 
 
 def _defines(rule: AdmissionRule, name: str) -> bool:

@@ -101,7 +101,7 @@ class ScheduledStep:
     departed: list[RequestState] = field(default_factory=list)
     """Requests that left the batch of decodes, or their rows, while the step was in flight; members or not."""
 
-    def add_decodes(self, batch: DecodeBatch) -> None:
+    def begin_with(self, batch: DecodeBatch) -> None:
         """Begin with an entry of one token for each request of a batch. The lists are shared until `add` is called."""
         output = self.output
         num_entries = len(batch.states)
@@ -198,14 +198,12 @@ class RunningStates(OrderedStates):
         for entry in reversed(entries):
             self._delete(entry, entry + 1)
 
-    def advance_decodes(self) -> None:
-        """A step holds the batch, which moves on by one token each."""
-        self.decodes.positions = [position + 1 for position in self.decodes.positions]
+    def plan_decodes(self, step: ScheduledStep) -> None:
+        """Begin a step with the batch, which moves on by one token each."""
+        decodes = self.decodes
+        step.begin_with(decodes)
+        decodes.positions = [position + 1 for position in decodes.positions]
         self._is_shared = True
-
-    def is_covered(self) -> bool:
-        """Whether no request is to be looked at one by one."""
-        return self.num_covered == len(self.states)
 
     def rest(self) -> Iterator[RequestState]:
         """The requests that are not covered; those behind the one at hand may be removed meanwhile."""

@@ -73,7 +73,7 @@ class Scheduler:
         share = config.max_running_per_tenant
         tenant_rules = [MaxRunningPerTenantRule(share)] if share else []
         self._rules = RuleSet([FreeRowRule(self._rows), *rules, *tenant_rules, drafts])
-        self._watchers: tuple[AdmissionRule, ...] = ()
+        self._watchers: list[AdmissionRule] = []
         """The rules that have a say about running requests in the step that is being planned."""
         self._queue_bound = QueueBound(config.max_queued_requests)
         self._max_request_tokens = allocator.max_request_tokens(config.max_num_batched_tokens)
@@ -139,7 +139,7 @@ class Scheduler:
         is_idle = not self._in_flight
         step = self._in_flight[output.step_id] = ScheduledStep(output, [], NO_DECODES)
         if self._pause_state != PauseState.ALL_HELD:
-            self._watchers = self._rules.watching()
+            self._watchers = [rule for rule in self._rules.may_watch if rule.is_watching]
             num_preemptions = self._counters.num_preemptions_total
             self._waits_for_blocks = False
             self._schedule_running(step, only)
@@ -168,7 +168,7 @@ class Scheduler:
         may_batch = only is None and not self._watchers and self.config.max_num_batched_tokens >= len(running.states)
         if not (may_batch and self._schedule_decodes(step)):
             running.uncover()
-        if running.is_covered():
+        if running.num_covered == len(running.states):
             return
         # Preemption takes requests off this list behind the one at hand, never before it.
         for state in running.rest():
@@ -200,7 +200,7 @@ class Scheduler:
         """Give one token to each of the running requests that only decode, all at once. False, with nothing scheduled,
         where there are too few blocks for that."""
         running = self._running
-        if not running.is_covered():
+        if running.num_covered < len(running.states):
             running.cover_decodes()
         decodes = running.decodes
         idle: list[int] = []
@@ -213,9 +213,9 @@ class Scheduler:
             if not self._allocate(state, 1, step.output):
                 return False
             decodes.decode_until[entry] = state.decode_until
-        running.leave_decodes(idle)
-        step.add_decodes(running.decodes)
-        running.advance_decodes()
+        if idle:
+            running.leave_decodes(idle)
+        running.plan_decodes(step)
         return True
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
@@ -476,7 +476,7 @@ class Scheduler:
             return True
         if self._pause_state == PauseState.ALL_HELD:
             return False
-        watchers = self._rules.watching()
+        watchers = [rule for rule in self._rules.may_watch if rule.is_watching]
         if watchers:
             self._running.uncover()
         if self._running.has_decodes():
