@@ -56,7 +56,7 @@ class Record:
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.finish_reason is not None:
                 self.reasons[output.request_id] = output.finish_reason
-                self.errors[output.request_id] = output.error
+                self.errors[output.request_id] = output.failure and output.failure.message
 
     def run(self, core: EngineCore, limit: int = 5000) -> None:
         for _ in range(limit):

@@ -16,7 +16,7 @@ from quire_engine.messages import (
     UtilityCall,
     UtilityReply,
 )
-from quire_interfaces import EngineDeadError, FinishReason, PauseState, SchedulerStats
+from quire_interfaces import EngineDeadError, FinishReason, PauseState, RequestFailure, SchedulerStats
 from quire_testkit.conformance.engine_client import make_message
 from quire_testkit.fake_engine import FakeEngineConfig, build_fake_engine
 from quire_testkit.fake_runner import expected_output
@@ -150,4 +150,4 @@ def test_a_core_that_fails_says_so_before_it_ends() -> None:
 def test_failed_requests_end_with_the_reason() -> None:
     sent = run([make_message("fail", [1], 5)])
     (output,) = [output for message in sent if isinstance(message, Outputs) for output in message.outputs]
-    assert (output.finish_reason, output.error) == (FinishReason.ERROR, "asked to fail")
+    assert (output.finish_reason, output.failure) == (FinishReason.ERROR, RequestFailure("asked to fail"))

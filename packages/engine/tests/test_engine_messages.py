@@ -34,6 +34,7 @@ from quire_interfaces import (
     OutputKind,
     OverloadedError,
     RequestError,
+    RequestFailure,
     RequestOptions,
     SamplingParams,
     SchedulerStats,
@@ -69,7 +70,7 @@ core_outputs = st.builds(
     st.none() | st.lists(logprobs, max_size=3),
     st.none() | st.lists(logprobs, max_size=3),
     st.integers(0, 99),
-    st.none() | texts,
+    st.none() | st.builds(RequestFailure, texts, st.none() | texts, st.none() | texts),
 )
 client_messages = (
     st.builds(
@@ -206,9 +207,9 @@ def test_merged_outputs_lose_nothing(outputs: list[EngineCoreOutput]) -> None:
         merged = merge_outputs(merged, each)
     assert merged.new_token_ids == tokens
     assert (merged.logprobs or []) == positions
-    assert (merged.finish_reason, merged.stop_token_id, merged.error) == (
+    assert (merged.finish_reason, merged.stop_token_id, merged.failure) == (
         last.finish_reason,
         last.stop_token_id,
-        last.error,
+        last.failure,
     )
     assert first_list == untouched

@@ -45,7 +45,8 @@ async def collect_last(stream: OutputStream) -> str | None:
     """What the last output says of its failure."""
     async with asyncio.timeout(60):
         outputs = [output async for output in stream]
-    return outputs[-1].error
+    failure = outputs[-1].failure
+    return failure and failure.message
 
 
 async def wait_for_end(pid: int, seconds: float = 60.0) -> bool:

@@ -368,7 +368,7 @@ def _told_of_output(output: EngineCoreOutput) -> tuple[object, ...]:
         output.logprobs and [each.token_ids for each in output.logprobs],
         output.prompt_logprobs and [each.token_ids for each in output.prompt_logprobs],
         output.num_cached_tokens,
-        output.error,
+        output.failure and output.failure.message,
     )
 
 

@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             transcript.prompt_logprobs += output.prompt_logprobs or []
             transcript.finish_reason = output.finish_reason
             transcript.stop_token_id = output.stop_token_id
-            transcript.error = output.error
+            transcript.error = output.failure and output.failure.message
 
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
     @precondition(lambda self: self.requests)

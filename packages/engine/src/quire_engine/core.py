@@ -27,6 +27,7 @@ from quire_interfaces import (
     QuireError,
     Request,
     RequestError,
+    RequestFailure,
     RequestGate,
     Scheduler,
     SchedulerOutput,
@@ -341,8 +342,8 @@ class EngineCore:
             ) from error
         culprit = self._quarantine.step_failed(output) if output.request_ids else None
         if culprit is not None and self.abort_requests([culprit], FinishReason.ERROR):
-            message = f"the model could not compute this request: {cause}"
-            result.outputs.append(EngineCoreOutput(culprit, [], finish_reason=FinishReason.ERROR, error=message))
+            failure = RequestFailure(f"the model could not compute this request: {cause}")
+            result.outputs.append(EngineCoreOutput(culprit, [], FinishReason.ERROR, failure=failure))
 
     def _wait(self, output: SchedulerOutput, future: Future[Any]) -> None:
         try:

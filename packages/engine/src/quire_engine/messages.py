@@ -26,6 +26,7 @@ from quire_interfaces import (
     RequestOptions,
     SamplingParams,
     SchedulerStats,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -360,15 +361,14 @@ def decode_core_message(data: bytes) -> CoreMessage:
 
 
 def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
-    """Two consecutive outputs of one request as one; changes and returns `first` (its lists are
-    replaced, not changed: in one process they may belong to somebody else)."""
-    first.new_token_ids = first.new_token_ids + second.new_token_ids
-    if second.logprobs is not None:
-        first.logprobs = (first.logprobs or []) + second.logprobs
-    if second.prompt_logprobs is not None:
-        first.prompt_logprobs = (first.prompt_logprobs or []) + second.prompt_logprobs
-    first.finish_reason = second.finish_reason
-    first.stop_token_id = second.stop_token_id
-    first.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
-    first.error, first.error_code, first.error_param = second.error, second.error_code, second.error_param
-    return first
+    """Two consecutive outputs of one request as one."""
+    return second._replace(
+        new_token_ids=first.new_token_ids + second.new_token_ids,
+        logprobs=_joined(first.logprobs, second.logprobs),
+        prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+    )
+
+
+def _joined(first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+    return second if first is None else first if second is None else first + second

@@ -7,7 +7,6 @@ to the core (a stop string ended a completion early) is left in `RequestProcesso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from quire_engine.metrics import RequestMetrics
 from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
@@ -47,7 +46,7 @@ class CompletionProcessor:
     def process(self, output: EngineCoreOutput) -> CompletionOutput:
         """The delta. When it is finished although `output` is not, a stop string ended it."""
         token_ids = output.new_token_ids
-        reason = output.finish_reason
+        reason, failure = output.finish_reason, output.failure
         stop_reason: int | str | None = None
         text, offsets = "", []
         if self._detokenizer is not None:
@@ -68,9 +67,9 @@ class CompletionProcessor:
             token_ids=token_ids,
             finish_reason=reason,
             stop_reason=stop_reason,
-            error=output.error,
-            error_code=output.error_code,
-            error_param=output.error_param,
+            error=failure and failure.message,
+            error_code=failure and failure.code,
+            error_param=failure and failure.param,
             cumulative_logprob=self.cumulative_logprob,
             text_offsets=offsets,
         )
@@ -199,7 +198,7 @@ class RequestProcessor:
             token_ids += output.new_token_ids
             if output.finish_reason is None:
                 return None
-            output = replace(output, new_token_ids=token_ids)
+            output = output._replace(new_token_ids=token_ids)
         completion = self._completions[output.request_id]
         if completion.finished:
             return None
@@ -255,7 +254,7 @@ class RequestProcessor:
 def _scored(output: EngineCoreOutput) -> EngineCoreOutput:
     """The output of a request that generates nothing: its sampled token is the prompt's last one."""
     positions = [*(output.prompt_logprobs or ()), *(output.logprobs or ())]
-    return replace(output, new_token_ids=[], logprobs=None, prompt_logprobs=positions or None)
+    return output._replace(new_token_ids=[], logprobs=None, prompt_logprobs=positions or None)
 
 
 def _badness(completion: CompletionOutput) -> tuple[bool, float]:

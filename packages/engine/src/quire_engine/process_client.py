@@ -37,7 +37,14 @@ from quire_engine.messages import (
 from quire_engine.process import EngineProcess, explain_exit
 from quire_engine.streaming_client import StreamingClient, failure_text, first_line
 from quire_engine.streams import OutputStream
-from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError, RequestError
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    FinishReason,
+    OverloadedError,
+    RequestError,
+    RequestFailure,
+)
 
 __all__ = ["ProcessClient"]
 
@@ -392,7 +399,8 @@ class ProcessClient(StreamingClient):
             if entry.num_deaths >= 2:
                 request_id = entry.request.request_id
                 self._book.finish(request_id, FinishReason.ERROR)
-                entry.reader.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=cause))
+                failure = RequestFailure(cause)
+                entry.reader.push(EngineCoreOutput(request_id, [], FinishReason.ERROR, failure=failure))
 
     def _resume(self) -> None:
         resume_ids, self._resume_ids = self._resume_ids, []

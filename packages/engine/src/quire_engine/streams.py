@@ -38,10 +38,7 @@ class OutputStream:
     def push(self, output: EngineCoreOutput) -> None:
         """Add an output of one of the requests (called by the client)."""
         pending = self._pending.get(output.request_id)
-        if pending is None:
-            self._pending[output.request_id] = output
-        else:
-            merge_outputs(pending, output)
+        self._pending[output.request_id] = output if pending is None else merge_outputs(pending, output)
         if output.finish_reason is not None:
             self._alive.pop(output.request_id, None)
         self._wake()

@@ -156,8 +156,7 @@ class ModelRunnerOutput:
     """What became of blocks on their way from or to a tier."""
 
 
-@dataclass(slots=True)
-class EngineCoreOutput:
+class EngineCoreOutput(NamedTuple):
     """What one step produced for one request, on its way to the client."""
 
     request_id: str
@@ -169,12 +168,8 @@ class EngineCoreOutput:
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed because the prefix cache had them."""
-    error: str | None = None
+    failure: RequestFailure | None = None
     """With FinishReason.ERROR: why."""
-    error_code: str | None = None
-    """Where the request itself is wrong, the `code` of the `RequestError`; None where computing it failed."""
-    error_param: str | None = None
-    """The field at fault, if it is one."""
 
 
 GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -33,14 +33,7 @@ _NONE = repeat(None)
 
 def failure_output(request_id: str, failure: RequestFailure) -> EngineCoreOutput:
     """The last output of a request that cannot go on."""
-    return EngineCoreOutput(
-        request_id,
-        [],
-        finish_reason=FinishReason.ERROR,
-        error=failure.message,
-        error_code=failure.code,
-        error_param=failure.param,
-    )
+    return EngineCoreOutput(request_id, [], FinishReason.ERROR, failure=failure)
 
 
 class ResultTaker:
@@ -134,28 +127,34 @@ class ResultTaker:
         for tokens, token_id in zip(output_token_ids, token_ids, strict=True):
             tokens.append(token_id)
         self._counters.num_generation_tokens_total += end - begin
-        new = list(map(EngineCoreOutput, request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached))
-        outputs += new
+        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, strict=False)
+        new = list(map(EngineCoreOutput._make, columns))
         checked = list(compress(range(begin, end), map(ge, positions, check_from)))
         if not self._stop_token_ids.keys().isdisjoint(token_ids):
             stops = self._stop_token_ids
             checked = sorted({*checked, *(i for i, token_id in enumerate(token_ids, begin) if token_id in stops)})
         for index in checked:
-            self._check_decode(step, index, new[index - begin])
+            new[index - begin] = self._check_decode(step, index, new[index - begin])
+        outputs += new
 
-    def _check_decode(self, step: ScheduledStep, index: int, output: EngineCoreOutput) -> None:
-        """Look whether a decode completed a block, and whether its token, which was appended, ends the request."""
+    def _check_decode(self, step: ScheduledStep, index: int, output: EngineCoreOutput) -> EngineCoreOutput:
+        """Look whether a decode completed a block, and whether its token, which was appended, ends the request.
+
+        Returns:
+            The request's output, with the end if it is one.
+        """
         state, end = step.members[index], step.output.num_computed_tokens[index] + 1
         state.num_tokens = num_tokens = end + 1
         self._computed(state, end, step.output.step_id)
         step.decodes.check_from[index] = state.check_from
         (token_id,) = output.new_token_ids
         if is_stop(state.request, token_id):
-            output.finish_reason, output.stop_token_id = FinishReason.STOP, token_id
+            output = output._replace(finish_reason=FinishReason.STOP, stop_token_id=token_id)
         elif num_tokens >= state.limit:
-            output.finish_reason = FinishReason.LENGTH
+            output = output._replace(finish_reason=FinishReason.LENGTH)
         if output.finish_reason is not None:
             self._finish(state, output.finish_reason)
+        return output
 
     def _take_entry(
         self, step: ScheduledStep, index: int, result: ModelRunnerOutput, outputs: list[EngineCoreOutput]
@@ -181,14 +180,14 @@ class ResultTaker:
                 state, result.sampled_token_ids[index], end, output.step_id, num_drafts, is_guess=is_guess
             )
             if row in result.logprobs:
-                new.logprobs = result.logprobs[row][: len(new.new_token_ids)]
+                new = new._replace(logprobs=result.logprobs[row][: len(new.new_token_ids)])
         else:
             self._computed(state, end, output.step_id)
         if row in result.prompt_logprobs:
             prompt_logprobs = self._new_prompt_logprobs(state, start, result.prompt_logprobs[row])
             if prompt_logprobs:
                 new = new or EngineCoreOutput(request.request_id, [], num_cached_tokens=request.num_cached_tokens)
-                new.prompt_logprobs = prompt_logprobs
+                new = new._replace(prompt_logprobs=prompt_logprobs)
         if new is not None:
             outputs.append(new)
 

@@ -24,6 +24,7 @@ from quire_interfaces import (
     FinishReason,
     OverloadedError,
     RequestError,
+    RequestFailure,
     SamplingParams,
     TokenLogprobs,
 )
@@ -220,7 +221,7 @@ class EngineClientSuite:
             stream = client.open([make_message("fail", [1], 20)])
             outputs = [output async for output in stream]
             assert outputs[-1].finish_reason == FinishReason.ERROR
-            assert outputs[-1].error == "asked to fail"
+            assert outputs[-1].failure == RequestFailure("asked to fail")
             for i, result in enumerate(await asyncio.gather(*map(collect, streams))):
                 assert result[f"r{i}"][0] == expected_output([i], 20, request_seed=i)
             await self.wait_until_empty(client)

@@ -147,7 +147,7 @@ class Driver:
             transcript.prompt_logprobs += output.prompt_logprobs or []
             transcript.finish_reason = output.finish_reason
             transcript.stop_token_id = output.stop_token_id
-            transcript.error = output.error
+            transcript.error = output.failure and output.failure.message
             transcript.num_cached_tokens = output.num_cached_tokens
 
     def run(self, max_steps: int = 10_000) -> None:
