@@ -12,7 +12,6 @@ from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec, SparseMoESpec
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import DecoderLayer, Mixer, ParallelBlock, PostLNBlock, SequentialBlock
 from quire_models.layers.convolution import GatedShortConvolution
-from quire_models.layers.gated_attention import GatedAttention
 from quire_models.layers.gated_delta import GatedDeltaNet
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.mamba1 import Mamba1Mixer
@@ -34,7 +33,7 @@ from quire_models.spec import FeedForwardSpec, LayerSpec, MixerSpec, NormSpec
 __all__ = ["build_feed_forward", "build_layer", "build_mixer", "class_of"]
 
 _MIXERS: dict[type, Callable[[Any, int, Scope], Mixer]] = {
-    SelfAttentionSpec: lambda spec, index, scope: (GatedAttention if spec.gated else SelfAttention)(spec, index, scope),
+    SelfAttentionSpec: SelfAttention,
     LatentSelfAttentionSpec: LatentAttention,
     Mamba1Spec: Mamba1Mixer,
     Mamba2Spec: Mamba2Mixer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
+from typing import TypeVar
 
 from quire_interfaces import CheckpointError, Fields
 
@@ -13,9 +14,12 @@ __all__ = [
     "HIDDEN_ACTS",
     "head_size",
     "hidden_act",
+    "layer_kinds",
     "layer_windows",
     "stored_dtype",
 ]
+
+Kind = TypeVar("Kind")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Dtype of a checkpoint -> bytes of a number."""
@@ -59,6 +63,27 @@ def hidden_act(config: Fields, *, default: str = "silu", acts: Container[str] = 
     return HIDDEN_ACTS[name]
 
 
+def layer_kinds(
+    config: Fields, name: str, layers: int, known: Mapping[str, Kind], default: Sequence[Kind] | None = None
+) -> Sequence[Kind]:
+    """Per layer: what the kind means that config.json's list `name` gives it.
+
+    Args:
+        known: Name of a kind -> what it means.
+        default: Per layer, where config.json does not say; None where it must.
+
+    Raises:
+        CheckpointError: No such list.
+    """
+    kinds = config.get(name)
+    if not kinds and default is not None:
+        return default
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in tuple(known) for kind in kinds):
+        names = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+        raise CheckpointError(f"{config.source}: {name} must name {names} for each of {layers} layers, is {kinds!r}")
+    return [known[kind] for kind in kinds]
+
+
 def layer_windows(config: Fields, layers: int, default: tuple[bool, ...] | None = None) -> tuple[int | None, ...]:
     """Per layer: the window of config.json's `sliding_window`, None where `layer_types` says full attention.
 
@@ -68,15 +93,9 @@ def layer_windows(config: Fields, layers: int, default: tuple[bool, ...] | None 
     if config.get("sliding_window") is None:
         return (None,) * layers
     window = config.integer("sliding_window", minimum=1)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        return tuple(window if slides else None for slides in default or (True,) * layers)
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name {' or '.join(known)} for each of {layers} layers, is {kinds!r}"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    known = {"full_attention": False, "sliding_attention": True}
+    slides = layer_kinds(config, "layer_types", layers, known, default or (True,) * layers)
+    return tuple(window if each else None for each in slides)
 
 
 def stored_dtype(config: Fields) -> str:

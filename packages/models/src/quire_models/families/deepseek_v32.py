@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.config_fields import layer_kinds
 from quire_models.families.deepseek_v2 import latent_attention
 from quire_models.families.glm4_moe import grouped_moe, grouped_network
 from quire_models.mixer_spec import IndexerSpec, LatentSelfAttentionSpec
@@ -72,19 +73,10 @@ def _network(config: Fields, indexed: Sequence[bool] | None, *, interleaved: boo
         recast(SparseLatentSelfAttentionSpec, replace(attention, indexer=replace(indexer, is_shared=not is_indexed)))
         for is_indexed in indexed or (True,) * sizes.num_layers
     ]
-    sparse = _sparse_layers(config, sizes.num_layers)
+    sparse = None
+    if config.get("mlp_layer_types") is not None:
+        sparse = layer_kinds(config, "mlp_layer_types", sizes.num_layers, {"dense": False, "sparse": True})
     return grouped_network(config, sizes, mixers, moe, dense_layers=3, sparse=sparse)
-
-
-def _sparse_layers(config: Fields, layers: int) -> list[bool] | None:
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in ("dense", "sparse") for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: mlp_layer_types must name dense or sparse for each of {layers} layers, is {kinds!r}"
-        )
-    return [kind == "sparse" for kind in kinds]
 
 
 def _indexed_layers(config: Fields, layers: int) -> tuple[bool, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire_interfaces import CheckpointError, Fields
+from quire_interfaces import Fields
+from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import decoder_sizes, expert_counts
 from quire_models.families.granite import granite_attention, granite_ends, granite_moe, shared_mlp_names
 from quire_models.recurrent_fields import hybrid_mamba2
@@ -29,19 +30,11 @@ def spec(config: Fields) -> NetworkSpec:
         feed_forward = granite_moe(sizes, num_experts, per_token, shared)
     mixers = (hybrid_mamba2(config, sizes), granite_attention(config, sizes, rope=rope))
     factor = config.number("residual_multiplier", default=1.0)
+    name = "layer_types" if config.get("layer_types") else "layers_block_type"
+    mambas = [False] * sizes.num_layers
     layers = (
         sizes.pre_norm(layer, mixers[attends], feed_forward, residual_factor=factor)
-        for layer, attends in enumerate(_attends(config, sizes.num_layers))
+        for layer, attends in enumerate(layer_kinds(config, name, sizes.num_layers, LAYER_TYPES, mambas))
     )
     names = shared_mlp_names(sizes, shared)
     return sizes.network(layers, checkpoint=names, **granite_ends(config, sizes))
-
-
-def _attends(config: Fields, layers: int) -> list[bool]:
-    kinds = config.get("layer_types") or config.get("layers_block_type") or ["mamba"] * layers
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in LAYER_TYPES for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name one of {', '.join(LAYER_TYPES)} for each of {layers} layers, "
-            f"is {kinds!r}"
-        )
-    return [LAYER_TYPES[kind] for kind in kinds]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from quire_interfaces import CheckpointError, Fields
+from quire_interfaces import Fields
+from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.mixer_spec import ProjectionNames, ShortConvSpec
 from quire_models.spec import CheckpointNames, NetworkSpec
@@ -44,13 +46,7 @@ def _adjusted(config: Fields, size: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _attends(config: Fields, layers: int) -> list[bool]:
-    kinds = config.get("layer_types")
-    if kinds is None:
-        listed = config.get("full_attn_idxs")
-        return [listed is None or layer in listed for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in ("conv", "full_attention") for k in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name conv or full_attention for each of {layers} layers, is {kinds!r}"
-        )
-    return [kind == "full_attention" for kind in kinds]
+def _attends(config: Fields, layers: int) -> Sequence[bool]:
+    listed = config.get("full_attn_idxs")
+    default = [listed is None or layer in listed for layer in range(layers)]
+    return layer_kinds(config, "layer_types", layers, {"conv": False, "full_attention": True}, default)

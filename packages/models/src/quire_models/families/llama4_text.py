@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes, expert_counts
 from quire_models.families.smollm3 import rotated_layers
 from quire_models.feed_forward_spec import Routing, SparseMoESpec, StackedExperts
@@ -17,7 +18,8 @@ from quire_models.spec import NetworkSpec
 
 __all__ = ["KINDS", "WeightedInputMoESpec", "spec"]
 
-KINDS = ("chunked_attention", "full_attention")
+KINDS = {"chunked_attention": True, "full_attention": False}
+"""Name of a layer's kind -> it attends within chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +84,5 @@ def _sparse_layers(config: Fields, layers: int) -> tuple[bool, ...]:
 
 def _chunks(config: Fields, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
     chunk = config.integer("attention_chunk_size", default=8192, minimum=1)
-    kinds = config.get("layer_types") or [KINDS[0] if each else KINDS[1] for each in rotated]
-    if not isinstance(kinds, list) or len(kinds) != len(rotated) or any(kind not in KINDS for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name {' or '.join(KINDS)} for each of {len(rotated)} layers, is "
-            f"{kinds!r}"
-        )
-    return tuple(chunk if kind == KINDS[0] else None for kind in kinds)
+    kinds = layer_kinds(config, "layer_types", len(rotated), KINDS, rotated)
+    return tuple(chunk if is_chunked else None for is_chunked in kinds)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire_interfaces import CheckpointError, Fields, KVCacheSpec, MambaSpec, StateTensor
+from quire_interfaces import Fields, KVCacheSpec, MambaSpec, StateTensor
+from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.families.mixtral import mixtral_moe
 from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NetworkSpec, Weight, inside
@@ -82,11 +83,7 @@ def spec(config: Fields) -> NetworkSpec:
     config.fixed("sliding_window")
     sizes = decoder_sizes(config, theta=1e6, eps=1e-5)
     num = sizes.num_layers
-    kinds = config.get("layer_types") or [("full", "linear")[layer % 2] + "_attention" for layer in sizes.layers]
-    if not isinstance(kinds, list) or len(kinds) != num or any(kind not in LAYER_TYPES for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name {' or '.join(LAYER_TYPES)} for each of {num} layers, is {kinds!r}"
-        )
+    attends = layer_kinds(config, "layer_types", num, LAYER_TYPES, [layer % 2 == 0 for layer in sizes.layers])
     moe = mixtral_moe(config, sizes)
 
     def factor(part: str, name: str) -> float:
@@ -114,6 +111,6 @@ def spec(config: Fields) -> NetworkSpec:
         )
 
     return sizes.network(
-        (layer_of(layer, LAYER_TYPES[kind]) for layer, kind in enumerate(kinds)),
+        (layer_of(layer, is_full) for layer, is_full in enumerate(attends)),
         checkpoint=CheckpointNames(ignored_suffixes=DERIVED),
     )

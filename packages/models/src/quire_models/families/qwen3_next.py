@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.families.qwen2_moe import qwen_moe, sparse_layers
 from quire_models.mixer_spec import GatedDeltaSpec
@@ -75,15 +76,8 @@ def _network(
     )
 
 
-def _attends(config: Fields, layers: int) -> tuple[bool, ...]:
+def _attends(config: Fields, layers: int) -> Sequence[bool]:
     """`layer_types`, or every fourth layer (`full_attention_interval`)."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        interval = config.integer("full_attention_interval", default=4, minimum=1)
-        return tuple((layer + 1) % interval == 0 for layer in range(layers))
-    known = ("full_attention", "linear_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layer_types must name {' or '.join(known)} for each of {layers} layers, is {kinds!r}"
-        )
-    return tuple(kind == "full_attention" for kind in kinds)
+    interval = config.integer("full_attention_interval", default=4, minimum=1)
+    default = [(layer + 1) % interval == 0 for layer in range(layers)]
+    return layer_kinds(config, "layer_types", layers, {"full_attention": True, "linear_attention": False}, default)

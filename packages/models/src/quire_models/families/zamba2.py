@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from quire_interfaces import CheckpointError, Fields
-from quire_models.config_fields import ACTIVATIONS
+from quire_models.config_fields import ACTIVATIONS, layer_kinds
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.mixer_spec import Mamba2Spec, SelfAttentionSpec
 from quire_models.recurrent_fields import check_groups
@@ -108,7 +108,10 @@ class Zamba2Spec(NetworkSpec):
 def spec(config: Fields) -> NetworkSpec:
     """Heads of the attention share twice the hidden size. Time steps have a lower bound, as in Transformers' scan."""
     sizes = _sizes(config)
-    mamba, kinds = _mamba(config, sizes.hidden_size), _kinds(config, sizes.num_layers)
+    mamba, kinds = (
+        _mamba(config, sizes.hidden_size),
+        layer_kinds(config, "layers_block_type", sizes.num_layers, LAYER_TYPES),
+    )
     hybrid = [layer for layer in sizes.layers if kinds[layer]]
     num_blocks = min(config.integer("num_mem_blocks", default=1, minimum=1), len(hybrid))
     attention = sizes.attention(
@@ -195,13 +198,3 @@ def _mamba(config: Fields, hidden: int) -> Mamba2Spec:
     )
     check_groups(mixer, config.source)
     return mixer
-
-
-def _kinds(config: Fields, layers: int) -> list[bool]:
-    kinds = config.get("layers_block_type")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in LAYER_TYPES for kind in kinds):
-        raise CheckpointError(
-            f"{config.source}: layers_block_type must name one of {', '.join(LAYER_TYPES)} for each of {layers} "
-            f"layers, is {kinds!r}"
-        )
-    return [LAYER_TYPES[kind] for kind in kinds]

@@ -5,28 +5,29 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.layers.alibi import alibi_slopes
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm, make_norm
-from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_models.mixer_spec import SelfAttentionSpec
-from quire_ops import AttentionWeights, QuantizedTokens
+from quire_models.mixer_spec import AlibiSpec, QueryGrowthSpec, SelfAttentionSpec
+from quire_ops import AttentionWeights, QuantizedTokens, ops
 
 __all__ = ["HeadNorms", "SelfAttention", "head_norms"]
 
 
 class SelfAttention:
-    """x [T, hidden_size] -> [T, hidden_size]: projections, norms of heads, rotation, attention, projection.
+    """x [T, hidden_size] -> [T, hidden_size]: projections, norms of heads, rotation, attention, gate (Qiu et al. 2025,
+    arXiv:2505.06708), projection.
 
     What it has of these, and of which sizes, says its `SelfAttentionSpec`.
     """
@@ -37,6 +38,7 @@ class SelfAttention:
     __slots__ = (
         "_attend",
         "_clip",
+        "_gate",
         "_head_dim",
         "_norms",
         "_qkv",
@@ -62,6 +64,7 @@ class SelfAttention:
         self._sinks_parameter = scope.parameter("sinks", spec.num_heads) if spec.sinks else None
         self._sinks: Tensor | None = None
         self._head_dim, self._clip = spec.head_dim, spec.clip
+        self._gate = scope.op(ops.sigmoid_and_mul) if spec.gated else None
         self.cache = index
         self._query_growth = None if spec.query_growth is None else QueryGrowth(spec.query_growth, scope.device)
         rotary = None
@@ -88,6 +91,7 @@ class SelfAttention:
                 "sliding_window": spec.sliding_window,
                 "rotation": 0 if rotary is not None else None,
                 "interleaved": spec.interleaved,
+                "gated": spec.gated,
             }
         scope.when_loaded(self._finish)
 
@@ -123,10 +127,16 @@ class SelfAttention:
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = map(self._heads, self._qkv(x))
+        gate: Tensor | None = None
+        if self._gate is not None:  # beside each head's query
+            query, gate = query.unflatten(1, (-1, 2)).unbind(2)
         query = self._write(query, key, value, cos, sin, batch)
         if self._query_growth is not None:
             query = query * self._query_growth(batch.positions)[:, None, None].to(query.dtype)
-        return self.o_proj(self._attend.attend(query, batch, self._sinks).flatten(1))
+        attended = self._attend.attend(query, batch, self._sinks).flatten(1)
+        if self._gate is not None and gate is not None:
+            attended = self._gate(gate.flatten(1), attended)
+        return self.o_proj(attended)
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[T, H * D] -> [T, H, D]."""
@@ -146,3 +156,45 @@ def head_norms(spec: SelfAttentionSpec, scope: Scope) -> HeadNorms | None:
     if spec.key_factor != 1.0:
         return HeadNorms(lambda query: query, lambda key: key * spec.key_factor)
     return None
+
+
+class QueryGrowth:
+    """positions [T] int64 -> factors [T] float32 of their queries: 1 + scale * log(1 + (position + offset) // step)."""
+
+    __slots__ = ("_factors", "_offset", "_step")
+
+    def __init__(self, spec: QueryGrowthSpec, device: torch.device) -> None:
+        # Looked up, since torch's logarithm of a position follows where in the step it stands.
+        steps = (spec.max_positions + spec.offset) // spec.step + 1
+        factors = [1 + spec.scale * math.log1p(i) for i in range(steps)]
+        self._factors = torch.tensor(factors, dtype=torch.float32, device=device)
+        self._step, self._offset = spec.step, spec.offset
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        return self._factors[(positions + self._offset) // self._step]
+
+
+def alibi_slopes(spec: AlibiSpec, num_heads: int) -> Tensor:
+    """[num_heads] float32: by how much a score falls for each token in between."""
+    slopes = bloom_slopes(num_heads) if spec.kind == "bloom" else mpt_slopes(num_heads, spec.bias_max)
+    slopes = slopes.bfloat16().float() if spec.is_bfloat16 else slopes
+    return slopes if spec.factor == 1.0 else slopes * spec.factor
+
+
+def bloom_slopes(num_heads: int) -> Tensor:
+    """[num_heads] float32: 2^(-8/n), 2^(-16/n), ... for n heads, the largest power of two that there is room for; the
+    others take every second slope of twice as many heads."""
+    whole = 2 ** math.floor(math.log2(num_heads))
+    slopes = _powers(whole, 8.0)
+    return torch.cat((slopes, _powers(2 * whole, 8.0)[0 : 2 * (num_heads - whole) : 2]))
+
+
+def mpt_slopes(num_heads: int, bias_max: float = 8.0) -> Tensor:
+    """[num_heads] float32: the slopes of the next power of two, first every second one from the second."""
+    whole = 2 ** math.ceil(math.log2(num_heads))
+    slopes = _powers(whole, bias_max)
+    return slopes if whole == num_heads else torch.cat((slopes[1::2], slopes[::2]))[:num_heads]
+
+
+def _powers(num_heads: int, bias_max: float) -> Tensor:
+    return 2.0 ** -(torch.arange(1, num_heads + 1, dtype=torch.float32) * (bias_max / num_heads))
