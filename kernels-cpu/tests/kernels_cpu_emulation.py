@@ -46,8 +46,9 @@ def compile_builds(builds: Iterable[str], folder: Path, compiler: str = "g++") -
     csrc = PACKAGE / "csrc"
 
     def compiled(build: str) -> Path:
-        library = folder / f"kernels_{build}-emulated.so"
-        flags = [*emulating_flags(build), *RECIPE["build_defines"](csrc), "-Werror", "-fPIC", "-shared"]
+        library, header = folder / f"kernels_{build}-emulated.so", folder / f"{build}.h"
+        header.write_text(RECIPE["build_header"](csrc))
+        flags = [*emulating_flags(build), "-include", str(header), "-Werror", "-fPIC", "-shared"]
         subprocess.run([compiler, *flags, str(csrc / "kernels.cpp"), "-o", str(library)], check=True)
         return library
 

@@ -15,7 +15,7 @@ from kernels_cpu_steps import same_for_each_build
 
 from quire_kernels_cpu.abi import INTERFACE, STRUCTS
 from quire_kernels_cpu.builds import build_name, library, unavailable
-from quire_kernels_cpu.compilation import build_defines, read_interface
+from quire_kernels_cpu.compilation import build_header, read_interface
 
 PACKAGE = Path(__file__).parents[1] / "src" / "quire_kernels_cpu"
 HEADER = """
@@ -96,11 +96,10 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def compile_library(package: Path, source: str, *defines: str) -> None:
+def compile_library(package: Path, source: str) -> None:
     (package / "library.cpp").write_text(source)
     target = package / f"kernels_{build_name()}.so"
-    command = ["g++", "-shared", "-fPIC", *defines, str(package / "library.cpp"), "-o", str(target)]
-    subprocess.run(command, check=True)
+    subprocess.run(["g++", "-shared", "-fPIC", str(package / "library.cpp"), "-o", str(target)], check=True)
 
 
 def refusal() -> str:
@@ -114,10 +113,10 @@ def refusal() -> str:
 @needs_compiler
 def test_a_library_of_another_interface_is_refused_in_words(copy: Path) -> None:
     again = f"`python -m quire_kernels_cpu.compiler {build_name()}` compiles it"
-    header, defines = copy / "csrc" / "kernels.h", build_defines(PACKAGE / "csrc")
+    header, *defines = copy / "csrc" / "kernels.h", *build_header(PACKAGE / "csrc").splitlines()[:2]
     compile_library(copy, "int nothing;")
     assert refusal() == f"was compiled before builds had an ABI version: {again}"
-    compile_library(copy, EMPTY_LIBRARY, *defines[:2], "-DQUIRE_ABI_LAYOUT=0,0")
+    compile_library(copy, "\n".join([*defines, "#define QUIRE_ABI_LAYOUT 0, 0", EMPTY_LIBRARY]))
     assert refusal() == f"lays out MatrixArgument otherwise than this Python: {again}"
     header.write_text(header.read_text().replace("int32_t format, group", "int32_t group, format"))
     needed = read_interface(header).version

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from quire_kernels_cpu.abi import INTERFACE
 from quire_kernels_cpu.builds import build_path
 from quire_kernels_cpu.compiler import find_compiler, machine_builds, wheel_platform
 from quire_kernels_cpu.processor import BUILDS, processor_flags, supported_builds
 
 FOLDER = Path(__file__).parents[1]
-SOURCE = """extern "C" {
+SOURCE = """#pragma GCC visibility push(default)
+extern "C" {
 extern const char *const quire_sources, *const quire_abi_version;
 extern const long quire_abi_layout[];
 const char *const quire_sources = QUIRE_SOURCES, *const quire_abi_version = QUIRE_ABI_VERSION;
@@ -146,6 +148,14 @@ def test_the_kernels_need_no_newer_system_than_torch_does() -> None:
     built = [path for path in FOLDER.glob("src/quire_kernels_cpu/kernels_*.so") if not path.is_symlink()]
     assert built
     assert wheel_platform(built).startswith("manylinux_2_28_")
+
+
+@pytest.mark.skipif(build_path() is None or shutil.which("nm") is None, reason="needs a build and nm")
+def test_a_build_exports_only_the_c_interface() -> None:
+    run = subprocess.run(["nm", "-D", "--defined-only", str(build_path())], capture_output=True, text=True, check=True)
+    exported = {line.split()[-1] for line in run.stdout.splitlines()}
+    data = {"quire_sources", "quire_abi_version", "quire_abi_layout"}
+    assert {name for name in exported if "quire" in name} == INTERFACE.functions.keys() | data
 
 
 def test_supported_builds_are_those_whose_instructions_are_here() -> None:

@@ -19,7 +19,7 @@ __all__ = [
     "COMPILE",
     "FLAGS",
     "Interface",
-    "build_defines",
+    "build_header",
     "read_interface",
     "sources_hash",
 ]
@@ -41,7 +41,7 @@ AARCH64_BUILDS = {"neon": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve", "-
 # pool of threads and not two. The warning is about gcc 12's own headers.
 FLAGS = ["-O3", "-std=c++20", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """What every build is compiled with, as a part of a program too."""
-COMPILE = [*FLAGS, "-fPIC", "-c"]
+COMPILE = [*FLAGS, "-fPIC", "-fvisibility=hidden", "-c"]
 """What every build of the library is compiled with."""
 
 
@@ -113,16 +113,17 @@ def sources_hash(csrc: Path) -> str:
     return digest.hexdigest()
 
 
-def build_defines(csrc: Path) -> list[str]:
-    """The flags by which a build knows what it was compiled from and which interface it has; `builds.py` asks it for
-    both when it is loaded.
+def build_header(csrc: Path) -> str:
+    """Text of the header that is included before `kernels.cpp`: the sources that a build is compiled from and the
+    interface that it has, both of which `builds.py` compares when it loads the build.
 
     Raises:
         OSError: `csrc` is no folder that can be read, or has no `kernels.h`.
     """
     interface = read_interface(csrc / "kernels.h")
-    return [
-        f'-DQUIRE_SOURCES="{sources_hash(csrc)}"',
-        f'-DQUIRE_ABI_VERSION="{interface.version}"',
-        f"-DQUIRE_ABI_LAYOUT={','.join(interface.layout)}",
-    ]
+    layout = ", ".join(interface.layout)
+    return (
+        f'#define QUIRE_SOURCES "{sources_hash(csrc)}"\n'
+        f'#define QUIRE_ABI_VERSION "{interface.version}"\n'
+        f"#define QUIRE_ABI_LAYOUT {layout}\n"
+    )

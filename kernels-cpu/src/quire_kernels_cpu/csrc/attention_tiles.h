@@ -77,7 +77,7 @@ private:
     int64_t outputs_size() const { return static_cast<int64_t>(value_dim_) * kTile; }
     int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
     int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
-    const char* row_at(int position) {
+    [[gnu::always_inline]] const char* row_at(int position) {
         return rows_.at(path_ && position >= path_[1] ? path_[2 + position - path_[1]] : position);
     }
     // A unit is one head of the tile, or one tile of the head.

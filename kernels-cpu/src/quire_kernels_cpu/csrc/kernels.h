@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // What this was compiled from, as `compilation.py` sums up the files beside this one; empty if nobody has said it.
@@ -358,3 +359,4 @@ void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, co
 int64_t quire_read(const void* data, int64_t bytes);
 
 }
+#pragma GCC visibility pop

@@ -65,17 +65,19 @@ public:
     CacheRows(const PagedCache& cache, const int32_t* table, int head) : cache_(&cache), table_(table), head_(head) {}
 
     const char* at(int position) {
-        if (position < begin_ || position >= begin_ + cache_->block_size) {
-            const int block = position / cache_->block_size;
-            begin_ = block * cache_->block_size;
-            first_ = cache_->data + table_[block] * cache_->block_bytes + head_ * cache_->head_bytes();
-        }
+        if (position < begin_ || position >= begin_ + cache_->block_size) find_block(position);
         return first_ + (position - begin_) * cache_->row_bytes;
     }
     int64_t row_bytes() const { return cache_->row_bytes; }
     int block_end(int position) const { return (position / cache_->block_size + 1) * cache_->block_size; }
 
 private:
+    [[gnu::noinline]] void find_block(int position) {
+        const int block = position / cache_->block_size;
+        begin_ = block * cache_->block_size;
+        first_ = cache_->data + table_[block] * cache_->block_bytes + head_ * cache_->head_bytes();
+    }
+
     const PagedCache* cache_ = nullptr;
     const int32_t* table_ = nullptr;
     const char* first_ = nullptr;
