@@ -59,6 +59,8 @@ PREFILLS = (("8b", 8192, 0.6),)
 GATED = (("8b", 14336, 4096), ("0.6b", 3072, 1024))
 """Shape, outputs of gate and of up, inputs: what part "gated" times, for each number of GATED_ROWS."""
 GATED_ROWS = (1, 4, 16, 32)
+SAMPLED_STEPS = (("0.6b", 64, 1024),)
+"""Shape, requests, context: decode steps that part "sampled" times."""
 SAMPLED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "temperature": {"temperature": 0.7},
@@ -207,13 +209,13 @@ def run_kernels(results: Results, device: str, runs: list[tuple[dict[str, Any], 
             results.add("kernels", f"{', '.join(ops)} without {backend}", reason=reason)
 
 
-def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Path, dtype: str = "bfloat16") -> None:
+def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Path, dtype: str) -> None:
     """Gate, up and activation of few rows, three ways, each at its best: torch's product and the gate, our product and
     the gate, one kernel. What `quire tune` would choose goes into a table, which part "joined" reads."""
     import torch
     import triton
 
-    from quire_bench.kernels import measure_rates
+    from quire_bench.kernels import measure_limits
     from quire_kernels_cuda.platform import NVIDIA, gpu_of, pretending
     from quire_kernels_cuda.tuned import Entry, Problem, Tables, save
     from quire_kernels_cuda.tuning import Timing, candidates, compiling_pool, device_time_us, fastest, fitting, timings
@@ -223,7 +225,7 @@ def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Pat
     vendor = NVIDIA if torch.version.hip is None else AMD
     target, gpu = vendor.target_of(there), gpu_of(there) or "cpu"
     time_us = _host_time_us if tiny else device_time_us(there)
-    rates = measure_rates(there, getattr(torch, dtype))
+    rates = measure_limits(there, getattr(torch, dtype))
 
     fits: dict[str, list[Any]] = {}
     pool = compiling_pool(os.cpu_count() or 1)
@@ -388,12 +390,16 @@ class Engine:
         seconds, host_s = self.decode_s(32)
         tokens = self.num_seqs * (self.length + 16 + 5 * 16)
         limit_s = (self.weight_bytes() + self.kv_bytes(tokens)) / read_bytes_per_s
-        graphs = self.runner.graphs
         results.measured(
             part, what, seconds, limit_s, bar,
             tokens_per_s=self.num_seqs / seconds, host_ms=host_s * 1e3, attention=self.network.attention_backend.name,
-            graphs=self.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
+            graphs=self.graphs(),
         )  # fmt: skip
+
+    def graphs(self) -> Any:
+        """Number of captured graphs, or why there are none."""
+        graphs = self.runner.graphs
+        return self.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured))
 
     def weight_bytes(self) -> int:
         """Of the layers and the LM head: what a decode step has to read."""
@@ -425,13 +431,13 @@ def _fill(network: Any) -> None:
     network.finish_loading()
 
 
-def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype: str = "bfloat16") -> None:
+def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype: str) -> None:
     """Whole steps of networks with random weights."""
     import torch
 
-    from quire_bench.kernels import measure_rates
+    from quire_bench.kernels import measure_limits
 
-    rates = measure_rates(torch.device(device), getattr(torch, dtype))
+    rates = measure_limits(torch.device(device), getattr(torch, dtype))
     results.add("engine", "rates", read_bytes_per_s=rates.read_bytes_per_s, flop_per_s=rates.matmul_flop_per_s)
     for shape, num_seqs, length, bar in decodes:
         what = f"decode {shape} batch {num_seqs} context {length}"
@@ -461,7 +467,7 @@ def reported(results: Results, part: str, what: str) -> Iterator[None]:
         results.add(part, what, passes=False, error=traceback.format_exc()[-3000:])
 
 
-def run_sampled(results: Results, device: str, decodes: Any, dtype: str = "bfloat16") -> None:
+def run_sampled(results: Results, device: str, decodes: Any, dtype: str) -> None:
     """Decode steps of requests that sample, each beside the steps of greedy ones."""
     for shape, num_seqs, length in decodes:
         greedy_s = None
@@ -471,28 +477,21 @@ def run_sampled(results: Results, device: str, decodes: Any, dtype: str = "bfloa
                 engine = Engine(shape, num_seqs, length, device, dtype, sampling=sampling)
                 seconds, host_s = engine.decode_s(32)
                 greedy_s = greedy_s or seconds
-                graphs = engine.runner.graphs
-                results.add(
-                    "sampled",
-                    name,
-                    median_ms=seconds * 1e3,
-                    of_greedy=seconds / greedy_s,
-                    host_ms=host_s * 1e3,
-                    graphs=engine.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
-                )
+                figure = {"median_ms": seconds * 1e3, "of_greedy": seconds / greedy_s, "host_ms": host_s * 1e3}
+                results.add("sampled", name, **figure, graphs=engine.graphs())
                 engine.close()
                 del engine
 
 
-def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype: str = "bfloat16") -> None:
+def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype: str) -> None:
     """Decode steps with layers that share an input apart, and in one product; and that with what part "gated" chose."""
     import torch
 
-    from quire_bench.kernels import measure_rates
+    from quire_bench.kernels import measure_limits
     from quire_kernels_cuda.platform import NVIDIA
     from quire_kernels_rocm.platform import AMD
 
-    rates = measure_rates(torch.device(device), getattr(torch, dtype))
+    rates = measure_limits(torch.device(device), getattr(torch, dtype))
     for way in ("apart", "joined", "joined, tuned"):
         if way == "joined, tuned":
             if not tables.is_dir():
@@ -527,30 +526,17 @@ def main(arguments: list[str] | None = None) -> int:
         from quire_bench import kernels
 
         kernels.COPIES_BYTES["cpu"], kernels.LIMIT_SIDE["cpu"] = 1 << 20, 64
-    tiny_runs = [({"op": "rms_norm", "shapes": {"rows": 4, "size": 64}}, 0.0)]
+    device, dtype, steps = args.device, "float32" if tiny else "bfloat16", (("tiny", 2, 32),)
+    runs = [({"op": "rms_norm", "shapes": {"rows": 4, "size": 64}}, 0.0)] if tiny else KERNEL_BARS
+    decodes, prefills = ((("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),)) if tiny else (DECODES, PREFILLS)
+    products = ((("tiny", 32, 64),), (2,)) if tiny else (GATED, GATED_ROWS)
     parts = {
         "tests": lambda: run_tests(results, args.tests_limit_s),
-        "kernels": lambda: run_kernels(results, args.device, tiny_runs if tiny else KERNEL_BARS),
-        "engine": lambda: (
-            run_engine(results, "cpu", (("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),), "float32")
-            if tiny
-            else run_engine(results, args.device, DECODES, PREFILLS)
-        ),
-        "sampled": lambda: (
-            run_sampled(results, "cpu", (("tiny", 2, 32),), "float32")
-            if tiny
-            else run_sampled(results, args.device, (("0.6b", 64, 1024),))
-        ),
-        "gated": lambda: (
-            run_gated(results, "cpu", (("tiny", 32, 64),), (2,), args.tables, "float32")
-            if tiny
-            else run_gated(results, args.device, GATED, GATED_ROWS, args.tables)
-        ),
-        "joined": lambda: (
-            run_joined(results, "cpu", (("tiny", 2, 32),), args.tables, "float32")
-            if tiny
-            else run_joined(results, args.device, JOINED, args.tables)
-        ),
+        "kernels": lambda: run_kernels(results, device, runs),
+        "engine": lambda: run_engine(results, device, decodes, prefills, dtype),
+        "sampled": lambda: run_sampled(results, device, steps if tiny else SAMPLED_STEPS, dtype),
+        "gated": lambda: run_gated(results, device, *products, args.tables, dtype),
+        "joined": lambda: run_joined(results, device, steps if tiny else JOINED, args.tables, dtype),
     }
     for part in args.parts:
         start = time.perf_counter()

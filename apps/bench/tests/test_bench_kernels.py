@@ -122,7 +122,7 @@ def test_bad_plans(tmp_path: Path, text: str, message: str) -> None:
 def test_shapes_are_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, entry: dict[str, object], message: str
 ) -> None:
-    monkeypatch.setattr(kernels, "measure_rates", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(kernels, "measure_limits", lambda *_: pytest.fail("measured"))
     with pytest.raises(ConfigError, match=re.escape(message)):
         kernels.measure_plan(make_plan([entry], "float32", "cpu"))
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from quire_bench.kernel_cases import CASES, KernelWork, make_work
+from quire_bench.limits import MachineLimits
 from quire_interfaces import ConfigError
 from quire_ops import OpRequest, op_table
 from quire_ops.ops import op_named
@@ -27,11 +28,10 @@ __all__ = [
     "KernelFigure",
     "KernelPlan",
     "KernelRun",
-    "Rates",
     "load_plan",
     "make_plan",
+    "measure_limits",
     "measure_plan",
-    "measure_rates",
     "write_csv",
 ]
 
@@ -64,14 +64,6 @@ class KernelPlan:
     dtype: torch.dtype
     device: torch.device
     runs: tuple[KernelRun, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """What the machine does at best, measured in the run."""
-
-    read_bytes_per_s: float
-    matmul_flop_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +108,11 @@ def load_plan(path: str | Path, device: str) -> KernelPlan:
 
 
 def make_plan(entries: Any, dtype: str, device: str) -> KernelPlan:
-    """A plan from the entries of its `runs`; see `load_plan`."""
+    """A plan from the entries of its `runs`, as `load_plan` describes them.
+
+    Raises:
+        ConfigError: A dtype, a device, an op or an entry that cannot be, or more than `MAX_RUNS` shapes.
+    """
     names = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     if dtype not in names:
         raise ConfigError(f"dtype must be one of {', '.join(names)}, got {dtype!r}", field="dtype")
@@ -157,8 +153,8 @@ def _runs(entry: Any) -> Iterator[KernelRun]:
         yield KernelRun(op, dict(zip(shapes, values, strict=True)), None if backends is None else tuple(backends))
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The shortest of a few readings of memory and matrix products, by torch."""
+def measure_limits(device: torch.device, dtype: torch.dtype) -> MachineLimits:
+    """Rates of reading memory and of matrix products on this device: the best of a few runs of each, by torch."""
     size, side = 2 * COPIES_BYTES[device.type], LIMIT_SIDE[device.type]
     data = torch.ones(size // 4, device=device)
     halves, one = data.view(torch.bfloat16).view(-1, 2048), torch.ones(2048, dtype=torch.bfloat16, device=device)
@@ -172,7 +168,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     quickest = (
         min((dtype, torch.float32), key=lambda dtype: product_s(256, dtype, 2)) if device.type == "cpu" else dtype
     )
-    return Rates(
+    return MachineLimits(
         read_bytes_per_s=size / min(min(_samples([way], device, 5)) for way in ways),
         matmul_flop_per_s=2 * side**3 / product_s(side, quickest, 5),
     )
@@ -201,7 +197,7 @@ def _wait(device: torch.device) -> None:
 
 def measure_plan(
     plan: KernelPlan, *, repeats: int = 5, on_run: Callable[[str], None] = lambda _: None
-) -> tuple[Rates, list[KernelFigure], dict[tuple[str, str], list[str]]]:
+) -> tuple[MachineLimits, list[KernelFigure], dict[tuple[str, str], list[str]]]:
     """Measure every run.
 
     Returns:
@@ -212,7 +208,7 @@ def measure_plan(
     """
     for run in plan.runs:  # before anything is measured
         _check(run, plan.dtype)
-    before = measure_rates(plan.device, plan.dtype)
+    before = measure_limits(plan.device, plan.dtype)
     measured: list[tuple[KernelRun, str, KernelWork, list[float]]] = []
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in plan.runs:
@@ -233,8 +229,8 @@ def measure_plan(
                 continue
             samples = _samples([copy.prepare(backend.function) for copy in copies], plan.device, repeats)
             measured.append((run, backend.name, work, samples))
-    after = measure_rates(plan.device, plan.dtype)
-    rates = Rates(
+    after = measure_limits(plan.device, plan.dtype)
+    rates = MachineLimits(
         read_bytes_per_s=max(before.read_bytes_per_s, after.read_bytes_per_s),
         matmul_flop_per_s=max(before.matmul_flop_per_s, after.matmul_flop_per_s),
     )
@@ -261,7 +257,7 @@ def _copies(run: KernelRun, plan: KernelPlan) -> list[KernelWork]:
     return works
 
 
-def _figure(run: KernelRun, backend: str, work: KernelWork, samples: list[float], rates: Rates) -> KernelFigure:
+def _figure(run: KernelRun, backend: str, work: KernelWork, samples: list[float], rates: MachineLimits) -> KernelFigure:
     memory_s, flop_s = work.num_bytes / rates.read_bytes_per_s, work.flop / rates.matmul_flop_per_s
     typical = median(samples)
     shape = CASES[run.op].defaults | run.shape

@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 
 from quire_bench.peer_process import peer_environment, start_program
-from quire_bench.peers import PROGRAMS
 from quire_interfaces import QuireError
 from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
@@ -26,7 +25,7 @@ __all__ = ["MachineLimits", "ModelWork", "measure_machine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """Rates of this machine, as `programs/run_limits.py` measures them."""
+    """Rates of a device at its best, as `quire_bench.kernels.measure_limits` measures them."""
 
     read_bytes_per_s: float
     matmul_flop_per_s: float
@@ -93,7 +92,7 @@ def measure_machine(dtype: str, num_threads: int | None, *, timeout_s: float) ->
     Raises:
         QuireError: it failed or took too long.
     """
-    command = [sys.executable, str(PROGRAMS / "run_limits.py")]
+    command = [sys.executable, "-m", "quire_bench.limits_program"]
     settings = json.dumps({"dtype": dtype, "num_threads": num_threads}) + "\n"
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with start_program(command, env=peer_environment(num_threads), **pipes) as process:

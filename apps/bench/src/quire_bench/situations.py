@@ -10,9 +10,7 @@ from quire_bench.limits import MachineLimits, ModelWork
 from quire_bench.workload import BenchRequest, Workload, random_requests
 from quire_interfaces import ConfigError
 
-__all__ = ["DEFAULT_SITUATIONS", "Lengths", "Situation", "parse_situations"]
-
-DEFAULT_SITUATIONS = "first-token,decode,concurrent-8,concurrent-32,prefill,memory"
+__all__ = ["Lengths", "Situation", "parse_situations"]
 
 WARM_UP_LEN = 16
 
