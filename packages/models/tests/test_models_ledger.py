@@ -29,12 +29,13 @@ def test_parameter_count_is_the_oracles(family: str, fields: dict[str, object], 
     assert num_parameters(ModelConfig.from_path(tmp_path)) == sum(p.numel() for p in oracle.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(24, 40), (1, 1), (16, 128), (70, 64), (5, 300)])
 @pytest.mark.parametrize("name", linear_method_names())
-def test_bytes_are_those_of_the_method(name: str) -> None:
-    method = linear_method(name, OpRequest(device="cpu", dtype=torch.bfloat16))
-    weights = method.make_weights(torch.randn(24, 40).bfloat16(), None)
-    stored = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    assert WEIGHT_BYTES[name](24, 40, 2) == method.weight_bytes(24, 40, 2) == stored
+def test_bytes_are_those_of_the_method(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    method = linear_method(name, OpRequest(device="cpu", dtype=dtype))
+    weights = method.make_weights(torch.randn(shape).to(dtype), None)
+    assert WEIGHT_BYTES[name](*shape, dtype.itemsize) == sum(tensor.nbytes for tensor in weights.values())
 
 
 def test_unknown_method_is_refused(tmp_path: Path) -> None:

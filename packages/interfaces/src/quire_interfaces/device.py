@@ -122,6 +122,3 @@ class LinearMethod(Protocol):
 
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features] float32, as it is summed, without a bias."""
-
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """Bytes that `make_weights` keeps for a weight of this shape, without the bias."""

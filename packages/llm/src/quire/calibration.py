@@ -229,10 +229,6 @@ class _Layer:
         """Not for the LM head."""
         raise NotImplementedError(f"{self._layer}: the LM head is not calibrated")
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """As it is stored."""
-        return out_features * in_features * dtype_bytes
-
 
 def _batch(network: Network, sequences: Sequence[Sequence[int]]) -> ForwardBatch:
     """All sequences from their first token. Every layer has the same cache: it is done with it before the next one

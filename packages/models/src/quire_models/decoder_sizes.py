@@ -12,6 +12,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import GATED_ACTS, head_size, hidden_act
+from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec, Routing, SparseMoESpec
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.rope_config import RopeConfig, parse_rope
@@ -77,6 +78,19 @@ class DecoderSizes:
             "out_bias": bias,
         }
         return SelfAttentionSpec(**sizes | fields)
+
+    def encoder_attention(self, name: str, *, bias: bool, **fields: Any) -> EncoderAttentionSpec:
+        """Attention of an encoder's tokens to each other, or of a decoder's to them; `fields` are others of
+        `EncoderAttentionSpec`."""
+        values: dict[str, Any] = {"scale": self.head_dim**-0.5} | fields
+        return EncoderAttentionSpec(
+            name=name,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            bias=bias,
+            **values,
+        )
 
     def head_norms(self, query: str = "q_norm", key: str = "k_norm", **fields: Any) -> dict[str, Any]:
         """Fields of `SelfAttentionSpec` for RMS norms of each query and key head; `fields` are others of `NormSpec`."""
@@ -182,16 +196,22 @@ class DecoderSizes:
         return PositionSpec(name=name, num_positions=self.max_model_len, size=self.hidden_size, offset=offset)
 
     def network(
-        self, layers: Iterable[LayerSpec], *, final_norm: NormSpec | str | None = "norm", **fields: Any
+        self,
+        layers: Iterable[LayerSpec],
+        *,
+        final_norm: NormSpec | str | None = "norm",
+        kind: Callable[..., NetworkSpec] = NetworkSpec,
+        **fields: Any,
     ) -> NetworkSpec:
         """The network of these layers.
 
         Args:
+            kind: Class of its record.
             final_norm: A norm, or the name of an RMS norm; None for none.
-            fields: Others of `NetworkSpec`.
+            fields: Others of that record.
         """
         values: dict[str, Any] = {"embedding": self.embedding(), "head": HeadSpec(tied=self.tied)} | fields
-        return NetworkSpec(
+        return kind(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,

@@ -35,7 +35,8 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "fp8": partial(_fp8_bytes, 128),
     "mxfp8": partial(_fp8_bytes, 32),
 }
-"""Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
+"""Linear method -> (outputs, inputs, bytes of a number in the compute dtype) -> bytes of a weight as the method keeps
+it."""
 
 
 def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, int]:

@@ -32,6 +32,7 @@ __all__ = [
     "Mamba2Spec",
     "ProjectionNames",
     "QueryGrowthSpec",
+    "RecurrentSpec",
     "SelfAttentionSpec",
     "ShortConvSpec",
 ]
@@ -273,8 +274,23 @@ class LatentSelfAttentionSpec:
         return LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype)
 
 
+class RecurrentSpec:
+    """A mixer that keeps states of a sequence, whatever its length."""
+
+    __slots__ = ()
+
+    @property
+    def states(self) -> tuple[StateTensor, ...]:
+        """Tensors that it keeps of each sequence."""
+        raise NotImplementedError
+
+    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """The states, per sequence."""
+        return MambaSpec(block_size=block_size, states=self.states)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Spec:
+class Mamba2Spec(RecurrentSpec):
     """A Mamba-2 mixer (Dao & Gu 2024, arXiv:2405.21060)."""
 
     name: str = "mamba"
@@ -306,11 +322,6 @@ class Mamba2Spec:
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
-    def in_features_of_parts(self) -> tuple[int, int, int]:
-        """Outputs of the first projection: gate, convolution, time steps."""
-        return self.inner_size, self.conv_size, self.num_heads
-
-    @property
     def width(self) -> int:
         """Projected, convolved, and the scan's copies."""
         return (
@@ -327,25 +338,19 @@ class Mamba2Spec:
         )
 
     def weights(self) -> Iterator[Weight]:
-        part, inputs = "state space", sum(self.in_features_of_parts)
-        in_proj = LinearSpec(name="in_proj", in_features=self.hidden_size, out_features=inputs, bias=self.proj_bias)
-        out_proj = LinearSpec(
-            name="out_proj", in_features=self.inner_size, out_features=self.hidden_size, bias=self.proj_bias
-        )
-        yield from inside(self.name, in_proj.weights(part))
-        yield from inside(self.name, out_proj.weights(part))
+        part, inputs = "state space", self.inner_size + self.conv_size + self.num_heads
+        for name, sizes in (("in_proj", (self.hidden_size, inputs)), ("out_proj", (self.inner_size, self.hidden_size))):
+            linear = LinearSpec(name=name, in_features=sizes[0], out_features=sizes[1], bias=self.proj_bias)
+            yield from inside(self.name, linear.weights(part))
         yield from inside(self.name, _convolution("conv1d", self.conv_size, self.conv_kernel, self.conv_bias, part))
         if self.normed:
             yield Weight(f"{self.name}.norm.weight", (self.inner_size,), part)
         for name in ("A_log", "D", "dt_bias"):
             yield Weight(f"{self.name}.{name}", (self.num_heads,), part, is_wide=True)
 
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        return MambaSpec(block_size=block_size, states=self.states)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba1Spec:
+class Mamba1Spec(RecurrentSpec):
     """A Mamba mixer (Gu & Dao 2023, arXiv:2312.00752)."""
 
     name: str = "mamba"
@@ -396,12 +401,9 @@ class Mamba1Spec:
         yield Weight("D", (inner,), part, is_wide=True)
         yield Weight("dt_proj.bias", (inner,), part, is_wide=True)
 
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        return MambaSpec(block_size=block_size, states=self.states)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvSpec:
+class ShortConvSpec(RecurrentSpec):
     """A gated short convolution (LFM2): out(c * conv(b * x)) with b, c and x projected."""
 
     name: str = "conv"
@@ -424,12 +426,9 @@ class ShortConvSpec:
             yield from inside(self.name, linear.weights(part))
         yield from inside(self.name, _convolution("conv", hidden, self.conv_kernel, self.bias, part))
 
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        return MambaSpec(block_size=block_size, states=self.states)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaSpec:
+class GatedDeltaSpec(RecurrentSpec):
     """A gated delta net (Yang et al. 2024, arXiv:2412.06464)."""
 
     name: str = "linear_attn"
@@ -491,9 +490,6 @@ class GatedDeltaSpec:
         yield Weight(f"{self.name}.norm.weight", (self.value_head_dim,), part)
         for name in ("A_log", "dt_bias"):
             yield Weight(f"{self.name}.{name}", (heads,), part, is_wide=True)
-
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        return MambaSpec(block_size=block_size, states=self.states)
 
 
 def _convolution(name: str, channels: int, taps: int, bias: bool, part: str) -> Iterator[Weight]:

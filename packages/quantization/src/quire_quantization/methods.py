@@ -64,10 +64,6 @@ class PlainLinear:
         out: Tensor = self._lm_head(x, weights["weight"])
         return out
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """Bytes of the weight as loaded."""
-        return out_features * in_features * dtype_bytes
-
 
 class QuantizedLinear:
     """A weight that is quantized while it is loaded: what its methods have in common."""
@@ -126,10 +122,6 @@ class Int8WeightOnlyLinear(QuantizedLinear):
         out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, wide=True)
         return out
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """One byte per weight and one scale per output."""
-        return out_features * in_features + out_features * dtype_bytes
-
 
 class W8A8Linear(Int8WeightOnlyLinear):
     """Weights as `Int8WeightOnlyLinear` keeps them, and tokens rounded to int8, each with one scale, max |x| / 127.
@@ -161,12 +153,27 @@ class W8A8Linear(Int8WeightOnlyLinear):
         out: Tensor = self._both_int8(x, weights["weight"], weights["scale"], weights["input_scale"], None, wide=True)
         return out
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """As int8, and the four bytes that say how inputs are rounded."""
-        return super().weight_bytes(out_features, in_features, dtype_bytes) + 4
+
+class _GroupedLinear(QuantizedLinear):
+    """A weight that op `grouped_linear` multiplies with; activations as they are."""
+
+    op = logits_op = "grouped_linear"
+
+    def __init__(self, request: OpRequest) -> None:
+        self._linear = bind(ops.grouped_linear, request)
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features]."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, weights.get("bias"))
+        return out
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, None, wide=True)
+        return out
 
 
-class Int4WeightOnlyLinear(QuantizedLinear):
+class Int4WeightOnlyLinear(_GroupedLinear):
     """The weight in int4 with one symmetric scale for each group of inputs of an output; activations as they are.
 
     Rounded to nearest. A group's weight of the largest magnitude becomes -8, or more than that: of a few scales the one
@@ -174,13 +181,11 @@ class Int4WeightOnlyLinear(QuantizedLinear):
     3.1, the range by mean squared error).
     """
 
-    op = logits_op = "grouped_linear"
-
     def __init__(self, request: OpRequest, *, group_size: int) -> None:
+        super().__init__(request)
         self.key = QuantKey(dtype="int4", scale_dtype="compute", granularity="group", group_size=group_size)
         self.name = "int4" if group_size == GROUP_SIZES[0] else f"int4-g{group_size}"
         self.group_size = group_size
-        self._linear = bind(ops.grouped_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype."""
@@ -209,23 +214,8 @@ class Int4WeightOnlyLinear(QuantizedLinear):
         elements = _elements(groups, scale).view(outputs, -1)[:, :inputs].to(torch.int8)
         return pack_int4(elements), scale[:, :, 0].to(weight.dtype)
 
-    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features]."""
-        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, weights.get("bias"))
-        return out
 
-    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features] float32, without a bias."""
-        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, None, wide=True)
-        return out
-
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """Half a byte per weight of whole pieces of 128 inputs, and a scale per group of whole blocks of 16 outputs."""
-        groups = -(-in_features // self.group_size)
-        return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
-
-
-class Float8WeightOnlyLinear(QuantizedLinear):
+class Float8WeightOnlyLinear(_GroupedLinear):
     """The weight in fp8 e4m3, rounded to nearest; activations as they are.
 
     With one scale per output, max |weight[o]| / 448 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"); or, of
@@ -233,16 +223,14 @@ class Float8WeightOnlyLinear(QuantizedLinear):
     Microscaling Formats 1.0, sec. 6.3).
     """
 
-    op = logits_op = "grouped_linear"
-
     def __init__(self, request: OpRequest, *, group_size: int | None = None) -> None:
+        super().__init__(request)
         # A power of two may be too small for float16.
         scale = "float32" if group_size is not None and request.dtype == torch.float16 else "compute"
         granularity = "channel" if group_size is None else "group"
         self.key = QuantKey(dtype="fp8_e4m3", scale_dtype=scale, granularity=granularity, group_size=group_size)
         self.name = "fp8" if group_size is None else "mxfp8"
         self.group_size = group_size
-        self._linear = bind(ops.grouped_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype or,
@@ -268,21 +256,6 @@ class Float8WeightOnlyLinear(QuantizedLinear):
         padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % size))
         largest = padded.view(len(weight), -1, size).abs().amax(dim=2)
         return torch.where(largest == 0, 0.0, torch.exp2(largest.log2().floor().clamp_min(-119) - _FP8_EXPONENT))
-
-    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features]."""
-        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, weights.get("bias"))
-        return out
-
-    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features] float32, without a bias."""
-        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, None, wide=True)
-        return out
-
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """A byte per weight, and a scale per group (of 128 inputs for one scale) of whole blocks of 16 outputs."""
-        groups = -(-in_features // (self.group_size or GROUP_SIZES[0]))
-        return out_features * in_features + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
 class ServedLinear:
@@ -310,15 +283,6 @@ class ServedLinear:
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [N, in_features] -> [N, out_features] float32, without a bias."""
         return self.choice.kernel.multiply(self._ops, weights, x, logits=True)
-
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """Of the weight widened; of int8 and fp8 in groups as `Float8WeightOnlyLinear` counts them."""
-        if self.op == "linear":
-            return out_features * in_features * dtype_bytes
-        if self.op == "int8_linear":
-            return out_features * (in_features + dtype_bytes)
-        groups = -(-in_features // (self._method.key.group_size or GROUP_SIZES[0]))
-        return out_features * in_features + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
 def _as_grouped(weights: dict[str, Tensor], inputs: int) -> GroupedWeight:

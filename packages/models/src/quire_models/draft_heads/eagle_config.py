@@ -16,7 +16,7 @@ from quire_models.config import ModelConfig
 from quire_models.config_fields import stored_dtype
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.quantization_formats import parse_quantization, quantization_method
-from quire_models.spec import HeadSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside, recast
+from quire_models.spec import HeadSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 from quire_models.stored_linears import with_files
 
 __all__ = ["EAGLE_KINDS", "EagleConfig", "EagleSpec", "default_feature_layers", "read_eagle_config"]
@@ -112,8 +112,14 @@ def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
     attention = sizes.attention(qkv_bias=bias, in_features=2 * sizes.hidden_size if is_eagle3 else 0)
     layers = [sizes.pre_norm(layer, attention, mlp, prefix="layers") for layer in sizes.layers]
     layers[0] = replace(layers[0], name="midlayer") if is_eagle3 else replace(layers[0], input_norm=None)
-    network = sizes.network(layers, body="", final_norm="norm" if is_eagle3 else None, head=HeadSpec(tied=False))
-    return recast(EagleSpec, network, hidden_norm=sizes.rms_norm("hidden_norm") if is_eagle3 else None)
+    return sizes.network(
+        layers,
+        kind=EagleSpec,
+        body="",
+        final_norm="norm" if is_eagle3 else None,
+        head=HeadSpec(tied=False),
+        hidden_norm=sizes.rms_norm("hidden_norm") if is_eagle3 else None,
+    )
 
 
 def _feature_layers(config: Fields) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
@@ -63,24 +64,12 @@ def _network(config: Fields, *, norms_first: bool) -> NetworkSpec:
         return {"name": name, "mixers": (mixer,), "feed_forward": mlp, **norms}
 
     def attention(name: str, num_heads: int) -> EncoderAttentionSpec:
-        size = hidden // num_heads
-        return EncoderAttentionSpec(
-            name=name, hidden_size=hidden, num_heads=num_heads, head_dim=size, scale=size**-0.5, bias=True
-        )
+        return replace(sizes, num_heads=num_heads, head_dim=hidden // num_heads).encoder_attention(name, bias=True)
 
     decoder, of_encoder = sizes.attention(bias=True, names=BART_NAMES), attention("self_attn", heads)
     cross, cross_norm = attention("encoder_attn", sizes.num_heads), sizes.layer_norm("encoder_attn_layer_norm")
-    return EncoderDecoderSpec(
-        vocab_size=sizes.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=sizes.intermediate_size,
-        max_model_len=sizes.max_model_len,
-        max_encoder_len=sizes.max_model_len,
-        decoder_start_token_ids=start_token_ids(config, config.token_ids("bos_token_id")[:1]),
-        shared="model.shared",
-        body="model.decoder",
-        embedding=embedding,
-        layers=tuple(
+    return sizes.network(
+        (
             CrossLayerSpec(
                 **parts(f"model.decoder.layers.{layer}", decoder, sizes.intermediate_size),
                 cross=cross,
@@ -88,6 +77,12 @@ def _network(config: Fields, *, norms_first: bool) -> NetworkSpec:
             )
             for layer in sizes.layers
         ),
+        kind=EncoderDecoderSpec,
+        max_encoder_len=sizes.max_model_len,
+        decoder_start_token_ids=start_token_ids(config, config.token_ids("bos_token_id")[:1]),
+        shared="model.shared",
+        body="model.decoder",
+        embedding=embedding,
         final_norm=sizes.layer_norm("layer_norm") if norms_first else None,
         encoder_body="model.encoder",
         encoder_embedding=embedding,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from quire_interfaces import Fields
 from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
-from quire_models.encoder_spec import EncoderAttentionSpec, EncoderSpec
+from quire_models.encoder_spec import EncoderSpec
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.spec import CheckpointNames, EmbeddingSpec, HeadSpec, LayerSpec, NetworkSpec, NormSpec
 
@@ -36,15 +36,7 @@ def _network(config: Fields, position_offset: int) -> NetworkSpec:
     named = config.named(rms_norm_eps="layer_norm_eps", num_key_value_heads="-")
     sizes = decoder_sizes(named, tied=True, act="gelu", acts=ACTIVATIONS, eps=1e-12, rotary=False, context=512)
     sizes = replace(sizes, max_model_len=sizes.max_model_len - position_offset)
-    attention = EncoderAttentionSpec(
-        name="attention",
-        hidden_size=sizes.hidden_size,
-        num_heads=sizes.num_heads,
-        head_dim=sizes.head_dim,
-        scale=sizes.head_dim**-0.5,
-        bias=True,
-        names=NAMES,
-    )
+    attention = sizes.encoder_attention("attention", bias=True, names=NAMES)
     layers = (
         LayerSpec(
             name=f"encoder.layer.{layer}",
@@ -73,17 +65,14 @@ def encoder_network(
     final_norm: NormSpec | None,
     embedding: EmbeddingSpec,
     checkpoint: CheckpointNames,
-) -> EncoderSpec:
+) -> NetworkSpec:
     """An encoder alone, whose names have no prefix."""
-    return EncoderSpec(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        max_model_len=sizes.max_model_len,
+    return sizes.network(
+        layers,
+        kind=EncoderSpec,
         max_encoder_len=sizes.max_model_len,
         body="",
         embedding=embedding,
-        layers=tuple(layers),
         final_norm=final_norm,
         head=HeadSpec(tied=True),
         checkpoint=checkpoint,

@@ -12,10 +12,21 @@ from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.spec import CheckpointNames, NetworkSpec
 
-__all__ = ["spec", "spec_of_bigcode"]
+__all__ = ["GPT2_NAMES", "MASKS", "spec", "spec_of_bigcode"]
 
-_MASKS = (".attn.bias", ".attn.masked_bias")
+MASKS = (".attn.bias", ".attn.masked_bias")
 """The causal mask, which the first checkpoints hold."""
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "num_key_value_heads": "-",
+}
+"""Field of a decoder -> its name in config.json; "-" where it has none."""
 
 
 def spec(config: Fields) -> NetworkSpec:
@@ -30,7 +41,7 @@ def spec(config: Fields) -> NetworkSpec:
         sizes,
         scales,
         CheckpointNames(
-            ignored_suffixes=_MASKS,
+            ignored_suffixes=MASKS,
             default_prefix="transformer.",
             transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
             fused=(sizes.fused_qkv("attn.c_attn"),),
@@ -46,22 +57,14 @@ def spec_of_bigcode(config: Fields) -> NetworkSpec:
     if config.flag("multi_query", default=True):
         sizes = replace(sizes, num_kv_heads=1)
     fused = sizes.fused_heads if sizes.num_kv_heads > 1 else sizes.fused_qkv
-    names = CheckpointNames(ignored_suffixes=_MASKS, fused=(fused("attn.c_attn"),))
+    names = CheckpointNames(ignored_suffixes=MASKS, fused=(fused("attn.c_attn"),))
     return _network(sizes, [sizes.head_dim**-0.5] * sizes.num_layers, names)
 
 
 def _sizes(config: Fields, *, act: str) -> DecoderSizes:
-    named = config.named(
-        hidden_size="n_embd",
-        num_attention_heads="n_head",
-        num_hidden_layers="n_layer",
-        max_position_embeddings="n_positions",
-        intermediate_size="n_inner",
-        hidden_act="activation_function",
-        rms_norm_eps="layer_norm_epsilon",
-        num_key_value_heads="-",
+    return decoder_sizes(
+        config.named(**GPT2_NAMES), tied=True, act=act, acts=ACTIVATIONS, eps=1e-5, rotary=False, inner_factor=4
     )
-    return decoder_sizes(named, tied=True, act=act, acts=ACTIVATIONS, eps=1e-5, rotary=False, inner_factor=4)
 
 
 def _network(sizes: DecoderSizes, scales: Sequence[float], checkpoint: CheckpointNames) -> NetworkSpec:

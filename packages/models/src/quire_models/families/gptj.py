@@ -8,6 +8,7 @@ from dataclasses import replace
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import decoder_sizes
+from quire_models.families.gpt2 import GPT2_NAMES, MASKS
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.spec import CheckpointNames, FusedRows, HeadSpec, NetworkSpec
 
@@ -19,17 +20,7 @@ PARTS = 4
 
 def spec(config: Fields) -> NetworkSpec:
     """The first `rotary_dim` dimensions of each head are rotated. The first checkpoints hold the causal mask."""
-    named = config.named(
-        hidden_size="n_embd",
-        num_attention_heads="n_head",
-        num_hidden_layers="n_layer",
-        max_position_embeddings="n_positions",
-        intermediate_size="n_inner",
-        hidden_act="activation_function",
-        rms_norm_eps="layer_norm_epsilon",
-        num_key_value_heads="-",
-    )
-    sizes = decoder_sizes(named, act="gelu_new", acts=ACTIVATIONS, eps=1e-5, inner_factor=4)
+    sizes = decoder_sizes(config.named(**GPT2_NAMES), act="gelu_new", acts=ACTIVATIONS, eps=1e-5, inner_factor=4)
     rotary_dim = config.integer("rotary_dim", default=64, minimum=2)
     if rotary_dim % 2 or rotary_dim > sizes.head_dim:
         raise CheckpointError(
@@ -58,7 +49,7 @@ def spec(config: Fields) -> NetworkSpec:
         embedding=sizes.embedding("wte"),
         final_norm=sizes.layer_norm("ln_f"),
         head=HeadSpec(tied=sizes.tied, bias=True),
-        checkpoint=CheckpointNames(ignored_suffixes=(".attn.bias", ".attn.masked_bias")),
+        checkpoint=CheckpointNames(ignored_suffixes=MASKS),
     )
 
 

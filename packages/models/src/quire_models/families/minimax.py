@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire_interfaces import Fields, KVCacheSpec, MambaSpec, StateTensor
+from quire_interfaces import Fields, StateTensor
 from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.families.mixtral import mixtral_moe
+from quire_models.mixer_spec import RecurrentSpec
 from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NetworkSpec, Weight, inside
 
 __all__ = ["DERIVED", "LAYER_TYPES", "LightningAttentionSpec", "MiniMaxLayerSpec", "spec"]
@@ -22,7 +23,7 @@ DERIVED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LightningAttentionSpec:
+class LightningAttentionSpec(RecurrentSpec):
     """Linear attention that forgets (Qin et al. 2024, arXiv:2401.04658)."""
 
     name: str = "self_attn"
@@ -57,10 +58,6 @@ class LightningAttentionSpec:
             linear = LinearSpec(name=name, in_features=inputs, out_features=outputs)
             yield from inside(self.name, linear.weights(part))
         yield Weight(f"{self.name}.norm.weight", (inner,), part)
-
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """A state per sequence."""
-        return MambaSpec(block_size=block_size, states=self.states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

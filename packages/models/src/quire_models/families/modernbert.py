@@ -7,7 +7,6 @@ from dataclasses import replace
 from quire_interfaces import Fields
 from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import decoder_sizes
-from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.families.bert import encoder_network
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.rope_config import RopeConfig, parse_rope
@@ -37,12 +36,8 @@ def spec(config: Fields) -> NetworkSpec:
     def norm(name: str) -> NormSpec:
         return sizes.layer_norm(name, has_bias=has_bias)
 
-    full = EncoderAttentionSpec(
-        name="attn",
-        hidden_size=sizes.hidden_size,
-        num_heads=sizes.num_heads,
-        head_dim=sizes.head_dim,
-        scale=sizes.head_dim**-0.5,
+    full = sizes.encoder_attention(
+        "attn",
         bias=config.flag("attention_bias", default=False),
         rope=rope("full_attention", "global_rope_theta", 160_000.0),
         names=NAMES,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from quire_interfaces import Fields, KVCacheSpec, MambaSpec, StateTensor
+from quire_interfaces import Fields, StateTensor
+from quire_models.mixer_spec import RecurrentSpec
 from quire_models.recurrent_fields import attention_free_sizes
 from quire_models.spec import HeadSpec, LayerSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 
@@ -17,7 +18,7 @@ OUTER_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RwkvMixingSpec:
+class RwkvMixingSpec(RecurrentSpec):
     """Time mixing and channel mixing, which both remember the token before (sec. 3.1)."""
 
     name: str = ""
@@ -56,10 +57,6 @@ class RwkvMixingSpec:
             yield Weight(f"attention.{name}", (size,), "time mixing", is_wide=True)
         for name in ("key", "receptance"):
             yield Weight(f"feed_forward.time_mix_{name}", (1, 1, hidden), "channel mixing")
-
-    def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """A state per sequence."""
-        return MambaSpec(block_size=block_size, states=self.states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

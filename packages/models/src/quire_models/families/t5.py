@@ -91,30 +91,12 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
         return sizes.mlp(name, ("wi", "wo"), bias=False)
 
     def attention(name: str) -> EncoderAttentionSpec:
-        return EncoderAttentionSpec(
-            name=name,
-            hidden_size=sizes.hidden_size,
-            num_heads=sizes.num_heads,
-            head_dim=sizes.head_dim,
-            scale=1.0,
-            bias=False,
-            names=NAMES,
-        )
+        return sizes.encoder_attention(name, scale=1.0, bias=False, names=NAMES)
 
     own_attention = recast(T5SelfAttentionSpec, sizes.attention(name="layer.0.SelfAttention", scale=1.0, names=NAMES))
     first, second, third = (sizes.rms_norm(f"layer.{part}.layer_norm") for part in range(3))
-    return T5Spec(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        max_model_len=sizes.max_model_len,
-        max_encoder_len=sizes.max_model_len,
-        has_positions_without_end=True,
-        decoder_start_token_ids=start_token_ids(config, config.token_ids("pad_token_id")[:1]),
-        shared="shared",
-        body="decoder",
-        embedding=sizes.embedding(),
-        layers=tuple(
+    return sizes.network(
+        (
             CrossLayerSpec(
                 name=f"decoder.block.{layer}",
                 mixers=(own_attention,),
@@ -126,7 +108,13 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
             )
             for layer in sizes.layers
         ),
-        final_norm=sizes.rms_norm("final_layer_norm"),
+        kind=T5Spec,
+        max_encoder_len=sizes.max_model_len,
+        has_positions_without_end=True,
+        decoder_start_token_ids=start_token_ids(config, config.token_ids("pad_token_id")[:1]),
+        shared="shared",
+        body="decoder",
+        final_norm="final_layer_norm",
         encoder_body="encoder",
         encoder_embedding=sizes.embedding(),
         encoder_layers=tuple(

@@ -143,15 +143,15 @@ def spec(config: Fields) -> NetworkSpec:
         norm, mixer = sizes.rms_norm("mamba_decoder.input_layernorm"), replace(mamba, name="mamba_decoder.mamba")
         return Zamba2LayerSpec(name=name, mixers=(mixer, shared), input_norm=norm, use=use)
 
-    network = sizes.network(
+    return sizes.network(
         map(layer_of, sizes.layers),
+        kind=Zamba2Spec,
         final_norm="final_layernorm",
         caches_by_mixer=True,
         checkpoint=CheckpointNames(
             ignored_prefixes=tuple(f"model.layers.{layer}.shared_transformer." for layer in hybrid[num_blocks:])
         ),
     )
-    return recast(Zamba2Spec, network)
 
 
 def _sizes(config: Fields) -> DecoderSizes:

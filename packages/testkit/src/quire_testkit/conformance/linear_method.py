@@ -57,14 +57,6 @@ class LinearMethodSuite:
             assert got.dtype == torch.float32
             assert (got - method.apply(weights, x)).abs().max() <= rounding * got.abs().max()
 
-    def test_bytes_are_said_truly(self) -> None:
-        for dtype in ROUNDING:
-            method = self.make_method(dtype)
-            for out_features, in_features in SHAPES:
-                weights = method.make_weights(torch.randn(out_features, in_features).to(dtype), None)
-                kept = sum(tensor.nbytes for tensor in weights.values())
-                assert kept == method.weight_bytes(out_features, in_features, dtype.itemsize)
-
     def test_rows_of_zeros_stay_zeros(self) -> None:
         for dtype in ROUNDING:
             method = self.make_method(dtype)
