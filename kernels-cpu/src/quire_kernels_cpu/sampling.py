@@ -23,6 +23,24 @@ def sample_table(table: SampleTable) -> ctypes.Structure:
 
 @backend_for(ops.sample)
 def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
+    return _sample(logits, rows, positions, table)
+
+
+@backend_for(ops.sample_masked)
+def sample_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _sample(logits, rows, positions, table, mask_of.data_ptr(), bitmask.data_ptr())
+
+
+def _sample(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    table: SampleTable,
+    mask_of: int | None = None,
+    mask_bits: int | None = None,
+) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int64)
     max_logits = torch.empty(len(logits), dtype=torch.float32)
     addresses = sample_table(table)
@@ -33,28 +51,8 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) 
         positions.data_ptr(),
         len(logits),
         ctypes.byref(addresses),
-        tokens.data_ptr(),
-        max_logits.data_ptr(),
-    )
-    return tokens, max_logits
-
-
-@backend_for(ops.sample_masked)
-def sample_masked(
-    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
-) -> tuple[Tensor, Tensor]:
-    tokens = torch.empty(len(logits), dtype=torch.int64)
-    max_logits = torch.empty(len(logits), dtype=torch.float32)
-    addresses = sample_table(table)
-    library().quire_sample_masked(
-        logits.data_ptr(),
-        logits.shape[1],
-        rows.data_ptr(),
-        positions.data_ptr(),
-        len(logits),
-        ctypes.byref(addresses),
-        mask_of.data_ptr(),
-        bitmask.data_ptr(),
+        mask_of,
+        mask_bits,
         tokens.data_ptr(),
         max_logits.data_ptr(),
     )

@@ -29,12 +29,9 @@ struct Attention {
     PagedCache cache;
     T* out = nullptr;                          // [T, Hq, D]
     int64_t out_stride = 0;
-    const int32_t* block_table = nullptr;      // [S, table_stride]
-    int64_t table_stride = 0;
-    const int32_t* query_start_loc = nullptr;  // [S + 1]
-    const int32_t* kv_lens = nullptr;          // [S], the step's tokens included
+    Sequences sequences = {};
     const int32_t* order = nullptr;            // [S] the sequences, those with the most work first
-    int num_sequences = 0, num_heads = 0;
+    int num_heads = 0;
     float scale = 1.0f;
     int window = 0;                            // tokens a query sees, itself included; 0 for all
     float soft_cap = 0.0f;                     // 0 for none
@@ -44,22 +41,19 @@ struct Attention {
     int64_t path_stride = 0;
 
     int group() const { return num_heads / cache.num_kv_heads; }
-    int queries(int sequence) const { return query_start_loc[sequence + 1] - query_start_loc[sequence]; }
-    int context(int sequence) const { return kv_lens[sequence] - queries(sequence); }
-    const int32_t* table(int sequence) const { return block_table + sequence * table_stride; }
     // Whether the step's tokens of a sequence are a tree: what follows a token is not always the next one in the cache.
     bool is_tree(int sequence) const { return paths && path(sequence, 0)[0] >= 0; }
     // Of a token in a tree: its position, the position r from which on tokens are not where their position says (the
     // same for all of the sequence), and the places of the tokens that it sees at r, r + 1, ..., its own position.
     const int32_t* path(int sequence, int query) const {
-        return paths + (query_start_loc[sequence] + query) * path_stride;
+        return paths + (sequences.query_start_loc[sequence] + query) * path_stride;
     }
     int position(int sequence, int query) const {
-        return is_tree(sequence) ? path(sequence, query)[0] : context(sequence) + query;
+        return is_tree(sequence) ? path(sequence, query)[0] : sequences.context(sequence) + query;
     }
     // No query from `query` on is at a lower position.
     int lowest_position(int sequence, int query) const {
-        return is_tree(sequence) ? path(sequence, 0)[1] : context(sequence) + query;
+        return is_tree(sequence) ? path(sequence, 0)[1] : sequences.context(sequence) + query;
     }
 };
 
@@ -76,7 +70,7 @@ struct AttentionTask {
     template <typename T>
     Span tokens(const Attention<T>& a) const {
         const int from = a.lowest_position(sequence, first);
-        Span span{a.window > 0 ? std::max(0, from + 1 - a.window) : 0, a.context(sequence) + last};
+        Span span{a.window > 0 ? std::max(0, from + 1 - a.window) : 0, a.sequences.context(sequence) + last};
         if (segment >= 0) {
             span.begin = std::max(span.begin, segment * kSegment);
             span.end = std::min(span.end, (segment + 1) * kSegment);
@@ -137,7 +131,7 @@ ReadAhead read_ahead(const Attention<T>& a, const AttentionTask& task, const Att
         if (!next) return {};
         return read_ahead(a, *next, nullptr, next->tokens(a).begin);
     }
-    const CacheRows rows(a.cache, a.table(task.sequence), task.kv_head);
+    const CacheRows rows(a.cache, a.sequences.table(task.sequence), task.kv_head);
     int stop = std::min(done / kPiece * kPiece + kPiece, task.tokens(a).end);
     if (a.is_tree(task.sequence)) stop = std::min(stop, a.path(task.sequence, 0)[1]);  // what follows is all over the cache
     if (done >= stop) return {};
@@ -210,11 +204,11 @@ public:
         // Late queries see the most tokens: they go first.
         const int run = runs_of(sequence) - 1 - within / per_run, heads = heads_of(sequence);
         return {sequence, within % per_run / per_group * heads, heads, run * per_task_,
-                std::min(a_.queries(sequence), (run + 1) * per_task_),
+                std::min(a_.sequences.queries(sequence), (run + 1) * per_task_),
                 is_split(sequence) ? segments.begin + within % per_group : -1};
     }
     bool any_split() const {
-        for (int s = 0; s < a_.num_sequences; ++s)
+        for (int s = 0; s < a_.sequences.count; ++s)
             if (is_split(s)) return true;
         return false;
     }
@@ -225,12 +219,12 @@ public:
     }
 
 private:
-    bool is_narrow(int s) const { return a_.queries(s) * a_.group() <= Partials::most_columns(a_.cache); }
-    bool is_split(int s) const { return split_ && is_narrow(s) && a_.kv_lens[s] > kSegment; }
-    int runs_of(int s) const { return (a_.queries(s) + per_task_ - 1) / per_task_; }
+    bool is_narrow(int s) const { return a_.sequences.queries(s) * a_.group() <= Partials::most_columns(a_.cache); }
+    bool is_split(int s) const { return split_ && is_narrow(s) && a_.sequences.kv_lens[s] > kSegment; }
+    int runs_of(int s) const { return (a_.sequences.queries(s) + per_task_ - 1) / per_task_; }
     int heads_of(int s) const {
         int heads = 1;
-        while (heads * 2 <= widest_ && heads * 2 * a_.queries(s) * a_.group() <= kTile &&
+        while (heads * 2 <= widest_ && heads * 2 * a_.sequences.queries(s) * a_.group() <= kTile &&
                a_.cache.num_kv_heads % (heads * 2) == 0)
             heads *= 2;
         return heads;
@@ -238,7 +232,7 @@ private:
     int groups_of(int s) const { return a_.cache.num_kv_heads / heads_of(s); }
     Span segments_of(int s) const {
         if (!is_split(s)) return {0, 1};
-        const Span span = AttentionTask{s, 0, 1, 0, a_.queries(s), -1}.tokens(a_);
+        const Span span = AttentionTask{s, 0, 1, 0, a_.sequences.queries(s), -1}.tokens(a_);
         return {span.begin / kSegment, (span.end + kSegment - 1) / kSegment};
     }
     int64_t tasks_of(int s) const {
@@ -247,7 +241,7 @@ private:
     }
     int64_t count_tasks() const {
         int64_t count = 0;
-        for (int s = 0; s < a_.num_sequences; ++s) count += tasks_of(s);
+        for (int s = 0; s < a_.sequences.count; ++s) count += tasks_of(s);
         return count;
     }
 
@@ -271,7 +265,7 @@ void write_column(const Attention<T>& a, const AttentionTask& task, int query, i
     const int dim = a.cache.value_dim;
     if (a.sinks) add_sink(column, a.sinks[head]);
     const float inverse = a.cache.head_scale(1, head / a.group()) / *column.total;
-    T* to = a.out + (a.query_start_loc[task.sequence] + query) * a.out_stride + static_cast<int64_t>(head) * dim;
+    T* to = a.out + (a.sequences.query_start_loc[task.sequence] + query) * a.out_stride + static_cast<int64_t>(head) * dim;
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) store(to + d, load(column.out + d / kLanes * column.stride) * inverse);
     if (d < dim) store_first(to + d, load(column.out + d / kLanes * column.stride) * inverse, dim - d);

@@ -31,7 +31,7 @@ public:
         }
         clear(0);
         bool merged = false;
-        CacheRows rows(a_.cache, a_.table(task_.sequence), task_.kv_head);
+        CacheRows rows(a_.cache, a_.sequences.table(task_.sequence), task_.kv_head);
         const Span span = task_.tokens(a_);
         const char *of_first[kPiece], *now[kPiece];
         for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
@@ -132,7 +132,7 @@ protected:
 
     // Where a query of the head at hand begins.
     const T* query_of(int c) const {
-        return a_.query + (a_.query_start_loc[task_.sequence] + task_.first + c / group_) * a_.query_stride +
+        return a_.query + (a_.sequences.query_start_loc[task_.sequence] + task_.first + c / group_) * a_.query_stride +
                static_cast<int64_t>(head_ * group_ + c % group_) * a_.head_stride;
     }
 

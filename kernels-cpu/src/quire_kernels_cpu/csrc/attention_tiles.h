@@ -23,7 +23,7 @@ public:
     // next: the task that this thread will do then, whose beginning is read ahead; or none.
     TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
                    AttentionScratch& scratch)
-        : a_(a), task_(task), next_(next), rows_(a.cache, a.table(task.sequence), task.kv_head),
+        : a_(a), task_(task), next_(next), rows_(a.cache, a.sequences.table(task.sequence), task.kv_head),
           dim_(a.cache.head_dim), value_dim_(a.cache.value_dim), group_(a.group()), heads_(task.num_kv_heads),
           per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
           tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
@@ -99,7 +99,7 @@ private:
     }
 
     void set_queries() {
-        const int begin = a_.query_start_loc[task_.sequence];
+        const int begin = a_.sequences.query_start_loc[task_.sequence];
         for (int unit = 0; unit < units_; ++unit) {
             const Span columns = columns_of(unit);
             const BFloat16* rows[kTile] = {};

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "argmax.h"
 #include "decoder.h"
-#include "largest.h"
 #include "sample.h"
 #include "step_inputs.h"
 

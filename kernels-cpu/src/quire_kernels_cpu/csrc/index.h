@@ -20,11 +20,8 @@ struct IndexSearch {
     const T* query;       // [T, heads, D]
     const float* weights; // [T, heads]
     PagedCache cache;     // of keys of D numbers, see `make_latent_cache`
-    const int32_t* block_table;  // [S, table_stride]
-    int64_t table_stride;
-    const int32_t* query_start_loc;  // [S + 1]
-    const int32_t* kv_lens;          // [S]
-    int num_sequences, heads;
+    Sequences sequences;
+    int heads;
     int64_t* out;  // [T, k]
     int k;
 };
@@ -48,7 +45,7 @@ public:
     // Those of the keys [begin, end).
     void compute(int64_t token, int sequence, int begin, int end, float* to) {
         if (token != token_) set_token(token);
-        CacheRows rows(a_.cache, a_.block_table + sequence * a_.table_stride, 0);
+        CacheRows rows(a_.cache, a_.sequences.table(sequence), 0);
         for (int t = begin; t < end; ++t) widen_row<T>(a_.cache, rows.at(t), keys_ + (t - begin) * padded_, padded_);
         std::fill(totals_, totals_ + (end - begin) * kLanes, 0.0f);
         for (int g = 0; g < groups_; g += kGroups)
@@ -140,9 +137,9 @@ template <typename T>
 void index_topk(const IndexSearch<T>& a) {
     std::vector<IndexToken> searching;
     int64_t longest = 0;
-    for (int s = 0; s < a.num_sequences; ++s)
-        for (int64_t t = a.query_start_loc[s]; t < a.query_start_loc[s + 1]; ++t) {
-            const int seen = a.kv_lens[s] - static_cast<int>(a.query_start_loc[s + 1] - 1 - t);
+    for (int s = 0; s < a.sequences.count; ++s)
+        for (int64_t t = a.sequences.query_start_loc[s]; t < a.sequences.query_start_loc[s + 1]; ++t) {
+            const int seen = a.sequences.kv_lens[s] - static_cast<int>(a.sequences.query_start_loc[s + 1] - 1 - t);
             if (seen > a.k) {
                 searching.push_back({t, s, seen});
                 longest = std::max<int64_t>(longest, seen);

@@ -3,13 +3,13 @@
 
 #include <cstddef>
 
+#include "argmax.h"
 #include "attention.h"
 #include "decode_step.h"
 #include "decoder.h"
 #include "elementwise.h"
 #include "head_linear.h"
 #include "index.h"
-#include "largest.h"
 #include "linear.h"
 #include "lora.h"
 #include "moe.h"
@@ -55,7 +55,7 @@ template <typename T>
 void attention_op(Attention<T> a) {
     static thread_local Buffer buffer, partials;
     Buffer& shared = partials;
-    a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
+    a.order = by_work(a.sequences.query_start_loc, a.sequences.kv_lens, a.sequences.count, buffer);
     if (a.cache.latent) part_heads(a, omp_get_max_threads());
     WorkQueue queue;
 #pragma omp parallel
@@ -89,10 +89,7 @@ void sparse_attention_op(Attention<T> a, const int64_t* slots, int64_t slots_per
         lens[t] = seen;
     }
     starts[tokens] = tokens;
-    a.block_table = table.data();
-    a.query_start_loc = starts.data();
-    a.kv_lens = lens.data();
-    a.num_sequences = tokens;
+    a.sequences = {table.data(), 0, starts.data(), lens.data(), tokens, a.cache.block_size};
     a.paths = paths.data();
     a.path_stride = stride;
     attention_op(a);
@@ -187,13 +184,13 @@ Step<T> make_step(const StepArgument& from) {
             .path_stride = from.path_stride};
 }
 
-// function(T{}) for the dtype's T.
+// function<T>() for the dtype's T.
 template <typename Function>
 auto for_dtype(int dtype, Function&& function) {
     switch (dtype) {
-        case 0: return function(float{});
-        case 1: return function(BFloat16{});
-        default: return function(Float16{});
+        case 0: return function.template operator()<float>();
+        case 1: return function.template operator()<BFloat16>();
+        default: return function.template operator()<Float16>();
     }
 }
 
@@ -217,8 +214,7 @@ using quire::for_dtype;
 
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const quire::Matrix<T> matrix = quire::make_matrix<T>(*argument, rows, cols);
         if (wide) {
             quire::linear_op(static_cast<const T*>(x), matrix, static_cast<float*>(y), tokens);
@@ -230,22 +226,15 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
 
 void quire_linear_argmax(int dtype, const void* x, const void* weight, int64_t* ids, float* max_logits, int64_t tokens,
                           int64_t cols, int64_t rows) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const quire::Matrix<T> matrix{weight, rows, cols};
         quire::argmax_op(static_cast<const T*>(x), matrix, ids, max_logits, tokens);
     });
 }
 
 void quire_sample(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                const SampleTable* table, int64_t* ids, float* max_logits) {
-    quire::sample_op(logits, vocab, rows, positions, count, *table, ids, max_logits);
-}
-
-void quire_sample_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                       const SampleTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* max_logits) {
-    const quire::SampleMasks masks{mask_of, bits};
-    quire::sample_op(logits, vocab, rows, positions, count, *table, ids, max_logits, masks);
+                  const SampleTable* table, const int64_t* mask_of, const uint32_t* mask_bits, int64_t* ids, float* max_logits) {
+    quire::sample_op(logits, vocab, rows, positions, count, *table, ids, max_logits, {mask_of, mask_bits});
 }
 
 void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
@@ -259,8 +248,7 @@ void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t*
 
 void quire_layer_norm(int dtype, void* to, const void* x, const float* weight, const float* bias, int64_t rows,
                       int64_t size, float eps) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
 #pragma omp parallel for schedule(static) if (rows * size > 16384)
         for (int64_t i = 0; i < rows; ++i)
             quire::layer_norm(static_cast<T*>(to) + i * size, static_cast<const T*>(x) + i * size, weight, bias, size, eps);
@@ -269,16 +257,14 @@ void quire_layer_norm(int dtype, void* to, const void* x, const float* weight, c
 
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         quire::rms_norm_op(static_cast<T*>(to), static_cast<T*>(x), static_cast<const T*>(added),
                            static_cast<const T*>(weight), rows, size, eps);
     });
 }
 
 void quire_activate(int dtype, int kind, void* to, const void* from, const void* up, int64_t count) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         quire::activate_op(static_cast<quire::Activation>(kind), static_cast<T*>(to), static_cast<const T*>(from),
                            static_cast<const T*>(up), count);
     });
@@ -287,8 +273,7 @@ void quire_activate(int dtype, int kind, void* to, const void* from, const void*
 void quire_write_kv_cache(int dtype, const void* key, const void* value, void* kv, int cache_format,
                           const float* kv_scale, const int64_t* slots, int64_t tokens, int num_kv_heads, int head_dim,
                           int block_size, int64_t block_bytes) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
                                                 block_size, head_dim, kv_scale, block_bytes);
         quire::write_kv_cache_op(static_cast<const T*>(key), static_cast<const T*>(value), cache, slots, tokens);
@@ -301,8 +286,7 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                      int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
                      const int32_t* paths, int64_t path_stride) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
                                                 block_size, head_dim, kv_scale, block_bytes);
         quire::attention_op(quire::Attention<T>{.query = static_cast<const T*>(query),
@@ -311,11 +295,7 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                                                 .cache = cache,
                                                 .out = static_cast<T*>(out),
                                                 .out_stride = stride,
-                                                .block_table = block_table,
-                                                .table_stride = table_stride,
-                                                .query_start_loc = query_start_loc,
-                                                .kv_lens = kv_lens,
-                                                .num_sequences = num_sequences,
+                                                .sequences = {block_table, table_stride, query_start_loc, kv_lens, num_sequences, block_size},
                                                 .num_heads = num_heads,
                                                 .scale = scale,
                                                 .window = window,
@@ -331,8 +311,7 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
                             int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
                             int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
                             float scale, const int32_t* paths, int64_t path_stride) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
         quire::attention_op(quire::Attention<T>{.query = static_cast<const T*>(query),
                                                 .query_stride = static_cast<int64_t>(num_heads) * width,
@@ -340,11 +319,7 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
                                                 .cache = cache,
                                                 .out = static_cast<T*>(out),
                                                 .out_stride = static_cast<int64_t>(num_heads) * rank,
-                                                .block_table = block_table,
-                                                .table_stride = table_stride,
-                                                .query_start_loc = query_start_loc,
-                                                .kv_lens = kv_lens,
-                                                .num_sequences = num_sequences,
+                                                .sequences = {block_table, table_stride, query_start_loc, kv_lens, num_sequences, block_size},
                                                 .num_heads = num_heads,
                                                 .scale = scale,
                                                 .paths = paths,
@@ -355,8 +330,7 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
 void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
                                    int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
                                    int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
         const quire::Attention<T> a{.query = static_cast<const T*>(query),
                                     .query_stride = static_cast<int64_t>(num_heads) * width,
@@ -374,17 +348,12 @@ void quire_index_topk(int dtype, const void* query, const float* weights, const 
                       const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                       const int32_t* kv_lens, int num_sequences, int heads, int width, int block_size, int64_t row_bytes,
                       int64_t block_bytes, int k) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_latent_cache<T>(keys, block_size, width, width, row_bytes, block_bytes);
         quire::index_topk(quire::IndexSearch<T>{.query = static_cast<const T*>(query),
                                                 .weights = weights,
                                                 .cache = cache,
-                                                .block_table = block_table,
-                                                .table_stride = table_stride,
-                                                .query_start_loc = query_start_loc,
-                                                .kv_lens = kv_lens,
-                                                .num_sequences = num_sequences,
+                                                .sequences = {block_table, table_stride, query_start_loc, kv_lens, num_sequences, block_size},
                                                 .heads = heads,
                                                 .out = out,
                                                 .k = k});
@@ -394,8 +363,7 @@ void quire_index_topk(int dtype, const void* query, const float* weights, const 
 void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x_head_stride, const void* weight,
                        int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
                        int64_t outputs) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         quire::head_linear_op(quire::HeadLinear<T>{.x = static_cast<const T*>(x),
                                                 .token_stride = token_stride,
                                                 .x_head_stride = x_head_stride,
@@ -412,14 +380,13 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
 }
 
 void* quire_decoder_new(int dtype, const DecoderArgument* decoder) {
-    return for_dtype(dtype, [&](auto zero) -> void* { return new quire::Decoder<decltype(zero)>(*decoder); });
+    return for_dtype(dtype, [&]<typename T>() -> void* { return new quire::Decoder<T>(*decoder); });
 }
 
 void quire_lora_linear(int dtype, int wide, void* out, const void* x, const LoraTable* table, int64_t inputs, int64_t outputs,
                        const int32_t* order, const LoraGroup* groups, int64_t num_groups, int64_t max_rank) {
     const quire::LoraTokens tokens{order, groups, num_groups, max_rank};
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         if (wide) {
             quire::lora_op<T>(*table, tokens, static_cast<const T*>(x), inputs, static_cast<float*>(out), outputs);
         } else {
@@ -432,8 +399,7 @@ void quire_rope_and_write_kv(int dtype, const void* const* inputs, const int64_t
                             const void* sin, const void* query_norm, const void* key_norm, int wide_norms, float eps,
                             void* kv, int cache_format, const float* kv_scale, const int64_t* slots, int64_t tokens,
                             int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t block_bytes) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto of = [](const void* numbers) { return static_cast<const T*>(numbers); };
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
                                                 block_size, head_dim, kv_scale, block_bytes);
@@ -462,19 +428,17 @@ void quire_route_experts(const float* logits, int64_t stride, const float* bias,
 }
 
 void quire_decoder_delete(int dtype, void* decoder) {
-    for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
+    for_dtype(dtype, [&]<typename T>() { delete static_cast<quire::Decoder<T>*>(decoder); });
 }
 
 void quire_decoder_run(int dtype, void* decoder, const StepArgument* step) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         static_cast<quire::Decoder<T>*>(decoder)->run(quire::make_step<T>(*step));
     });
 }
 
 int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments) {
-    return for_dtype(dtype, [&](auto zero) -> int {
-        using T = decltype(zero);
+    return for_dtype(dtype, [&]<typename T>() -> int {
         auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
         const auto& step = *arguments;
         const auto& head = *step.head;
@@ -484,19 +448,18 @@ int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments
 
 void* quire_moe_new(int dtype, int num_experts, const MatrixArgument* matrices, int64_t width, int64_t inner, int activation,
                     float limit) {
-    return for_dtype(dtype, [&](auto zero) -> void* {
-        return quire::make_moe<decltype(zero)>(num_experts, matrices, width, inner, activation, limit);
+    return for_dtype(dtype, [&]<typename T>() -> void* {
+        return quire::make_moe<T>(num_experts, matrices, width, inner, activation, limit);
     });
 }
 
 void quire_moe_delete(int dtype, void* moe) {
-    for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Moe<decltype(zero)>*>(moe); });
+    for_dtype(dtype, [&]<typename T>() { delete static_cast<quire::Moe<T>*>(moe); });
 }
 
 void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
                    void* out) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         quire::moe_op(*static_cast<quire::Moe<T>*>(moe), static_cast<const T*>(x), ids, weights, tokens, k, static_cast<T*>(out));
     });
 }
@@ -510,8 +473,7 @@ static quire::Sequences sequences_of(const int32_t* const* where, const int64_t*
 void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void* taps, const void* bias, float* states,
                          int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes,
                          int64_t channels, int num_taps, int silu) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const quire::Convolution<T> convolution{.x = {static_cast<const T*>(x), x_stride},
                                                 .taps_by_channel = static_cast<const T*>(taps),
                                                 .bias = static_cast<const T*>(bias),
@@ -533,8 +495,7 @@ void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void*
 void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                        float* states, int64_t state_stride, void* out, const int32_t* const* where,
                        const int64_t* sizes, int heads, int size, int groups, int numbers, float dt_min, float dt_max) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
         const quire::Mamba2Scan<T> scan{.x = tokens(0),
                                         .dt = tokens(1),
@@ -563,8 +524,7 @@ void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* str
 void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                           float* states, int64_t state_stride, void* out, const int32_t* const* where,
                           const int64_t* sizes, int64_t channels, int numbers) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
         const quire::SelectiveScan<T> scan{.x = tokens(0),
                                            .dt = tokens(1),
@@ -591,8 +551,7 @@ void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* 
 void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                             float* states, int64_t state_stride, void* out, const int32_t* const* where,
                             const int64_t* sizes, int keys, int values, int key_size, int value_size) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
         const quire::DeltaRule<T> rule{.query = tokens(0),
                                        .key = tokens(1),
@@ -619,8 +578,7 @@ void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t
 
 void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed, float* states,
                int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes, int64_t channels) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
+    for_dtype(dtype, [&]<typename T>() {
         const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
         const quire::Wkv<T> average{tokens(0), tokens(1), fixed[0], fixed[1], {states, state_stride},
                                     static_cast<T*>(out), channels};

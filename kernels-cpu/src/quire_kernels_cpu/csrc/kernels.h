@@ -237,13 +237,9 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
 void quire_linear_argmax(int dtype, const void* x, const void* weight, int64_t* ids, float* max_logits, int64_t tokens,
                           int64_t cols, int64_t rows);
 
-// See sample.h; table: a SampleTable.
+// See sample.h. mask_of [count]: which of the masks [masks, ceil(vocab / 32)] in `mask_bits` a row has, -1 for none; or none.
 void quire_sample(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                const SampleTable* table, int64_t* ids, float* max_logits);
-
-// As `quire_sample` with masks for some rows: see SampleMasks.
-void quire_sample_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                       const SampleTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* max_logits);
+                  const SampleTable* table, const int64_t* mask_of, const uint32_t* mask_bits, int64_t* ids, float* max_logits);
 
 // See step_inputs.h; groups: an array of RowTable.
 void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,

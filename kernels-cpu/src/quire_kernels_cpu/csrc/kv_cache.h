@@ -58,6 +58,37 @@ PagedCache make_latent_cache(const void* data, int block_size, int width, int va
     return {rows, CacheFormat::network, 1, block_size, width, row_bytes, nullptr, block_bytes, value_dim, true};
 }
 
+// The sequences of a step, and where their rows are in the paged cache; of recurrent layers the states, one per block.
+struct Sequences {
+    const int32_t* block_table = nullptr;      // [S, table_stride]
+    int64_t table_stride = 0;
+    const int32_t* query_start_loc = nullptr;  // [S + 1]
+    const int32_t* kv_lens = nullptr;          // [S], the step's tokens included
+    int count = 0;
+    int block_size = 0;
+
+    int queries(int64_t sequence) const { return query_start_loc[sequence + 1] - query_start_loc[sequence]; }
+    int context(int64_t sequence) const { return kv_lens[sequence] - queries(sequence); }
+    const int32_t* table(int64_t sequence) const { return block_table + sequence * table_stride; }
+
+    // run(begin, end, read, write) for the tokens of a sequence, cut where its state is stored; read < 0 at a beginning.
+    template <typename Run>
+    void for_runs(int64_t sequence, Run&& run) const {
+        const int64_t first = query_start_loc[sequence], end = kv_lens[sequence];
+        const int64_t start = context(sequence);
+        const int32_t* const blocks = table(sequence);
+        int64_t read = start > 0 ? blocks[(start - 1) / block_size] : -1;
+        for (int64_t begin = start; begin < end;) {
+            int64_t block = begin / block_size;
+            while ((block + 1) * block_size < end && blocks[block] == 0) ++block;
+            const int64_t stop = std::min((block + 1) * block_size, end);
+            run(first + begin - start, first + stop - start, read, static_cast<int64_t>(blocks[block]));
+            begin = stop;
+            read = blocks[block];
+        }
+    }
+};
+
 // Finds rows of one sequence; positions that follow each other cost no division.
 class CacheRows {
 public:

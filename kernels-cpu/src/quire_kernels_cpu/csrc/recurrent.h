@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kv_cache.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -17,33 +18,6 @@ constexpr int kMaxTaps = 8;    // of a convolution
 constexpr int kChannels = 64;  // channels of a selective scan that are taken at once
 constexpr int kMaxKey = 256;   // numbers of a key of the delta rule
 constexpr int kColumns = 2;    // vectors of values that the delta rule takes at once
-
-// Where the step's sequences have their states: one per block.
-struct Sequences {
-    const int32_t* block_table;
-    int64_t table_stride;
-    const int32_t* query_start_loc;
-    const int32_t* kv_lens;
-    int count;
-    int block_size;
-
-    // run(begin, end, read, write) for the tokens of a sequence, cut where its state is stored; read < 0 at a beginning.
-    template <typename Run>
-    void for_runs(int64_t sequence, Run&& run) const {
-        const int64_t first = query_start_loc[sequence], end = kv_lens[sequence];
-        const int64_t start = end - (query_start_loc[sequence + 1] - first);
-        const int32_t* table = block_table + sequence * table_stride;
-        int64_t read = start > 0 ? table[(start - 1) / block_size] : -1;
-        for (int64_t begin = start; begin < end;) {
-            int64_t block = begin / block_size;
-            while ((block + 1) * block_size < end && table[block] == 0) ++block;
-            const int64_t stop = std::min((block + 1) * block_size, end);
-            run(first + begin - start, first + stop - start, read, static_cast<int64_t>(table[block]));
-            begin = stop;
-            read = table[block];
-        }
-    }
-};
 
 // Rows of a tensor that may be apart.
 template <typename T>

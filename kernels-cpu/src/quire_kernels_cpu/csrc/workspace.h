@@ -33,7 +33,7 @@ struct Step {
     const int32_t* paths = nullptr;  // `Attention::path`
     int64_t path_stride = 0;
 
-    // Where the states of a group's layers are.
+    // The sequences with the block tables of a group.
     Sequences sequences(int group) const {
         const StepGroup& g = groups[group];
         return {.block_table = g.block_table, .table_stride = g.table_stride, .query_start_loc = query_start_loc,
@@ -147,7 +147,7 @@ struct Pass {
     QueueWorker& worker;
     const CacheArgument* cache;     // of a part that has one
     const StepGroup* group;
-    Sequences sequences;            // of a part that keeps states
+    Sequences sequences;            // with the block tables of its group
     const LoraTable* adapters;      // of its matrices in their order, or none
     const Strips<T>* following;     // what is multiplied next, or none
 

@@ -17,7 +17,7 @@ inline bool comes_before(float value, int32_t id, float best, int32_t best_id) {
 // Epilogue: what one thread has found so far, per token. A value that is not a number wins and stays; among equals the first
 // one does, though a thread may see it last.
 template <typename T>
-struct ToLargest {
+struct ToArgmax {
     const Matrix<T>* matrix;
     int64_t tokens;
     float* values;  // [tokens]
@@ -69,7 +69,7 @@ void argmax_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* max_log
         set_all(packed, x, matrix.cols);
         barrier();
         linear(Strips<T>{&matrix, 1, false}, packed, scratch, worker,
-               ToLargest<T>{&matrix, tokens, all_values + begin, all_ids + begin});
+               ToArgmax<T>{&matrix, tokens, all_values + begin, all_ids + begin});
     }
     for (int64_t t = 0; t < tokens; ++t) {
         float best = all_values[t];
