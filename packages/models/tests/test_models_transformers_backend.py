@@ -63,9 +63,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("index_topk", 16), ("text_config", {"a": 1}), ("auto_map", {"AutoModel": "x.Y"})]
-)
+@pytest.mark.parametrize(("field", "value"), [("index_topk", 16), ("auto_map", {"AutoModel": "x.Y"})])
 def test_fields_of_other_mechanisms_are_refused(field: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=f"{field} .* is not supported"):
         ModelConfig.from_dict({**LLAMA_FIELDS, "architectures": ["NewForCausalLM"], field: value})

@@ -46,15 +46,9 @@ def test_the_kind_and_the_nearest_are_named(architecture: str, model_type: str, 
     assert "docs/models.md lists all" in text
 
 
-def test_whether_the_text_half_could_be_run() -> None:
-    base = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}}
-    text = refusal(**base, text_config={"model_type": "gemma3_text"})
-    assert "it sees pictures" in text
-    assert "its text half is a Gemma3ForCausalLM, which is" in text
-    assert "its text half (other) is not run by itself either" in refusal(**base, text_config={"model_type": "other"})
-    assert "text half" not in refusal(**base)
-    listed = {"architectures": ["Qwen3ForCausalLM"], "model_type": "x"}
-    assert "its text half is a Qwen3ForCausalLM" in refusal(**base, text_config=listed)
+def test_a_text_half_that_continues_no_texts_makes_no_language_model() -> None:
+    halves = {"text_config": {"model_type": "clip_text_model"}, "vision_config": {}}
+    assert "it sees pictures" in refusal(architectures=["CLIPModel"], model_type="clip", **halves)
 
 
 def test_a_file_that_names_nothing() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quire_interfaces import CheckpointError, Fields, KVCacheSpec, read_json
+from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
 from quire_models.encoder_spec import start_token_ids
 from quire_models.overrides import check_overrides_read, overridden
@@ -25,11 +26,11 @@ from quire_models.quantization_formats import (
     quantization_beside,
     quantization_method,
 )
-from quire_models.registry import architecture_entry, architecture_of
+from quire_models.registry import NATIVE_TYPES, architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
 from quire_models.spec import NetworkSpec, within
-from quire_models.stored_linears import has_tensor, stored_linears, with_files
+from quire_models.stored_linears import has_tensor, stored_linears, with_files, with_stored_head
 from quire_models.unsupported import no_config_error
 
 __all__ = ["DTYPE_BYTES", "ModelConfig"]
@@ -48,6 +49,11 @@ class ModelConfig:
     model_type: str
     network: NetworkSpec
     """The description of the network. Of one that is run through Transformers, the attention alone."""
+    text_architecture: str = ""
+    """Class of the language model by itself, of a checkpoint of several modalities where Quire has a network of its own
+    for it; empty otherwise."""
+    language_names: LanguageNames | None = None
+    """What the language model calls the tensors of a checkpoint of several modalities; None for a text-only one."""
     dtype: str
     """What the checkpoint's weights are kept in: "float32", "bfloat16" or "float16"."""
     bos_token_id: int | None
@@ -101,7 +107,10 @@ class ModelConfig:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             linears = stored_linears(folder, model.vocab_size)
             return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
-        model = dataclasses.replace(model, quantization=with_files(model.quantization, folder))
+        held = with_files(model.quantization, folder, model.language_names)
+        model = dataclasses.replace(model, quantization=held)
+        if model.language_names is not None:
+            return dataclasses.replace(model, network=with_stored_head(model.network, folder, model.language_names))
         if model.network.head.may_differ and model.tie_word_embeddings:
             return dataclasses.replace(model, has_own_head=has_tensor(folder, "lm_head.weight"))
         return model
@@ -124,8 +133,10 @@ class ModelConfig:
         replaced = overridden(values, overrides or {})
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         check_sizes(replaced, config.source)
-        architecture = architecture_of(config)
-        entry = architecture_entry(architecture)
+        part = language_part(replaced, config.source, NATIVE_TYPES)
+        architecture = architecture_of(config) if part is None else str(replaced["architectures"][0])
+        config = config if part is None else part.config
+        entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
         network: NetworkSpec = entry.spec(config)
         generation_source = source.replace("config.json", "generation_config.json")
@@ -137,6 +148,8 @@ class ModelConfig:
             architecture=architecture,
             model_type=entry.model_type,
             network=network,
+            text_architecture="" if part is None else part.architecture,
+            language_names=None if part is None else language_names(network),
             dtype=stored_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=tuple(dict.fromkeys(preferred + config.token_ids("eos_token_id"))),
@@ -149,7 +162,7 @@ class ModelConfig:
         )
         if overrides and model.is_native:  # Transformers reads what it will; it is asked when it builds the network
             newer = {"rope_scaling", "rope_theta"} if "rope_parameters" in config.names_read else set()
-            check_overrides_read(overrides, config.names_read | newer, architecture)
+            _check_overrides(overrides, config.names_read | newer, architecture, "" if part is None else part.field)
         return model
 
     def within(self, max_model_len: int) -> Self:
@@ -250,3 +263,20 @@ class ModelConfig:
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`."""
         return self.network.kv_cache_specs(block_size, dtype)
+
+
+def _check_overrides(overrides: Mapping[str, Any], known: set[str], architecture: str, field: str) -> None:
+    """Have each override make a difference; see `check_overrides_read`.
+
+    Args:
+        known: Fields that the network reads.
+        field: Field of config.json in which they stand, with dots between objects; empty for the file itself.
+    """
+    outer, _, inner = field.partition(".")
+    if not outer:
+        check_overrides_read(overrides, known | set(TOWER_FIELDS), architecture)
+        return
+    rest = {name: value for name, value in overrides.items() if name != outer}
+    check_overrides_read(rest, {*INHERITED, *TOWER_FIELDS, "tie_word_embeddings"}, architecture)
+    if isinstance(value := overrides.get(outer), Mapping):
+        _check_overrides(value, known, architecture, inner)

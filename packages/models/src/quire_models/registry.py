@@ -10,7 +10,7 @@ from quire_models.spec import NetworkSpec
 from quire_models.transformers_backend.config import fallback_spec
 from quire_models.unsupported import unsupported_architecture
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_entry", "architecture_of"]
+__all__ = ["ARCHITECTURES", "NATIVE_TYPES", "Architecture", "architecture_entry", "architecture_of"]
 
 
 class Architecture(NamedTuple):
@@ -125,6 +125,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Zamba2ForCausalLM": Architecture("zamba2"),
 }
 
+NATIVE_TYPES: dict[str, str] = {name: entry.model_type for name, entry in ARCHITECTURES.items()}
+"""Architecture -> its model_type."""
+
 FALLBACK = Architecture("transformers_backend")
 """For decoders that are not in the table: they run through Transformers."""
 
@@ -141,7 +144,7 @@ def architecture_of(config: Fields) -> str:
         CheckpointError: There is none.
     """
     architectures = config.get("architectures")
-    supported = {name: entry.model_type for name, entry in ARCHITECTURES.items()}
+    supported = NATIVE_TYPES
     if architectures is None:
         for name, model_type in supported.items():
             if model_type == config.get("model_type"):

@@ -98,6 +98,8 @@ def parse_rope(
     rope = Fields(raw, f"{config.source}: {spelled}")
     theta = rope.number("rope_theta", default=theta, above=1.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "mrope":
+        kind = "default"  # positions on three axes, each of which rotates as any position
     if kind == "su" or (kind == "yarn" and rope.get("long_factor") is not None):
         kind = "longrope"  # as the first Phi-3 checkpoints call it
     if kind not in ROPE_KINDS:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, read_json
+from quire_models.composite import LanguageNames
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.spec import NetworkSpec
 from quire_models.stored_modules import StoredModule, TensorHeader, stored_modules
 
-__all__ = ["has_tensor", "stored_linears", "with_files"]
+__all__ = ["has_tensor", "stored_linears", "with_files", "with_stored_head"]
 
 
 def stored_linears(folder: Path, vocab_size: int) -> tuple[tuple[int, int], ...]:
@@ -29,8 +31,27 @@ def has_tensor(folder: Path, name: str) -> bool:
     return any(found == name for found, _ in _headers(folder))
 
 
-def with_files(quantization: QuantizationConfig | None, folder: Path) -> QuantizationConfig | None:
+def with_stored_head(network: NetworkSpec, folder: Path, names: LanguageNames) -> NetworkSpec:
+    """The network with an LM head of its own where a checkpoint of several modalities has one, and with the embedding
+    as its head where it has none; as it is where there are no files yet. Such a checkpoint need not say which it is:
+    each class begins with its own.
+
+    Args:
+        names: What the language model calls the tensors.
+    """
+    modules = {(names(name) or "").rpartition(".")[0] for name, _ in _headers(folder)}
+    tied = network.head.name not in modules
+    return replace(network, head=replace(network.head, tied=tied)) if modules else network
+
+
+def with_files(
+    quantization: QuantizationConfig | None, folder: Path, names: LanguageNames | None = None
+) -> QuantizationConfig | None:
     """What the configuration says, with what the files hold.
+
+    Args:
+        names: What the language model calls the tensors of a checkpoint of several modalities; those of towers are left
+            out.
 
     Raises:
         CheckpointError: The files hold quantized layers, and no configuration says how; or a file cannot be read.
@@ -38,6 +59,8 @@ def with_files(quantization: QuantizationConfig | None, folder: Path) -> Quantiz
     if quantization is not None and quantization.layout == "gguf":
         return quantization
     headers = list(_headers(folder))
+    if names is not None:
+        headers = [(own, header) for name, header in headers if (own := names(name)) is not None]
     held = stored_modules(headers)
     if quantization is not None:
         if headers and not any(header.dtype in _NARROW for _, header in headers):

@@ -1,4 +1,4 @@
-"""Why a model cannot be run: what kind of network it is, whether its text half could be, and what is nearest to it.
+"""Why a model cannot be run: what kind of network it is, and what is nearest to it.
 
 For messages only: nothing here decides what is supported. Free of torch.
 """
@@ -41,8 +41,6 @@ FIELDS_OF_KINDS = {
 }
 """Field of config.json -> what a network that has it does."""
 
-TEXT_HALVES = ("text_config", "language_config", "llm_config", "thinker_config")
-
 OTHER_FORMATS: tuple[tuple[str, str], ...] = (
     ("model_index.json", "is a pipeline of the Diffusers library, which makes pictures, sound or video"),
     ("params.json", "is in the format of its makers (params.json); download the one for Transformers"),
@@ -69,8 +67,6 @@ def unsupported_architecture(config: Fields, names: list[str], supported: Mappin
     parts = [said]
     if (kind := _kind(config, names, supported)) is not None:
         parts[0] += f": it {kind}, and Quire serves networks that continue texts"
-    if (half := _text_half(config, supported)) is not None:
-        parts.append(half)
     nearest = _nearest(names, str(config.get("model_type") or ""), supported)
     if nearest:
         parts.append(f"nearest to it are {', '.join(nearest)}")
@@ -88,29 +84,6 @@ def _kind(config: Fields, names: Iterable[str], supported: Mapping[str, str]) ->
         if name.endswith("Model") and name.removesuffix("Model") + "ForCausalLM" in supported:
             return f"gives hidden states (of {name.removesuffix('Model')}ForCausalLM, without the LM head)"
     return None
-
-
-def _text_half(config: Fields, supported: Mapping[str, str]) -> str | None:
-    """Whether the part that is a language model could be run by itself."""
-    for field in TEXT_HALVES:
-        half = config.get(field)
-        if isinstance(half, Mapping):
-            break
-    else:
-        return None
-    listed = half.get("architectures")
-    model_type = half.get("model_type")
-    known = [name for name in listed or () if name in supported] if isinstance(listed, list) else []
-    known += [
-        name for name, its_type in supported.items() if model_type and its_type.removesuffix("_text") == model_type
-    ]
-    known += [name for name, its_type in supported.items() if model_type and its_type == model_type]
-    if known:
-        return (
-            f"its text half is a {known[0]}, which is: save that as a checkpoint of its own (with Transformers, "
-            "model.language_model and the LM head), or take the text-only release"
-        )
-    return f"its text half ({model_type or 'of no model_type'}) is not run by itself either"
 
 
 def _nearest(names: list[str], model_type: str, supported: Mapping[str, str]) -> list[str]:

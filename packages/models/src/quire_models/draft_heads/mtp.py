@@ -72,6 +72,8 @@ class MtpHead(DraftHead):
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Tensors of the first such layer and of what stands around it, without copies of the target's embedding and LM
         head."""
+        names = self.config.language_names
+        name = (None if names is None else names(name)) or name
         within = name.removeprefix(self._prefix)
         is_copy = within.startswith(("embed_tokens.", "shared_head.head."))
         is_other_layer = within.startswith("layers.") and not within.startswith("layers.0.")

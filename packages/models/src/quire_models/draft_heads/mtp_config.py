@@ -57,13 +57,14 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
     Raises:
         ConfigError: its checkpoint has no such layer, or one of another kind.
     """
-    if target.architecture not in (*_LIKE_DEEPSEEK, *_GATED):
+    architecture = target.text_architecture or target.architecture
+    if architecture not in (*_LIKE_DEEPSEEK, *_GATED):
         raise ConfigError(
             f"{target.architecture} has no layers that predict further tokens, or none that are understood; method mtp "
             f"is for {', '.join(sorted((*_LIKE_DEEPSEEK, *_GATED)))}",
             field="speculative_method",
         )
-    is_gated = target.architecture in _GATED
+    is_gated = architecture in _GATED
     if not target.network.num_mtp_layers:
         raise ConfigError(
             "this checkpoint has no layers that predict further tokens "

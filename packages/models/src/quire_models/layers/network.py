@@ -173,8 +173,13 @@ class Network:
         return tuple(dict.fromkeys(refusals))
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-        """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
-        spec = self.config.network
+        """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on, tensors of
+        towers left out."""
+        spec, names = self.config.network, self.config.language_names
+        own = name if names is None else names(name)
+        if own is None:
+            return ()
+        name = own
         return named_tensors(spec.checkpoint, spec.head.name, name, tensor)
 
     def parameter_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:

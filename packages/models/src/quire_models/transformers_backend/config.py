@@ -25,7 +25,6 @@ UNSUPPORTED = {
     "mamba_d_state": "recurrent layers",
     "linear_conv_kernel_dim": "recurrent layers",
     "is_encoder_decoder": "an encoder",
-    "text_config": "several modalities",
     "auto_map": "code of its own",
     "attention_chunk_size": "chunked attention",
 }

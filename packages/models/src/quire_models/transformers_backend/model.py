@@ -149,7 +149,7 @@ class TransformersLM(Network):
 
     def _check(self) -> None:
         """What planners have read of config.json is what Transformers has."""
-        found = self._model.config
+        found = self._model.config.get_text_config(decoder=True)
         for name, planned in (
             ("num_hidden_layers", self.config.num_layers),
             ("num_attention_heads", self.config.num_heads),
