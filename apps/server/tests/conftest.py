@@ -230,7 +230,7 @@ class LiveServer:
 
     def stop(self) -> None:
         self.client.close()
-        self._loop.call_soon_threadsafe(setattr, self.context, "is_draining", True)
+        self._loop.call_soon_threadsafe(setattr, self.context.state, "is_draining", True)
         self._loop.call_soon_threadsafe(setattr, self._http, "should_exit", True)
         self._thread.join(60)
         assert not self._thread.is_alive()

@@ -335,6 +335,12 @@ def test_plan_ends_with_a_verdict(capsys, tiny_folder):
     assert "--kv-cache-memory-bytes" in figures["advice"]
 
 
+def test_a_wrong_setting_that_only_the_engine_notices_has_the_status_of_wrong_settings():
+    command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--attention-backend", "none-such"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "no attention backend 'none-such'" in done.stderr) == (2, True)
+
+
 def test_serve_refuses_what_does_not_fit_before_it_takes_it(tiny_folder):
     command = [sys.executable, "-m", "quire_server.cli", "serve", str(tiny_folder), "--port", "0"]
     done = subprocess.run(

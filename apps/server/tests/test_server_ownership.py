@@ -315,7 +315,7 @@ def test_adapters_belong_to_the_key_that_loaded_them(adapters: Any) -> None:
         assert (there[0], there[1].replace("'mine'", "'none'")) == never
     assert text(ann, "mine").isupper()
 
-    # Ben has another one under the same name.
+    # Ben has another one under the same name; the metrics tell the two apart by their tenants.
     assert load(ben, "mine", "demo-json")[0] == 200
     assert text(ann, "mine").isupper()
     assert text(ben, "mine").startswith('{"answer"')

@@ -38,12 +38,12 @@ def code_of(live: Any, path: str = "/ready") -> str | None:
 def leaving(make_live: Callable[..., Any]) -> Iterator[Any]:
     live = make_live()
     yield live
-    live.context.is_leaving = live.context.is_draining = False
+    live.context.state.is_leaving = live.context.state.is_draining = False
 
 
 def test_a_server_that_is_about_to_leave(leaving: Any) -> None:
     assert (code_of(leaving), code_of(leaving, "/health")) == (None, None)
-    leaving.context.is_leaving = True
+    leaving.context.state.is_leaving = True
     assert (code_of(leaving), code_of(leaving, "/health")) == ("draining", None)
     for path, body in BODIES.items():
         response = leaving.post(path, body)
@@ -51,7 +51,7 @@ def test_a_server_that_is_about_to_leave(leaving: Any) -> None:
 
 
 def test_new_requests_are_refused_while_the_server_drains(leaving: Any) -> None:
-    leaving.context.is_leaving = leaving.context.is_draining = True
+    leaving.context.state.is_leaving = leaving.context.state.is_draining = True
     for path, body in BODIES.items():
         response = leaving.post(path, body)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1"), path
@@ -73,9 +73,9 @@ def test_an_engine_that_rests(make_live: Callable[..., Any]) -> None:
         assert (code_of(live), code_of(live, "/health")) == (code, None), rest
         assert live.client.post(go_on).status_code == 200
         assert code_of(live) is None
-    live.context.is_asleep = True
+    live.context.state.is_asleep = True
     assert (code_of(live), code_of(live, "/health")) == ("sleeping", None)
-    live.context.is_asleep = False
+    live.context.state.is_asleep = False
 
 
 def test_an_engine_that_is_stalled_is_told_and_recovers(make_live: Callable[..., Any]) -> None:

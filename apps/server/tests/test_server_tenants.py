@@ -165,11 +165,11 @@ def test_states_of_the_server_are_shared_by_its_callers(recorded):
     context = recorded.live.context
     one, other = (context.of_caller(context.api_keys.caller_of(key.encode())) for key in KEYS.values())
     assert one.caller != other.caller
-    one.is_asleep = True
-    assert other.is_asleep
-    assert context.is_asleep
-    context.is_asleep = False
-    assert not one.is_asleep
+    one.state.is_asleep = True
+    assert other.state.is_asleep
+    assert context.state.is_asleep
+    context.state.is_asleep = False
+    assert not one.state.is_asleep
 
 
 def test_a_flood_is_refused_and_nobody_else(make_live, key_file):

@@ -113,7 +113,7 @@ core_messages = (
     )
     | st.builds(UtilityReply, call_id=st.integers(0, 99), result=st.none() | texts, error=st.none() | texts)
     | st.builds(EngineProgress, stage=texts, fraction=floats)
-    | st.builds(EngineFailed, cause=texts, remedy=texts)
+    | st.builds(EngineFailed, cause=texts, remedy=texts, is_wrong_setting=st.booleans())
     | st.builds(EngineStopped, num_aborted=st.integers(0, 99))
     | st.just(
         EngineReady(info=EngineInfo(max_model_len=9, vocab_size=7, memory_bytes={"weights": 2**40}, extra={"a": [1]}))

@@ -82,6 +82,16 @@ async def test_a_failed_start_says_the_childs_own_cause(factory: str, config: di
     await client.shutdown()
 
 
+@pytest.mark.parametrize(("fault", "is_wrong_setting"), [("a setting", True), ("the moon", False)])
+async def test_a_refused_setting_is_told_apart_from_another_failed_start(fault: str, is_wrong_setting: bool) -> None:
+    factory = "quire_testkit.nowhere:f" if is_wrong_setting else FACTORY  # a ConfigError, and a RuntimeError
+    client = ProcessClient(factory, {"fault": fault}, EngineConfig(forward_output=False))
+    with pytest.raises(EngineDeadError) as caught:
+        await client.ready()
+    assert caught.value.is_wrong_setting is is_wrong_setting
+    await client.shutdown()
+
+
 async def test_a_start_that_takes_too_long_is_given_up() -> None:
     client = ProcessClient(FACTORY, {"fault": "hang"}, EngineConfig(startup_timeout_s=1.0))
     client.start()

@@ -224,6 +224,16 @@ def test_restarts_by_reason_and_stalls() -> None:
     assert value(metrics, "quire:engine_stalls_total") == 1
 
 
+def test_adapters_have_their_users_name_and_their_tenant() -> None:
+    metrics = EngineMetrics(registry=CollectorRegistry())
+    metrics.adapter_labels = {"a": ("a", ""), "b@us": ("b", "us")}.__getitem__
+    counts = {"a": 2, "b@us": 1}
+    metrics.on_step(1, SchedulerStats(num_adapter_slots=4, adapter_requests_running=counts))
+    text = metrics.exposition().decode()
+    assert 'quire:lora_requests_running{adapter="a",tenant=""} 2.0' in text
+    assert 'quire:lora_requests_running{adapter="b",tenant="us"} 1.0' in text
+
+
 def test_labels_are_on_every_sample() -> None:
     metrics = EngineMetrics(labels={"model_name": 'a "quoted"\nname', "engine": "0"})
     metrics.set_cache_config(block_size=1)

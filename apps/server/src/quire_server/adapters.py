@@ -63,7 +63,9 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
         )
     place = await asyncio.to_thread(allowed_adapter, body.lora_path, context.config)
     if engine_name != body.lora_name:  # before it is there for all
-        context.state.own_adapters[engine_name] = OwnAdapter(context.caller.owner, body.lora_name)
+        context.state.own_adapters[engine_name] = OwnAdapter(
+            context.caller.owner, context.caller.tenant, body.lora_name
+        )
     try:
         await context.llm.client.load_adapter(engine_name, place, replace=body.load_inplace)
     finally:

@@ -244,7 +244,7 @@ def _when_awake(handler: Handler) -> Handler:
 
     async def checked(context: ServerContext, request: Request) -> Response:
         refuse_while_draining(context)
-        if context.is_asleep:
+        if context.state.is_asleep:
             raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
         return await handler(context, request)
 

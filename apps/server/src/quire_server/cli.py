@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire_server.command_line import Parser, settings_from
 
 if TYPE_CHECKING:
+    from quire.config import QuireConfig
     from quire.setting_fields import ConfigField, Origin, Sections
     from quire_server.completion import CompletedFlag
 
@@ -27,6 +28,26 @@ class ParsedCommand(NamedTuple):
     args: argparse.Namespace
     """Its own arguments."""
 
+    def engine_config(self) -> QuireConfig:
+        """The engine's settings."""
+        from quire.config import QuireConfig
+
+        return QuireConfig(**{name: each for name, each in self.sections.items() if name != "server"})
+
+
+class Argument(NamedTuple):
+    """An argument of a command's own, as `argparse.ArgumentParser.add_argument` takes it."""
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+    is_alternative: bool = False
+    """Exactly one of the command's alternatives must be there."""
+
+
+def argument(*names: str, is_alternative: bool = False, **options: Any) -> Argument:
+    """An `Argument` in the words of `add_argument`."""
+    return Argument(names, options, is_alternative)
+
 
 class Command(NamedTuple):
     """One of `quire`'s commands."""
@@ -37,10 +58,19 @@ class Command(NamedTuple):
     """What follows its name."""
     sections: Callable[[], Sections] | None
     """The settings that it takes."""
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    """Adds its own arguments."""
+    arguments: tuple[Argument, ...]
+    """Its own arguments."""
     run: Callable[[ParsedCommand], int]
     """Runs it; the exit status."""
+
+    def parser(self, name: str) -> Parser:
+        """A parser of its own arguments."""
+        parser = Parser(f"quire {name}")
+        has_alternatives = any(each.is_alternative for each in self.arguments)
+        group = parser.add_mutually_exclusive_group(required=True) if has_alternatives else parser
+        for each in self.arguments:
+            (group if each.is_alternative else parser).add_argument(*each.names, **each.options)
+        return parser
 
 
 COMMANDS: dict[str, Command] = {}
@@ -91,8 +121,7 @@ def usage() -> str:
 def _run(name: str, command: Command, arguments: list[str]) -> int:
     from quire_server.help_text import page_of, topic_of
 
-    parser = Parser(f"quire {name}")
-    command.add_arguments(parser)
+    parser = command.parser(name)
     sections = command.sections() if command.sections is not None else {}
     topic = topic_of(arguments)
     if topic is not None:
@@ -118,47 +147,38 @@ def _engine_sections() -> Sections:
 
 
 def command(
-    name: str,
-    text: str,
-    usage: str = "",
-    *,
-    sections: Callable[[], Sections] | None = None,
-    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    name: str, text: str, usage: str = "", *arguments: Argument, sections: Callable[[], Sections] | None = None
 ) -> Callable[[Callable[[ParsedCommand], int]], Callable[[ParsedCommand], int]]:
     """Register a function as a command (`Command`)."""
 
     def register(function: Callable[[ParsedCommand], int]) -> Callable[[ParsedCommand], int]:
-        COMMANDS[name] = Command(text, usage, sections, add_arguments, function)
+        COMMANDS[name] = Command(text, usage, sections, arguments, function)
         return function
 
     return register
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+MODEL = argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+JSON = argument("--json", action="store_true", dest="as_json", help="machine-readable")
 
 
 @command(
     "serve",
     "serve a model over the OpenAI API, with a chat page",
     "[MODEL] [--flag value ...]",
+    MODEL,
     sections=server_sections,
-    add_arguments=_add_model,
 )
 def run_serve(parsed: ParsedCommand) -> int:
     import logging
 
-    from quire.config import QuireConfig
     from quire_interfaces import QuireError
-    from quire_server.config import ServerConfig
     from quire_server.exit_status import exit_status_of
     from quire_server.serve import serve
 
-    sections = dict(parsed.sections)
-    server = sections.pop("server")
-    assert isinstance(server, ServerConfig)
+    server = parsed.sections["server"]
     try:
-        return serve(QuireConfig(**sections), server)
+        return serve(parsed.engine_config(), server)
     except QuireError as error:
         if server.log_format != "json":
             raise
@@ -166,111 +186,95 @@ def run_serve(parsed: ParsedCommand) -> int:
         return exit_status_of(error)
 
 
-def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
-
-
 @command(
     "plan",
     "print the memory ledger of a model, from config.json alone, and whether it fits here",
     "[MODEL] [--json] [--flag value ...]",
+    MODEL,
+    JSON,
     sections=_engine_sections,
-    add_arguments=_add_plan_arguments,
 )
 def run_plan(parsed: ParsedCommand) -> int:
-    from quire.config import QuireConfig
     from quire_server.plan_report import print_plan
 
-    return print_plan(QuireConfig(**parsed.sections), as_json=parsed.args.as_json)
-
-
-def _add_compile_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--target", required=True, help="kind of GPU, e.g. sm_90 or gfx942")
-    parser.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help="its name, e.g. h200 or instinct-mi300x, where there is a table (quire tune) for it",
-    )
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
+    return print_plan(parsed.engine_config(), as_json=parsed.args.as_json)
 
 
 @command(
     "compile-kernels",
     "compile a model's kernels for a kind of GPU, which need not be here",
     "[MODEL] --target TARGET [--gpu NAME] --out FOLDER [--flag value ...]",
+    MODEL,
+    argument("--target", required=True, help="kind of GPU, e.g. sm_90 or gfx942"),
+    argument(
+        "--gpu",
+        metavar="NAME",
+        help="its name, e.g. h200 or instinct-mi300x, where there is a table (quire tune) for it",
+    ),
+    argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already"),
+    argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)"),
     sections=_engine_sections,
-    add_arguments=_add_compile_arguments,
 )
 def run_compile_kernels(parsed: ParsedCommand) -> int:
     from pathlib import Path
 
-    from quire.config import QuireConfig
     from quire.kernel_list import compile_kernels
 
     args = parsed.args
     results = compile_kernels(
-        QuireConfig(**parsed.sections), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
+        parsed.engine_config(), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
     )
     print(f"{results['kernels']} kernels for {args.target} in {args.out}, {results['compiled']} of them compiled now")
     return 0
-
-
-def _add_tune_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", metavar="FOLDER", help="for --kernel-tables; may hold some already")
-    what.add_argument("--list", metavar="TARGET", help="say what would be tried on this kind of GPU, e.g. gfx942")
-    parser.add_argument(
-        "--context", type=int, default=4096, metavar="TOKENS", help="of sequences that are decoded (default: 4096)"
-    )
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes that compile (default: one for each core)")
 
 
 @command(
     "tune",
     "find the fastest configurations of a model's GPU kernels, on the GPU of this machine",
     "[MODEL] (--out FOLDER | --list TARGET) [--flag value ...]",
+    MODEL,
+    argument("--out", is_alternative=True, metavar="FOLDER", help="for --kernel-tables; may hold some already"),
+    argument(
+        "--list",
+        is_alternative=True,
+        metavar="TARGET",
+        help="say what would be tried on this kind of GPU, e.g. gfx942",
+    ),
+    argument(
+        "--context", type=int, default=4096, metavar="TOKENS", help="of sequences that are decoded (default: 4096)"
+    ),
+    argument("--jobs", type=int, metavar="N", help="processes that compile (default: one for each core)"),
     sections=_engine_sections,
-    add_arguments=_add_tune_arguments,
 )
 def run_tune(parsed: ParsedCommand) -> int:
-    from quire.config import QuireConfig
     from quire_server.tune_report import print_problems, print_tuning
 
-    args, config = parsed.args, QuireConfig(**parsed.sections)
+    args, config = parsed.args, parsed.engine_config()
     if args.list is not None:
         return print_problems(config, args.list)
     return print_tuning(config, args.out, context=args.context, num_processes=args.jobs)
-
-
-def _add_eval_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to predict")
-    parser.add_argument("--tasks", metavar="FILE", help="JSONL of conversations that end with the right answer")
-    parser.add_argument("--window", type=int, default=512, metavar="TOKENS", help="tokens at a time (default: 512)")
-    parser.add_argument(
-        "--against", nargs="+", default=[], metavar="FORM", help="values of --quantization to compare with, or none"
-    )
-    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
 
 
 @command(
     "eval",
     "measure a model's perplexity on a text, and its answers, before and after quantization",
     "[MODEL] --text FILE [--flag value ...]",
+    MODEL,
+    argument("--text", required=True, metavar="FILE", help="UTF-8 text to predict"),
+    argument("--tasks", metavar="FILE", help="JSONL of conversations that end with the right answer"),
+    argument("--window", type=int, default=512, metavar="TOKENS", help="tokens at a time (default: 512)"),
+    argument(
+        "--against", nargs="+", default=[], metavar="FORM", help="values of --quantization to compare with, or none"
+    ),
+    JSON,
     sections=_engine_sections,
-    add_arguments=_add_eval_arguments,
 )
 def run_eval(parsed: ParsedCommand) -> int:
-    from quire.config import QuireConfig
     from quire_server.eval_report import print_eval
 
     args = parsed.args
     return print_eval(
-        QuireConfig(**parsed.sections),
+        parsed.engine_config(),
         args.text,
         window=args.window,
         against=args.against,
@@ -279,32 +283,26 @@ def run_eval(parsed: ParsedCommand) -> int:
     )
 
 
-def _add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("MODEL", help="folder or hub name of an unquantized checkpoint")
-    parser.add_argument("OUT", help="folder to write, new or empty")
-    parser.add_argument(
-        "--scheme", required=True, metavar="NAME", help="int8, fp8, fp8-static, int4-g128, int4-g64 or int4-g32"
-    )
-    parser.add_argument(
-        "--algorithm", metavar="NAME", help="rtn (to nearest), gptq or awq (default: gptq with --calibration, else rtn)"
-    )
-    parser.add_argument(
-        "--calibration",
-        metavar="FILE",
-        help="text of the kind that the model is for; .jsonl: a text or messages a line",
-    )
-    parser.add_argument(
-        "--calibration-tokens", type=int, default=32768, metavar="N", help="read so many tokens of it (default: 32768)"
-    )
-    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub model")
-    parser.add_argument("--use-modelscope", action="store_true", help="the hub is ModelScope")
-
-
 @command(
     "quantize",
     "write a checkpoint with quantized weights",
     "MODEL OUT --scheme NAME",
-    add_arguments=_add_quantize_arguments,
+    argument("MODEL", help="folder or hub name of an unquantized checkpoint"),
+    argument("OUT", help="folder to write, new or empty"),
+    argument("--scheme", required=True, metavar="NAME", help="int8, fp8, fp8-static, int4-g128, int4-g64 or int4-g32"),
+    argument(
+        "--algorithm", metavar="NAME", help="rtn (to nearest), gptq or awq (default: gptq with --calibration, else rtn)"
+    ),
+    argument(
+        "--calibration",
+        metavar="FILE",
+        help="text of the kind that the model is for; .jsonl: a text or messages a line",
+    ),
+    argument(
+        "--calibration-tokens", type=int, default=32768, metavar="N", help="read so many tokens of it (default: 32768)"
+    ),
+    argument("--revision", metavar="NAME", help="branch, tag or commit of a hub model"),
+    argument("--use-modelscope", action="store_true", help="the hub is ModelScope"),
 )
 def run_quantize(parsed: ParsedCommand) -> int:
     from quire_server.quantize_report import print_quantize
@@ -316,16 +314,12 @@ def run_quantize(parsed: ParsedCommand) -> int:
     )  # fmt: skip
 
 
-def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("FIELD", nargs="?", help="name of a setting, e.g. max_num_seqs (default: all)")
-
-
 @command(
     "explain",
     "say value, source and effect of a setting; without a name, list all",
     "[FIELD] [--flag value ...]",
+    argument("FIELD", nargs="?", help="name of a setting, e.g. max_num_seqs (default: all)"),
     sections=server_sections,
-    add_arguments=_add_explain_arguments,
 )
 def run_explain(parsed: ParsedCommand) -> int:
     from quire.config import unknown_name_error
@@ -368,16 +362,12 @@ def _shown(spec: ConfigField, value: Any) -> str:
     return repr(value)
 
 
-def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", default="bfloat16", help="type of the tensors (default: bfloat16)")
-    parser.add_argument("--device", default="cpu", help="as torch names it (default: cpu)")
-
-
 @command(
     "ops",
     "say which backend each tensor op got on this machine, and why",
     "[--dtype NAME] [--device NAME]",
-    add_arguments=_add_ops_arguments,
+    argument("--dtype", default="bfloat16", help="type of the tensors (default: bfloat16)"),
+    argument("--device", default="cpu", help="as torch names it (default: cpu)"),
 )
 def run_ops(parsed: ParsedCommand) -> int:
     from quire_server.ops_report import print_ops
@@ -385,15 +375,11 @@ def run_ops(parsed: ParsedCommand) -> int:
     return print_ops(device=parsed.args.device, dtype=parsed.args.dtype)
 
 
-def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("SHELL", help="bash, zsh or fish")
-
-
 @command(
     "completion",
     "print a script that completes command lines in bash, zsh or fish",
     "SHELL",
-    add_arguments=_add_completion_arguments,
+    argument("SHELL", help="bash, zsh or fish"),
 )
 def run_completion(parsed: ParsedCommand) -> int:
     from quire_server.completion import completion_script
@@ -411,8 +397,7 @@ def _completed_flags(name: str, command: Command) -> list[CompletedFlag]:
     from quire_server.completion import CompletedFlag
     from quire_server.help_text import one_line
 
-    parser = Parser(f"quire {name}")
-    command.add_arguments(parser)
+    parser = command.parser(name)
     fields = config_fields(command.sections()) if command.sections is not None else {}
     if fields:
         add_setting_flags(parser, fields)

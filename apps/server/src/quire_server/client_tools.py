@@ -7,12 +7,11 @@ namespace is shown under both names; a custom tool has one parameter of text, `i
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import wrong_value
 from quire_server.request_warnings import RequestWarning, duplicate_tool
 
 __all__ = ["ClientTool", "ClientTools", "InputGrammar", "check_function", "custom_tool", "is_name"]
@@ -155,12 +154,12 @@ def _grammar(form: Any, at: str, grammar_at: str) -> InputGrammar | None:
     if form is None or kind == "text":
         return None
     if kind != "grammar":
-        raise _wrong(f"{at}.format", form, "be of type text or grammar")
+        raise wrong_value(f"{at}.format", form, "be of type text or grammar")
     syntax, definition = form.get("syntax"), form.get("definition")
     if syntax not in ("lark", "regex"):
-        raise _wrong(f"{grammar_at}.syntax", syntax, "be lark or regex")
+        raise wrong_value(f"{grammar_at}.syntax", syntax, "be lark or regex")
     if not isinstance(definition, str) or not definition.strip():
-        raise _wrong(f"{grammar_at}.definition", definition, "be the text of a grammar")
+        raise wrong_value(f"{grammar_at}.definition", definition, "be the text of a grammar")
     return InputGrammar(syntax=syntax, definition=definition, param=f"{grammar_at}.definition")
 
 
@@ -169,19 +168,15 @@ def check_function(function: dict[str, Any], at: str) -> None:
     check_name(function.get("name"), at)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise _wrong(f"{at}.parameters", parameters, "be a JSON schema, an object")
+        raise wrong_value(f"{at}.parameters", parameters, "be a JSON schema, an object")
 
 
 def check_name(name: Any, at: str) -> None:
     """Check the name of a tool or a namespace. Raises RequestError."""
     if not isinstance(name, str) or not is_name(name):
-        raise _wrong(f"{at}.name", name, "be 1 to 256 letters, digits, '_', '-', '.', ':' or '/'")
+        raise wrong_value(f"{at}.name", name, "be 1 to 256 letters, digits, '_', '-', '.', ':' or '/'")
 
 
 def is_name(name: str) -> bool:
     """Whether a tool may have this name."""
     return 0 < len(name) <= 256 and all(char.isalnum() or char in "_-.:/" for char in name)
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

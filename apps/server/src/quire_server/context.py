@@ -35,8 +35,11 @@ class ServerState:
     """What changes while a server runs, for all callers alike."""
 
     is_leaving: bool = False
+    """The server was asked to stop: load balancers are to look elsewhere."""
     is_draining: bool = False
+    """Running requests finish, new ones are refused."""
     is_asleep: bool = False
+    """Without its KV cache: requests are refused until it is woken."""
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
     """Name in the engine -> an adapter that belongs to one caller; others are the server's, for all."""
 
@@ -45,6 +48,7 @@ class OwnAdapter(NamedTuple):
     """An adapter that a caller loaded for itself."""
 
     owner: str
+    tenant: str
     name: str
     """What its owner calls it."""
 
@@ -82,33 +86,6 @@ class ServerContext:
         self.api_keys = read_api_keys(self.config)
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
-
-    @property
-    def is_leaving(self) -> bool:
-        """The server was asked to stop: load balancers are to look elsewhere."""
-        return self.state.is_leaving
-
-    @is_leaving.setter
-    def is_leaving(self, value: bool) -> None:
-        self.state.is_leaving = value
-
-    @property
-    def is_draining(self) -> bool:
-        """Running requests finish, new ones are refused."""
-        return self.state.is_draining
-
-    @is_draining.setter
-    def is_draining(self, value: bool) -> None:
-        self.state.is_draining = value
-
-    @property
-    def is_asleep(self) -> bool:
-        """Without its KV cache: requests are refused until it is woken."""
-        return self.state.is_asleep
-
-    @is_asleep.setter
-    def is_asleep(self, value: bool) -> None:
-        self.state.is_asleep = value
 
     def of_caller(self, caller: Caller) -> ServerContext:
         """This server for requests of another caller."""
@@ -165,6 +142,11 @@ class ServerContext:
         return shared | {
             own[name].name: name for name in offered if name in own and own[name].owner == self.caller.owner
         }
+
+    def adapter_labels(self, engine_name: str) -> tuple[str, str]:
+        """Name and tenant of an adapter in the metrics; the tenant of one that is everybody's is ""."""
+        own = self.state.own_adapters.get(engine_name)
+        return (engine_name, "") if own is None else (own.name, own.tenant)
 
     def adapter_of(self, model: str | None) -> str | None:
         """The engine's name of the adapter that a request for this model runs with; None for the network as it is."""

@@ -31,12 +31,12 @@ async def drain(context: ServerContext, http: HTTPServer, running: asyncio.Futur
         delay_s: How long to go on as before, but for `GET /ready`.
     """
     timeout_s = context.llm.config.engine.shutdown_timeout_s
-    context.is_leaving = True
+    context.state.is_leaving = True
     num_requests = context.llm.engine.num_requests()
     _logger.info("stopping: %d requests are being answered and have %g s to finish", num_requests, timeout_s)
     if delay_s:
         await asyncio.wait((running,), timeout=delay_s)
-    context.is_draining = True
+    context.state.is_draining = True
     http.should_exit = True
     if not await _is_done(context, running, timeout_s):
         num_requests = context.llm.engine.abort_all()

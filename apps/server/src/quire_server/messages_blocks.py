@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import RequestError, wrong_value
 from quire_renderers import joined_text, left_out, newest_of_user
 
 __all__ = ["chat_messages", "found_tools"]
@@ -123,7 +123,7 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
     """One message as one or more: tool results are messages of their own in the chat API."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise _wrong(f"{at}.role", role, "be user, assistant or system")
+        raise wrong_value(f"{at}.role", role, "be user, assistant or system")
     if role == "system" and isinstance(content, str | list):
         content, skipped = _without_billing(content[skipped:]), 0
         if not content:
@@ -131,7 +131,7 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise _wrong(f"{at}.content", content, "be text or a list of blocks")
+        raise wrong_value(f"{at}.content", content, "be text or a list of blocks")
     texts = _Texts()
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -189,7 +189,7 @@ class _Texts:
 def _kind(block: Any, at: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
-        raise _wrong(at, block, "be a block, an object with a type")
+        raise wrong_value(at, block, "be a block, an object with a type")
     return kind
 
 
@@ -240,7 +240,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _chat_call(block: dict[str, Any], at: str) -> dict[str, Any]:
     if not isinstance(block.get("name"), str):
-        raise _wrong(f"{at}.name", block.get("name"), "be the name of a tool")
+        raise wrong_value(f"{at}.name", block.get("name"), "be the name of a tool")
     arguments = block.get("input")
     function = {"name": block["name"], "arguments": {} if arguments is None else arguments}
     return {"id": str(block.get("id") or ""), "type": "function", "function": function}
@@ -276,7 +276,7 @@ def _content_text(value: Any, at: str, *, on_lines: bool = False) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(at, value, "be text or a list of blocks")
+        raise wrong_value(at, value, "be text or a list of blocks")
     texts = _Texts()
     for index, block in enumerate(value):
         texts.add({"type": "text", **block} if isinstance(block, dict) else block, f"{at}[{index}]")
@@ -303,7 +303,7 @@ def _read_text(block: dict[str, Any], at: str) -> str | None:
 
 def _plain_text(block: dict[str, Any], at: str) -> str:
     if not isinstance(block.get("text"), str):
-        raise _wrong(f"{at}.text", block.get("text"), "be text")
+        raise wrong_value(f"{at}.text", block.get("text"), "be text")
     return str(block["text"])
 
 
@@ -312,7 +312,3 @@ def _document_text(source: Any, at: str) -> str | None:
     if kind == "text" and isinstance(source.get("data"), str):
         return str(source["data"])
     return _content_text(source.get("content") or "", f"{at}.content") if kind == "content" else None
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

@@ -5,13 +5,12 @@ Source of the shapes: Anthropic's public API reference. Knows no engine.
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
-from quire_interfaces import RequestError
+from quire_interfaces import RequestError, wrong_value
 from quire_server.messages_blocks import chat_messages, found_tools
 from quire_server.messages_tools import deferred_tools, messages_client_tools
 from quire_server.protocol import SamplingFields, check_thinking_budget
@@ -61,7 +60,7 @@ class CountTokensRequest(SamplingFields):
         form = self._form()
         if form is not None:
             if not isinstance(form, dict) or form.get("type") != "json_schema":
-                raise _wrong(self._form_name, form, "be an object with the type json_schema and a schema")
+                raise wrong_value(self._form_name, form, "be an object with the type json_schema and a schema")
             if self.response_format is not None:
                 raise RequestError(f"{self._form_name} and response_format exclude each other", param=self._form_name)
             self.response_format = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
@@ -104,7 +103,7 @@ class CountTokensRequest(SamplingFields):
             return named(use, choice.get("name"), "tool_choice.name")
         modes = {"auto": "auto", "any": "required", "none": "none"}
         if not isinstance(kind, str) or kind not in modes:
-            raise _wrong("tool_choice.type", kind, "be auto, any, tool or none")
+            raise wrong_value("tool_choice.type", kind, "be auto, any, tool or none")
         use = replace(use, mode=modes[kind])
         check_required(use, kind)
         return use
@@ -117,7 +116,7 @@ class CountTokensRequest(SamplingFields):
             kwargs["enable_thinking"] = kwargs["thinking"] = kind != "disabled"
         if effort is not None:
             if not isinstance(effort, str):
-                raise _wrong("output_config.effort", effort, "be the name of an effort")
+                raise wrong_value("output_config.effort", effort, "be the name of an effort")
             if kind != "disabled":
                 kwargs["reasoning_effort"] = effort
         return {**kwargs, **(self.chat_template_kwargs or {})} or self.chat_template_kwargs
@@ -126,7 +125,7 @@ class CountTokensRequest(SamplingFields):
         """Whether the thinking is part of the answer."""
         display = (self.thinking or {}).get("display")
         if display not in (None, "summarized", "updates", "omitted"):
-            raise _wrong("thinking.display", display, "be summarized, updates or omitted")
+            raise wrong_value("thinking.display", display, "be summarized, updates or omitted")
         return display != "omitted"
 
     def thinking_budget(self) -> int | None:
@@ -135,14 +134,14 @@ class CountTokensRequest(SamplingFields):
             return None
         budget = self.thinking.get("budget_tokens")
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
-            raise _wrong("thinking.budget_tokens", budget, "be a whole number")
+            raise wrong_value("thinking.budget_tokens", budget, "be a whole number")
         check_thinking_budget(budget, "thinking.budget_tokens")
         return budget
 
     def _thinking_kind(self) -> str | None:
         kind = (self.thinking or {}).get("type")
         if self.thinking is not None and kind not in _THINKING:
-            raise _wrong("thinking.type", kind, f"be one of {', '.join(_THINKING)}")
+            raise wrong_value("thinking.type", kind, f"be one of {', '.join(_THINKING)}")
         return kind
 
 
@@ -150,7 +149,3 @@ class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
 
     max_tokens: Int
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import wrong_value
 from quire_server.client_tools import ClientTool, ClientTools, check_function
 from quire_server.request_warnings import RequestWarning, hosted_tool
 
@@ -92,7 +92,7 @@ def messages_client_tools(tools: Sequence[dict[str, Any]]) -> ClientTools:
         at = f"tools[{index}]"
         kind = tool.get("type") or "custom"
         if not isinstance(kind, str):
-            raise _wrong(f"{at}.type", kind, "be the name of a type, such as 'custom'")
+            raise wrong_value(f"{at}.type", kind, "be the name of a type, such as 'custom'")
         published = _PUBLISHED.get(_without_date(kind))
         if published is not None:
             offered.add(_published_tool(tool, kind, published, at), at)
@@ -151,7 +151,3 @@ def _left_out(kind: str, at: str) -> RequestWarning:
         return hosted_tool(kind, at)
     message = f"{at} of type {reprlib.repr(kind)} was left out: this server searches no tools, so it shows all of them"
     return RequestWarning(code="tool_left_out", param=at, message=message)
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

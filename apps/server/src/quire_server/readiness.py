@@ -31,11 +31,11 @@ async def ready(context: ServerContext, request: Request) -> Response:
     """200 with an empty body while requests are welcome: not while the server shuts down, its engine is started again,
     is paused, sleeps, is stalled or is gone."""
     response = await health(context, request)
-    if context.is_leaving:
+    if context.state.is_leaving:
         raise HTTPError(503, "the server is shutting down", code="draining")
     if context.llm.client.is_loading:
         raise HTTPError(503, "the engine is being started again", code="loading")
-    if context.is_asleep:
+    if context.state.is_asleep:
         raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
     if context.llm.client.is_resting:
         raise HTTPError(503, "the engine holds requests until POST /resume or /wake_up", code="paused")
@@ -44,7 +44,7 @@ async def ready(context: ServerContext, request: Request) -> Response:
 
 def refuse_while_draining(context: ServerContext) -> None:
     """Raises HTTPError when the server takes no new requests."""
-    if context.is_draining:
+    if context.state.is_draining:
         raise HTTPError(
             503,
             "the server is shutting down; send the request to another one",
@@ -61,7 +61,7 @@ class ConnectionCloser:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._context.is_leaving:
+            if message["type"] == "http.response.start" and self._context.state.is_leaving:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 

@@ -9,12 +9,11 @@ engine and no store; the shapes are those of OpenAI's public API reference.
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import wrong_value
 from quire_server.builtin_tools import BUILTIN_BY_ITEM
 from quire_server.client_tools import INPUT, ClientTools
 from quire_server.content_text import content_text, left_out_line
@@ -71,7 +70,7 @@ class ItemReader:
     def _read(self, transcript: _Transcript, item: Item, at: str, refused: dict[Any, Any], *, is_new: bool) -> None:
         kind = item.get("type")
         if not isinstance(kind, str) or kind == "item_reference":
-            raise _wrong(f"{at}.type", kind, "be the type of an item, like message or function_call_output")
+            raise wrong_value(f"{at}.type", kind, "be the type of an item, like message or function_call_output")
         if kind == "message":
             self._read_message(transcript, item, at, is_new=is_new)
         elif kind == "reasoning":
@@ -103,7 +102,7 @@ class ItemReader:
 
     def _read_message(self, transcript: _Transcript, item: Item, at: str, *, is_new: bool) -> None:
         if item.get("role") not in _ROLES:
-            raise _wrong(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
+            raise wrong_value(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
         text = content_text(item.get("content"), f"{at}.content", is_new=is_new)
         if item["role"] == "assistant":
             transcript.say(text)
@@ -123,7 +122,7 @@ class ItemReader:
     def _name(self, item: Item, at: str) -> str:
         name, namespace = item.get("name"), item.get("namespace")
         if not isinstance(name, str):
-            raise _wrong(f"{at}.name", name, "be the name of a tool")
+            raise wrong_value(f"{at}.name", name, "be the name of a tool")
         if item.get("type") in ("mcp_call", "mcp_approval_request"):
             return self.mcp_name(item.get("server_label"), name) or name
         return self.offered.shown_name(name, namespace if isinstance(namespace, str) else None)
@@ -269,7 +268,3 @@ def _readable(value: Any) -> str:
     if isinstance(value, dict):
         return next((value[key] for key in ("text", "logs") if isinstance(value.get(key), str)), "")
     return ""
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

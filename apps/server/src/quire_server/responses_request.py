@@ -7,11 +7,10 @@ and no store.
 
 from __future__ import annotations
 
-import reprlib
 import secrets
 from typing import Annotated, Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import RequestError, wrong_value
 from quire_server.protocol import SamplingFields, ThinkingTokenBudget, with_effort
 from quire_server.request_fields import MAX_MESSAGES, Int, Objects, Texts, Tools, at_most
 
@@ -126,14 +125,14 @@ class ResponsesRequest(CompactRequest):
         if strategies is None:
             return None
         if not isinstance(strategies, list) or not all(isinstance(each, dict) for each in strategies):
-            raise _wrong("context_management", strategies, "be a list of objects")
+            raise wrong_value("context_management", strategies, "be a list of objects")
         for index, each in enumerate(strategies):
             threshold, at = each.get("compact_threshold"), f"context_management[{index}]"
             if each.get("type") != "compaction":
-                raise _wrong(f"{at}.type", each.get("type"), "be compaction")
+                raise wrong_value(f"{at}.type", each.get("type"), "be compaction")
             if threshold is not None:
                 if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
-                    raise _wrong(f"{at}.compact_threshold", threshold, "be a number of tokens")
+                    raise wrong_value(f"{at}.compact_threshold", threshold, "be a number of tokens")
                 return threshold
         return None
 
@@ -157,20 +156,20 @@ class ResponsesRequest(CompactRequest):
                 param="background",
             )
         if self.truncation not in (None, "disabled", "auto"):
-            raise _wrong("truncation", self.truncation, "be auto or disabled")
+            raise wrong_value("truncation", self.truncation, "be auto or disabled")
 
     @property
     def conversation_id(self) -> str | None:
         name = self.conversation.get("id") if isinstance(self.conversation, dict) else self.conversation
         if self.conversation is not None and not (isinstance(name, str) and name):
-            raise _wrong("conversation", self.conversation, "be the id of a conversation, or an object with it")
+            raise wrong_value("conversation", self.conversation, "be the id of a conversation, or an object with it")
         return name
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """`chat_template_kwargs`, with what `reasoning.effort` means to templates."""
         effort = (self.reasoning or {}).get("effort")
         if effort is not None and not isinstance(effort, str):
-            raise _wrong("reasoning.effort", effort, "be text")
+            raise wrong_value("reasoning.effort", effort, "be text")
         return with_effort(self.chat_template_kwargs, effort)
 
 
@@ -181,7 +180,7 @@ def _response_format(form: Any) -> dict[str, Any]:
         return {"type": kind}
     if kind == "json_schema":
         return {"type": kind, kind: {key: value for key, value in form.items() if key != "type"}}
-    raise _wrong("text.format.type", kind, "be text, json_object or json_schema")
+    raise wrong_value("text.format.type", kind, "be text, json_object or json_schema")
 
 
 def with_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -194,7 +193,3 @@ def with_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name = own if isinstance(own, str) and own else f"{prefix}_{secrets.token_hex(12)}"
         result.append({**item, "type": kind, "id": name})
     return result
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

@@ -113,7 +113,7 @@ async def _next(context: ServerContext, messages: asyncio.Queue[str]) -> str | N
     try:
         while not getting.done():
             await asyncio.wait((getting,), timeout=DRAIN_LOOK_S)
-            if context.is_draining and not getting.done():
+            if context.state.is_draining and not getting.done():
                 return None
         return getting.result()
     finally:

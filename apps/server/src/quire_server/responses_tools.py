@@ -6,12 +6,11 @@ of OpenAI's public API reference.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import RequestError, wrong_value
 from quire_server.builtin_tools import BUILTIN_TOOLS, builtin_tool
 from quire_server.client_tools import ClientTool, ClientTools, check_function, check_name, custom_tool
 from quire_server.request_warnings import RequestWarning, hosted_tool
@@ -52,7 +51,7 @@ def client_tools_of(tools: Sequence[Any], items: Sequence[dict[str, Any]] = ()) 
 def _add(offered: ClientTools, tool: Any, at: str, *, hides_deferred: bool) -> None:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
-        raise _wrong(f"{at}.type", kind, "be the type of a tool")
+        raise wrong_value(f"{at}.type", kind, "be the type of a tool")
     if kind == "mcp" or (hides_deferred and tool.get("defer_loading") is True):
         return
     if kind == "namespace":
@@ -69,12 +68,12 @@ def _add_namespace(offered: ClientTools, group: dict[str, Any], at: str, *, hide
     name, tools, description = group.get("name"), group.get("tools"), group.get("description")
     check_name(name, at)
     if not isinstance(tools, list):
-        raise _wrong(f"{at}.tools", tools, "be a list of tools")
+        raise wrong_value(f"{at}.tools", tools, "be a list of tools")
     for index, tool in enumerate(tools):
         place = f"{at}.tools[{index}]"
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
         if not isinstance(kind, str):
-            raise _wrong(f"{place}.type", kind, "be the type of a tool")
+            raise wrong_value(f"{place}.type", kind, "be the type of a tool")
         if hides_deferred and (tool.get("defer_loading") is True or group.get("defer_loading") is True):
             continue
         if kind not in _MAKERS:
@@ -125,7 +124,7 @@ def responses_tool_use(
         return use
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            raise _wrong("tool_choice", choice, "be none, auto, required, or an object that names a tool")
+            raise wrong_value("tool_choice", choice, "be none, auto, required, or an object that names a tool")
         use = replace(use, mode=choice)
     elif choice.get("type") == "allowed_tools":
         use = _allowed(use, mcp_names, choice)
@@ -144,13 +143,13 @@ def _allowed(use: ToolUse, mcp_names: MCPNames, choice: dict[str, Any]) -> ToolU
     """`allowed_tools`. Tools that were left out may be allowed: nobody calls them."""
     mode, tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
-        raise _wrong("tool_choice.mode", mode, "be auto or required")
+        raise wrong_value("tool_choice.mode", mode, "be auto or required")
     if not isinstance(tools, list):
-        raise _wrong("tool_choice.tools", tools, "be a list of tools")
+        raise wrong_value("tool_choice.tools", tools, "be a list of tools")
     names: list[str] = []
     for index, tool in enumerate(tools):
         if not isinstance(tool, dict):
-            raise _wrong(f"tool_choice.tools[{index}]", tool, "be an object that names a tool")
+            raise wrong_value(f"tool_choice.tools[{index}]", tool, "be an object that names a tool")
         if _is_known(tool):
             names += _names_of(use, mcp_names, tool, f"tool_choice.tools[{index}]")
     return allow_names(use, names, mode, "tool_choice.tools")
@@ -165,10 +164,10 @@ def _names_of(use: ToolUse, mcp_names: MCPNames, tool: dict[str, Any], at: str) 
     """Shown names of the tools that an object names."""
     kind, name = tool.get("type", "function"), tool.get("name")
     if not isinstance(kind, str):
-        raise _wrong(f"{at}.type", kind, "be the type of a tool")
+        raise wrong_value(f"{at}.type", kind, "be the type of a tool")
     if kind in _MAKERS:
         if not isinstance(name, str):
-            raise _wrong(f"{at}.name", name, "be the name of a tool")
+            raise wrong_value(f"{at}.name", name, "be the name of a tool")
         found = use.offered.find(name, tool.get("namespace"))
         shown = [each for own in mcp_names.values() for each in own.items() if name in each]
         names = [found] if found is not None else [each for _, each in shown]
@@ -185,9 +184,5 @@ def _names_of(use: ToolUse, mcp_names: MCPNames, tool: dict[str, Any], at: str) 
         names = [] if found is None else [found]
     if not names:
         offered = ", ".join(repr(each["function"]["name"]) for each in use.tools[:20]) or "none"
-        raise _wrong(at, tool, f"name one of the tools that can be called; offered: {offered}")
+        raise wrong_value(at, tool, f"name one of the tools that can be called; offered: {offered}")
     return names
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

@@ -21,20 +21,20 @@ async def sleep(context: ServerContext, request: Request) -> Response:
     if text not in ("0", "1", "2"):
         raise RequestError(f"level must be 0 or 1, got {reprlib.repr(text)}", param="level")
     level = int(text)
-    was_asleep, context.is_asleep = context.is_asleep, context.is_asleep or level > 0
+    was_asleep, context.state.is_asleep = context.state.is_asleep, context.state.is_asleep or level > 0
     try:
         given_back = await context.llm.client.sleep(level)
     except BaseException:
-        context.is_asleep = was_asleep
+        context.state.is_asleep = was_asleep
         raise
-    context.is_asleep = level > 0
+    context.state.is_asleep = level > 0
     return JSONResponse({"level": level, "bytes_given_back": given_back})
 
 
 async def wake_up(context: ServerContext, request: Request) -> Response:
     """Take requests again; those that waited go on."""
     await context.llm.client.wake_up()
-    context.is_asleep = False
+    context.state.is_asleep = False
     return Response()
 
 

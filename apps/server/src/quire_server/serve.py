@@ -104,6 +104,7 @@ async def _serve(
         names = server.served_model_name or (info.model,)
         context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names, mcp_servers=mcp_servers)
         metrics.set_labels(model_name=names[0], engine="0")
+        metrics.adapter_labels = context.adapter_labels
         metrics.set_cache_config(
             block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
         )
@@ -140,7 +141,7 @@ async def _ready(llm: AsyncLLM) -> EngineInfo:
     try:
         return await llm.ready()
     except EngineDeadError as error:
-        raise EngineStartError(str(error)) from None
+        raise (ConfigError if error.is_wrong_setting else EngineStartError)(str(error)) from None
 
 
 async def _log_throughput(throughput: ThroughputLog, metrics: EngineMetrics, server: ServerConfig) -> None:

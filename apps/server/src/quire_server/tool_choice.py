@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire_interfaces import RequestError
+from quire_interfaces import RequestError, wrong_value
 from quire_server.client_tools import ClientTool, ClientTools, check_function, custom_tool
 from quire_server.request_warnings import hosted_tool
 
@@ -91,9 +91,9 @@ def check_tools(tools: Sequence[dict[str, Any]]) -> None:
         at = f"tools[{index}]"
         kind, function = tool.get("type", "function"), tool.get("function")
         if kind != "function":
-            raise _wrong(f"{at}.type", kind, "be 'function'")
+            raise wrong_value(f"{at}.type", kind, "be 'function'")
         if not isinstance(function, dict):
-            raise _wrong(f"{at}.function", function, "be an object with the name of a function")
+            raise wrong_value(f"{at}.function", function, "be an object with the name of a function")
         check_function(function, f"{at}.function")
 
 
@@ -120,13 +120,13 @@ def chat_client_tools(tools: Sequence[dict[str, Any]]) -> ClientTools:
         at = f"tools[{index}]"
         kind = tool.get("type", "function")
         if not isinstance(kind, str):
-            raise _wrong(f"{at}.type", kind, "be the name of a type, 'function' or 'custom'")
+            raise wrong_value(f"{at}.type", kind, "be the name of a type, 'function' or 'custom'")
         if kind not in ("function", "custom"):
             offered.warnings.append(hosted_tool(kind, at))
             continue
         value = tool.get(kind)
         if not isinstance(value, dict):
-            raise _wrong(f"{at}.{kind}", value, "be an object with the name of the tool")
+            raise wrong_value(f"{at}.{kind}", value, "be an object with the name of the tool")
         if kind == "function":
             check_function(value, f"{at}.function")
             field_name = f"{at}.function.parameters"
@@ -155,7 +155,7 @@ def chat_tool_use(offered: ClientTools, choice: str | dict[str, Any] | None, par
         return use
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            raise _wrong("tool_choice", choice, "be 'none', 'auto', 'required' or the name of a tool as an object")
+            raise wrong_value("tool_choice", choice, "be 'none', 'auto', 'required' or the name of a tool as an object")
         use = replace(use, mode=choice)
     else:
         use = _from_object(use, choice)
@@ -171,9 +171,9 @@ def _from_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools")
         if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
-            raise _wrong("tool_choice.allowed_tools", allowed, "hold a mode, 'auto' or 'required', and tools")
+            raise wrong_value("tool_choice.allowed_tools", allowed, "hold a mode, 'auto' or 'required', and tools")
         return allow_only(use, allowed.get("tools"), allowed["mode"], "tool_choice.allowed_tools.tools")
-    raise _wrong("tool_choice.type", kind, "be 'function', 'custom' or 'allowed_tools'")
+    raise wrong_value("tool_choice.type", kind, "be 'function', 'custom' or 'allowed_tools'")
 
 
 def named(use: ToolUse, name: Any, at: str) -> ToolUse:
@@ -181,7 +181,7 @@ def named(use: ToolUse, name: Any, at: str) -> ToolUse:
     names = [tool["function"]["name"] for tool in use.tools]
     if name not in names:
         offered = ", ".join(repr(each) for each in names[:20]) or "none"
-        raise _wrong(at, name, f"name one of the tools; offered: {offered}")
+        raise wrong_value(at, name, f"name one of the tools; offered: {offered}")
     return replace(use, mode="required", name=name)
 
 
@@ -199,9 +199,5 @@ def allow_names(use: ToolUse, names: Sequence[Any], mode: str, at: str) -> ToolU
     by_name = {tool["function"]["name"]: tool for tool in use.tools}
     for name in names:
         if not isinstance(name, str) or name not in by_name:
-            raise _wrong(at, name, "name tools that are offered")
+            raise wrong_value(at, name, "name tools that are offered")
     return replace(use, tools=tuple(by_name[name] for name in dict.fromkeys(names)), mode=mode)
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

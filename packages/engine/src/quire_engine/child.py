@@ -36,7 +36,7 @@ from quire_engine.messages import (
     decode_client_message,
     encode_message,
 )
-from quire_interfaces import ConfigError, QuireError
+from quire_interfaces import ConfigError, NotEnoughMemoryError, QuireError
 
 __all__ = ["ChildSpec", "EngineFactory", "describe_failure", "load_factory", "main"]
 
@@ -169,7 +169,8 @@ def _build(spec: ChildSpec, send: Callable[[CoreMessage], None], start_s: float)
     except (Exception, SystemExit) as error:
         _logger.debug("the engine could not start", exc_info=True)
         cause, remedy = describe_failure(error)
-        send(EngineFailed(cause=cause, remedy=remedy))
+        is_wrong_setting = isinstance(error, ConfigError) and not isinstance(error, NotEnoughMemoryError)
+        send(EngineFailed(cause=cause, remedy=remedy, is_wrong_setting=is_wrong_setting))
         return None
     parts.info.timings_s.setdefault("engine_process", time.monotonic() - start_s)
     send(EngineReady(info=parts.info))

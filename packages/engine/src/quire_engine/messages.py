@@ -231,6 +231,8 @@ class EngineFailed(_Message):
 
     cause: str
     remedy: str = ""
+    is_wrong_setting: bool = False
+    """The cause is a setting that the engine refused."""
 
 
 class EngineStopped(_Message):

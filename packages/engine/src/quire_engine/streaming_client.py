@@ -268,7 +268,7 @@ class StreamingClient:
         await self._close_transport(STOP_GRACE_S if is_up else 0.0)
 
     def _on_failed(self, message: EngineFailed) -> None:
-        self._die(EngineDeadError(failure_text(message)))
+        self._die(EngineDeadError(failure_text(message), is_wrong_setting=message.is_wrong_setting))
 
     def _on_stopped(self, message: EngineStopped) -> None:
         for entry in self._book:  # the drain's time was over before they finished
@@ -303,7 +303,8 @@ class StreamingClient:
 
     def _dead_error(self) -> EngineDeadError:
         # A fresh instance each time: an exception object collects the tracebacks of all who raise it.
-        return EngineDeadError(str(self._dead))
+        assert self._dead is not None
+        return EngineDeadError(str(self._dead), is_wrong_setting=self._dead.is_wrong_setting)
 
     # Control calls.
 

@@ -8,10 +8,12 @@ from quire_interfaces.errors import (
     ContextLengthError,
     EngineDeadError,
     ModelNotFoundError,
+    NotEnoughMemoryError,
     OverloadedError,
     QuireError,
     RequestAbortedError,
     RequestError,
+    wrong_value,
 )
 from quire_interfaces.fields import Fields, read_json
 from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSource
@@ -128,6 +130,7 @@ __all__ = [
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
+    "NotEnoughMemoryError",
     "OneOf",
     "OutputKind",
     "OverloadedError",
@@ -168,4 +171,5 @@ __all__ = [
     "one_of",
     "read_json",
     "setting",
+    "wrong_value",
 ]

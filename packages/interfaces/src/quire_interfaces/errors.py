@@ -2,6 +2,7 @@
 
     QuireError
     ├── ConfigError              a setting, flag or combination of settings that cannot work (start-up)
+    │   └── NotEnoughMemoryError the plan does not fit into the memory that is free now
     ├── CheckpointError          a model folder that is missing, incomplete or not understood (start-up)
     ├── RequestError             this one request is wrong; the engine is fine      -> HTTP 400
     │   ├── ContextLengthError   prompt (plus max_tokens) does not fit the context  -> HTTP 400
@@ -15,16 +16,21 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "ContextLengthError",
     "EngineDeadError",
     "ModelNotFoundError",
+    "NotEnoughMemoryError",
     "OverloadedError",
     "QuireError",
     "RequestAbortedError",
     "RequestError",
+    "wrong_value",
 ]
 
 
@@ -45,6 +51,10 @@ class ConfigError(QuireError):
         self.field = field
 
 
+class NotEnoughMemoryError(ConfigError):
+    """The settings ask for more memory than is free now."""
+
+
 class CheckpointError(QuireError):
     """A model folder is missing, incomplete or not understood."""
 
@@ -62,6 +72,11 @@ class RequestError(QuireError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def wrong_value(param: str, value: Any, must: str) -> RequestError:
+    """An error for a request whose field `param` has a wrong value; `must` ends the sentence "`param` must ..."."""
+    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)
 
 
 class ContextLengthError(RequestError):
@@ -117,4 +132,13 @@ class RequestAbortedError(QuireError):
 
 
 class EngineDeadError(QuireError):
-    """The engine process is gone; the message carries its own cause and remedy."""
+    """The engine process is gone; the message carries its own cause and remedy.
+
+    Args:
+        message: Cause and remedy.
+        is_wrong_setting: The engine refused a setting when it started; starting it again changes nothing.
+    """
+
+    def __init__(self, message: str, *, is_wrong_setting: bool = False) -> None:
+        super().__init__(message)
+        self.is_wrong_setting = is_wrong_setting

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import reprlib
 import typing
 from typing import Any, NamedTuple
 
-from quire_interfaces.errors import RequestError
+from quire_interfaces.errors import wrong_value
 
-__all__ = ["NumberField", "NumberRange", "number_fields", "wrong_value"]
+__all__ = ["NumberField", "NumberRange", "number_fields"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,8 +85,3 @@ def number_fields(cls: type) -> tuple[NumberField, ...]:
                 types = typing.get_args(hint.__origin__) or (hint.__origin__,)
                 fields.append(NumberField(field.name, types[0], field.default, metadata))
     return tuple(fields)
-
-
-def wrong_value(name: str, value: Any, must: str) -> RequestError:
-    """An error for a request whose field `name` has a wrong value; `must` ends the sentence "`name` must ..."."""
-    return RequestError(f"{name} must {must}, got {reprlib.repr(value)}", param=name)

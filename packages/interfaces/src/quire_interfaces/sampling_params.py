@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
-from quire_interfaces.errors import RequestError
-from quire_interfaces.number_range import NumberRange, number_fields, wrong_value
+from quire_interfaces.errors import RequestError, wrong_value
+from quire_interfaces.number_range import NumberRange, number_fields
 from quire_interfaces.sampling_bounds import MAX_TOKEN_ID, are_biases, are_token_ids, check_bounds
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 

@@ -7,12 +7,11 @@ tell whether a schema or pattern is one that a backend understands.
 from __future__ import annotations
 
 import json as json_library
-import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from quire_interfaces.errors import RequestError
+from quire_interfaces.errors import RequestError, wrong_value
 
 __all__ = ["KINDS", "GrammarSpec", "ReasoningSpan", "StructuredOutputsParams"]
 
@@ -53,9 +52,9 @@ class ReasoningSpan:
             object.__setattr__(self, name, tuple(getattr(self, name)))
             for token_id in getattr(self, name):
                 if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-                    raise _wrong(f"structured_outputs.reasoning.{name}", token_id, "hold token ids")
+                    raise wrong_value(f"structured_outputs.reasoning.{name}", token_id, "hold token ids")
         if not self.end_token_ids:
-            raise _wrong("structured_outputs.reasoning.end_token_ids", [], "name the tokens that end the thinking")
+            raise wrong_value("structured_outputs.reasoning.end_token_ids", [], "name the tokens that end the thinking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +99,10 @@ class StructuredOutputsParams:
         _CHECKS[kinds[0]](self, kinds[0])
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
-                raise _wrong(f"structured_outputs.{name}", getattr(self, name), "be true or false")
+                raise wrong_value(f"structured_outputs.{name}", getattr(self, name), "be true or false")
         if self.whitespace_pattern is not None:
             if not isinstance(self.whitespace_pattern, str):
-                raise _wrong("structured_outputs.whitespace_pattern", self.whitespace_pattern, "be text")
+                raise wrong_value("structured_outputs.whitespace_pattern", self.whitespace_pattern, "be text")
             if self.disable_any_whitespace:
                 raise RequestError(
                     "whitespace_pattern and disable_any_whitespace exclude each other; leave one of them out",
@@ -150,23 +149,23 @@ class StructuredOutputsParams:
     def _check_text(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, str) or value == "":
-            raise _wrong(f"structured_outputs.{name}", value, "be text and not empty")
+            raise wrong_value(f"structured_outputs.{name}", value, "be text and not empty")
 
     def _check_json(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, (dict, str)) or value == "":
-            raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
+            raise wrong_value(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
 
     def _check_json_object(self, name: str) -> None:
         if self.json_object is not True:
-            raise _wrong("structured_outputs.json_object", self.json_object, "be true or left out")
+            raise wrong_value("structured_outputs.json_object", self.json_object, "be true or left out")
 
     def _check_choice(self, name: str) -> None:
         if not isinstance(self.choice, (tuple, list)) or not self.choice:
-            raise _wrong("structured_outputs.choice", self.choice, "be a list of at least one text")
+            raise wrong_value("structured_outputs.choice", self.choice, "be a list of at least one text")
         for text in self.choice:
             if not isinstance(text, str) or text == "":
-                raise _wrong("structured_outputs.choice", text, "hold non-empty texts only")
+                raise wrong_value("structured_outputs.choice", text, "hold non-empty texts only")
         object.__setattr__(self, "choice", tuple(self.choice))
 
 
@@ -199,9 +198,5 @@ def _json_text(name: str, value: str | dict[str, Any]) -> str:
             f"structured_outputs.{name} is not JSON: {error or 'nested too deeply'}", param=f"structured_outputs.{name}"
         ) from None
     if not isinstance(parsed, (dict, bool)):
-        raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
+        raise wrong_value(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
     return value
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)

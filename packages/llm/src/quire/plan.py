@@ -18,7 +18,15 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
-from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
+from quire_interfaces import (
+    ConfigError,
+    CrossAttentionSpec,
+    KVCachePlan,
+    KVCacheSpec,
+    LatentAttentionSpec,
+    MambaSpec,
+    NotEnoughMemoryError,
+)
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
@@ -118,15 +126,15 @@ def make_plan(
 
     Raises:
         CheckpointError: what is to draft for it is missing, or not understood.
-        ConfigError: it cannot fit (the message has the ledger and what to change), or `compilation_config` cannot be
-            had.
+        NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
+        ConfigError: `compilation_config` cannot be had.
     """
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)
         ledger = "\n".join(ledger_lines(plan.ledger_bytes))
-        raise ConfigError(f"{plan.shortage}\n{ledger}\n{ways}", field=plan.shortage_field)
+        raise NotEnoughMemoryError(f"{plan.shortage}\n{ledger}\n{ways}", field=plan.shortage_field)
     return plan
 
 

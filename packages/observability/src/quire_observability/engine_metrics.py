@@ -8,7 +8,7 @@ whoever serves `/metrics` calls `exposition`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from itertools import accumulate
 from typing import Protocol
@@ -121,6 +121,8 @@ class EngineMetrics(Collector):
         self._prefix = prefix
         self._label_names: list[str] = []
         self._label_values: list[str] = []
+        self.adapter_labels: Callable[[str], tuple[str, str]] = lambda name: (name, "")
+        """The engine's name of an adapter -> its labels: the name its users know, and whose it is ("" for all)."""
         self.set_labels(**(labels or {}))
         self._stats = SchedulerStats()
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
@@ -294,10 +296,10 @@ class EngineMetrics(Collector):
             family = GaugeMetricFamily(
                 self._name(f"lora_requests_{state}"),
                 f"Requests with an adapter that are {state}.",
-                labels=[*self._label_names, "adapter"],
+                labels=[*self._label_names, "adapter", "tenant"],
             )
             for name, count in counts.items():
-                family.add_metric([*self._label_values, name], count)
+                family.add_metric([*self._label_values, *self.adapter_labels(name)], count)
             yield family
 
     def _grammar_compile_seconds(self, stats: SchedulerStats) -> HistogramMetricFamily:
