@@ -30,6 +30,7 @@ TYPED = [
     "quantization",
     "renderers",
     "structured-output",
+    "multimodal",
     "engine",
     "llm",
     "observability",

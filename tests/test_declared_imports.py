@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
 
-DISTRIBUTIONS = {"google": "protobuf", "pydantic_core": "pydantic", "yaml": "pyyaml", "zmq": "pyzmq"}
+DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "pydantic_core": "pydantic", "yaml": "pyyaml", "zmq": "pyzmq"}
 """Modules -> the distribution that brings them, where it has another name."""
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
@@ -25,6 +25,10 @@ LOADED_BY_NAME = {
         "httptools", "uvloop", "websockets",  # by uvicorn
     },
     "kernels-cuda": {"triton"},
+    "packages/multimodal": {
+        "av", "soundfile", "soxr",  # where a medium needs them
+        "torchvision",  # by video processors of transformers
+    },
 }  # fmt: skip
 """Member -> what it declares because others load it for it."""
 PROGRAMS = ROOT / "apps/bench/src/quire_bench/programs"

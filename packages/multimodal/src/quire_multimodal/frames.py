@@ -1,0 +1,46 @@
+"""What a preparing process and its owner say to each other over a socket: a JSON object and bytes. No pickle."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+__all__ = ["receive", "send"]
+
+_LENGTHS = struct.Struct("<IQ")
+
+
+def send(connection: socket.socket, message: dict[str, Any], data: bytes | memoryview = b"") -> None:
+    """Send a message with the bytes that belong to it.
+
+    Raises:
+        OSError: the other side is gone, or takes nothing within the socket's timeout.
+    """
+    header = json.dumps(message).encode()
+    connection.sendall(_LENGTHS.pack(len(header), len(data)) + header)
+    if len(data):
+        connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """The next message, with its bytes.
+
+    Raises:
+        EOFError: the other side is gone.
+        TimeoutError: nothing came within the socket's timeout.
+    """
+    header_len, data_len = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size))
+    return json.loads(_exactly(connection, header_len)), bytes(_exactly(connection, data_len))
+
+
+def _exactly(connection: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    view, filled = memoryview(data), 0
+    while filled < length:
+        count = connection.recv_into(view[filled:])
+        if not count:
+            raise EOFError("the other side has closed the connection")
+        filled += count
+    return data

@@ -1,0 +1,265 @@
+"""The front of the package: sources in, prepared items out, each prepared once however often it is used.
+
+Waits for the network and for preparing processes in threads; the event loop is never kept from its work. The store is
+touched under one lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import FeatureArray, MediaItem, Modality
+from quire_multimodal.config import MediaConfig
+from quire_multimodal.errors import MediaError
+from quire_multimodal.fingerprint import fingerprint
+from quire_multimodal.sources import LoadedMedia, MediaSource, load
+from quire_multimodal.store import MediaStore, StoredItem
+from quire_multimodal.workers import WorkerPool, WorkerSettings
+
+__all__ = ["MediaPreparer", "MediaStats"]
+
+_NUM_LOADERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStats:
+    """What was prepared since the start, of one modality."""
+
+    num_queries: int = 0
+    """Items that prompts asked for."""
+    num_hits: int = 0
+    """Those of them that were there, or being prepared, already."""
+    num_items: int = 0
+    """Items that a preparing process has prepared."""
+    num_embeds: int = 0
+    """Embeddings of those items."""
+    num_seconds: float = 0.0
+    """Time that preparing processes took for them, waiting included."""
+
+
+class MediaPreparer:
+    """Prepares media for the prompts of one model. Thread-safe.
+
+    Args:
+        folder: Of the checkpoint.
+        config: Bounds, sources, processes, memory.
+        embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
+        store_base: Folder in which the store makes its own; shared memory if not said.
+
+    Raises:
+        CheckpointError: the checkpoint has no processor that can be loaded.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        config: MediaConfig | None = None,
+        *,
+        embed_token_ids: Mapping[str, list[int]] | None = None,
+        store_base: Path | None = None,
+    ) -> None:
+        self.config = config or MediaConfig()
+        self._arguments = dict(self.config.mm_processor_kwargs or {})
+        backend = {"backend": self._arguments.pop("backend")} if "backend" in self._arguments else {}
+        self._workers = WorkerPool(
+            WorkerSettings(
+                folder=str(folder),
+                arguments=backend,
+                embed_token_ids=embed_token_ids or {},
+                bounds={
+                    "max_pixels": self.config.media_max_pixels,
+                    "max_frames": self.config.media_max_frames,
+                    "max_seconds": self.config.media_max_seconds,
+                },
+                io_options=self.config.media_io_kwargs or {},
+                niceness=self.config.media_niceness,
+            ),
+            num_workers=self.config.media_processes,
+            timeout_s=self.config.media_timeout_s,
+        )
+        self._fingerprint = fingerprint(folder, {**backend, "io": self.config.media_io_kwargs})
+        self.placeholders: Mapping[str, str] = self._workers.placeholders
+        """Token that a chat template writes for an item, by modality: what the model takes."""
+        self._store = MediaStore(int(self.config.mm_processor_cache_gb * (1 << 30)), store_base)
+        self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="media-load")
+        self._lock = threading.Lock()
+        self._preparing: dict[str, Future[None]] = {}
+        self._counts: dict[str, Counter[str]] = {str(modality): Counter() for modality in Modality}
+
+    async def prepare(
+        self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None = None
+    ) -> list[StoredItem]:
+        """The items of a prompt, kept in the store until `release`.
+
+        Args:
+            sources: In the order of the prompt.
+            arguments: The request's `mm_processor_kwargs`, over the server's.
+
+        Raises:
+            MediaError: naming the part of the request whose medium cannot be used; none is kept then.
+            OverloadedError: the shared memory is full of items in use.
+        """
+        self._check_limits(sources)
+        tasks = [asyncio.wrap_future(self._loaders.submit(self._prepare_one, each, arguments)) for each in sources]
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.add_done_callback(self._release_result)
+            raise
+        return self._all_or_none(results)
+
+    def prepare_now(
+        self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None = None
+    ) -> list[StoredItem]:
+        """`prepare` for callers without an event loop; blocks."""
+        self._check_limits(sources)
+        futures = [self._loaders.submit(self._prepare_one, each, arguments) for each in sources]
+        results: list[StoredItem | BaseException] = []
+        for future in futures:
+            error = future.exception()
+            results.append(future.result() if error is None else error)
+        return self._all_or_none(results)
+
+    def _all_or_none(self, results: Sequence[StoredItem | BaseException]) -> list[StoredItem]:
+        items = [result for result in results if isinstance(result, StoredItem)]
+        for result in results:
+            if isinstance(result, BaseException):
+                self.release(items)
+                raise result
+        return items
+
+    def _release_result(self, task: asyncio.Future[StoredItem]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.release([task.result()])
+
+    def release(self, items: Iterable[StoredItem]) -> None:
+        """The request that held these items has ended."""
+        with self._lock:
+            for stored in items:
+                self._store.release(stored.item.key)
+
+    def _check_limits(self, sources: Sequence[MediaSource]) -> None:
+        limits = self.config.limit_mm_per_prompt or {}
+        seen: Counter[Modality] = Counter()
+        for source in sources:
+            modality = source.modality
+            seen[modality] += 1
+            if modality not in self.placeholders:
+                takes = ", ".join(self.placeholders) or "text only"
+                message = f"this model takes no {modality} (it takes: {takes})"
+                raise MediaError(message, code="unsupported_media").at(source.param)
+            if seen[modality] > limits.get(modality, len(sources)):
+                message = f"a prompt may hold at most {limits[modality]} of {modality} (--limit-mm-per-prompt)"
+                raise MediaError(message, code="too_many_media").at(source.param)
+
+    def _prepare_one(self, source: MediaSource, arguments: Mapping[str, Any] | None) -> StoredItem:
+        """One item, found or prepared; blocks."""
+        try:
+            merged = {**self._arguments, **(arguments or {})}
+            media = None if source.url is None and source.value is None else load(source, self.config)
+            key = self._key(source, media, merged)
+            with self._lock:
+                self._counts[source.modality]["num_queries"] += 1
+            return self._acquire(key, source.modality, media, merged)
+        except MediaError as error:
+            raise error.at(source.param) from None
+
+    def _key(self, source: MediaSource, media: LoadedMedia | None, arguments: Mapping[str, Any]) -> str:
+        """Names the content and all that prepares it."""
+        if source.uuid is None and media is None:
+            raise MediaError(f"the {source.modality} has neither a URL nor data nor a uuid")
+        content = ["uuid", source.uuid] if source.uuid is not None or media is None else ["bytes", media.digest()]
+        try:
+            named = json.dumps([str(source.modality), self._fingerprint, arguments, content], sort_keys=True)
+        except TypeError as error:
+            raise MediaError(f"mm_processor_kwargs must be JSON: {error}") from None
+        return hashlib.sha256(named.encode()).hexdigest()
+
+    def _acquire(
+        self, key: str, modality: Modality, media: LoadedMedia | None, arguments: Mapping[str, Any]
+    ) -> StoredItem:
+        """The item with this key, which whoever comes first has prepared."""
+        was_there = True
+        while True:
+            with self._lock:
+                stored = self._store.acquire(key)
+                if stored is not None:
+                    self._counts[modality]["num_hits"] += was_there
+                    return stored
+                other = self._preparing.get(key)
+                if other is None:
+                    if media is None:
+                        message = f"no {modality} of this uuid is there: send it with its data"
+                        raise MediaError(message, code="media_not_cached")
+                    own = self._preparing[key] = Future()
+            if other is not None:
+                other.result()  # raises what the other one met
+                continue
+            was_there = False
+            try:
+                stored = self._prepare(key, modality, media, arguments)
+            except BaseException as error:
+                with self._lock:
+                    del self._preparing[key]
+                own.set_exception(error)
+                raise
+            own.set_result(None)
+            return stored
+
+    def _prepare(
+        self, key: str, modality: Modality, media: LoadedMedia | None, arguments: Mapping[str, Any]
+    ) -> StoredItem:
+        assert media is not None
+        start, path = time.monotonic(), self._store.path(key)
+        job = {"modality": str(modality), "form": media.form, "arguments": dict(arguments), "path": str(path)}
+        answer = self._workers.submit({**job, **media.fields}, media.data).result()
+        item = MediaItem(
+            modality=modality,
+            key=key,
+            num_embeds=answer["num_embeds"],
+            path=str(path),
+            features=tuple(FeatureArray(name, kind, tuple(shape), at) for name, kind, shape, at in answer["features"]),
+        )
+        stored = StoredItem(
+            item, answer["text"], tuple(answer["embed_token_ids"]), answer["facts"], answer["num_bytes"]
+        )
+        with self._lock:
+            self._store.add(stored)
+            del self._preparing[key]
+            counts = self._counts[modality]
+            counts["num_items"] += 1
+            counts["num_embeds"] += item.num_embeds
+            counts["num_seconds"] += time.monotonic() - start  # type: ignore[assignment]
+        return stored
+
+    def stats(self) -> dict[str, MediaStats]:
+        """What was asked for and prepared since the start, by modality."""
+        with self._lock:
+            return {modality: MediaStats(**counts) for modality, counts in self._counts.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of prepared media in the store."""
+        return self._store.num_bytes
+
+    def reset(self) -> None:
+        """Forget every prepared item that no request holds."""
+        with self._lock:
+            self._store.clear()
+
+    def close(self) -> None:
+        """End the processes and remove the store."""
+        self._workers.close()
+        self._loaders.shutdown(cancel_futures=True)
+        self._store.close()

@@ -1,0 +1,150 @@
+"""Where the bytes of a medium come from: URLs (data, http, https, file), bytes, or what Python code has decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import urllib.parse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from quire_interfaces import Modality
+from quire_multimodal.config import MediaConfig
+from quire_multimodal.errors import MediaError
+from quire_multimodal.fetch import FetchPolicy, fetch
+
+__all__ = ["LoadedMedia", "MediaSource", "load"]
+
+_DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSource:
+    """A medium as a request names it. One of `url` and `value`, or `uuid` alone for one that was prepared before."""
+
+    modality: Modality
+    url: str | None = None
+    """data:, http:, https: or file: URL."""
+    value: Any = None
+    """Encoded bytes; or an image of Pillow; or an array: uint8 [height, width, 3] of an image, uint8 [frames, height,
+    width, 3] of a video, float [samples] of a sound at the rate of the processor."""
+    uuid: str | None = None
+    """The caller's own name of the content, which stands for its hash."""
+    param: str | None = None
+    """Part of the request, for errors: "messages[1].content[0]"."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMedia:
+    """The bytes of a medium, and how they are to be read."""
+
+    data: bytes
+    form: str = "encoded"
+    """"encoded", or the raw "image", "video" or "samples"."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Shape and rate of raw forms."""
+
+    def digest(self) -> str:
+        """Hex sha256 of the bytes and of how they are read."""
+        digest = hashlib.sha256(f"{self.form}{sorted(self.fields.items())}\0".encode())
+        digest.update(self.data)
+        return digest.hexdigest()
+
+
+def load(source: MediaSource, config: MediaConfig) -> LoadedMedia:
+    """The bytes of a source; blocks while they are fetched or read.
+
+    Raises:
+        MediaError: not there, not allowed, too large, or no such kind of source.
+    """
+    if source.url is not None:
+        media = LoadedMedia(_load_url(source.url, config))
+    elif isinstance(source.value, (bytes, bytearray, memoryview)):
+        media = LoadedMedia(bytes(source.value))
+    else:
+        media = _load_value(source.modality, source.value)
+    if not media.data:
+        raise MediaError(f"the {source.modality} is empty")
+    if media.form == "encoded" and len(media.data) > config.media_max_bytes:
+        raise too_many_bytes(config.media_max_bytes)
+    return media
+
+
+def too_many_bytes(max_bytes: int) -> MediaError:
+    """The error for a medium that is too large as it is sent."""
+    return MediaError(f"it has more than the {max_bytes:,} bytes allowed", code="media_too_large")
+
+
+def _load_url(url: str, config: MediaConfig) -> bytes:
+    scheme = url[:10].partition(":")[0].lower()
+    if scheme == "data":
+        return _decode_data_url(url, config.media_max_bytes)
+    if scheme in ("http", "https"):
+        policy = FetchPolicy(
+            allowed_domains=config.allowed_media_domains,
+            allow_private=config.allow_private_media_addresses,
+            max_bytes=config.media_max_bytes,
+            max_redirects=config.media_max_redirects,
+            timeout_s=config.media_fetch_timeout_s,
+        )
+        return fetch(url, policy)
+    if scheme == "file":
+        return _read_file(url, config)
+    raise MediaError("the URL must begin with data:, http:, https: or file:", code="unsupported_media")
+
+
+def _decode_data_url(url: str, max_bytes: int) -> bytes:
+    match = _DATA_URL.match(url)
+    if match is None:
+        raise MediaError("the data URL is not complete: it must be data:TYPE;base64,DATA")
+    if len(url) - match.end() > max_bytes * 4 // 3 + 4:
+        raise too_many_bytes(max_bytes)
+    if match.group(1) is None:
+        return urllib.parse.unquote_to_bytes(url[match.end() :])
+    text = url[match.end() :]
+    try:
+        return base64.b64decode(urllib.parse.unquote(text) if "%" in text else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MediaError("the data URL holds no base64") from None
+
+
+def _read_file(url: str, config: MediaConfig) -> bytes:
+    """A file below the folder that is allowed, symbolic links resolved."""
+    if not config.allowed_local_media_path:
+        raise MediaError("this server reads no local files (--allowed-local-media-path)", code="media_not_allowed")
+    parts = urllib.parse.urlsplit(url)
+    root = Path(config.allowed_local_media_path).resolve()
+    try:
+        path = Path(urllib.parse.unquote(parts.path)).resolve()
+        if parts.netloc not in ("", "localhost") or not path.is_relative_to(root):
+            raise MediaError("the file is not below the folder that is allowed", code="media_not_allowed")
+        if not path.is_file():
+            raise MediaError("there is no such file")
+        with path.open("rb") as file:
+            return file.read(config.media_max_bytes + 1)
+    except (OSError, ValueError):
+        raise MediaError("the file cannot be read") from None
+
+
+def _load_value(modality: Modality, value: Any) -> LoadedMedia:
+    if isinstance(value, PIL.Image.Image) and modality == Modality.IMAGE:
+        value = np.asarray(value.convert("RGB"))
+    if isinstance(value, (list, tuple)) and modality == Modality.VIDEO and len(value):
+        value = np.stack([np.asarray(frame.convert("RGB") if hasattr(frame, "convert") else frame) for frame in value])
+    if not isinstance(value, np.ndarray):
+        raise MediaError(f"{type(value).__name__} is no {modality} that is read", code="unsupported_media")
+    if modality == Modality.AUDIO and value.ndim == 1 and value.dtype.kind == "f":
+        return LoadedMedia(np.ascontiguousarray(value, np.float32).tobytes(), "samples")
+    wanted = {Modality.IMAGE: 3, Modality.VIDEO: 4}.get(modality)
+    if value.ndim != wanted or value.shape[-1] != 3 or value.dtype != np.uint8:
+        raise MediaError(f"an array of {value.dtype} {list(value.shape)} is no {modality} that is read")
+    fields: dict[str, Any] = {"shape": list(value.shape)}
+    if modality == Modality.VIDEO:
+        fields["fps"] = 24.0
+    return LoadedMedia(value.tobytes(), str(modality), fields)

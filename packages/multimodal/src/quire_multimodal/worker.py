@@ -1,0 +1,103 @@
+"""A preparing process: `python -m quire_multimodal.worker FD` reads items from a socket until its owner is gone.
+
+It imports torch only if it is told so: most processors of images and sounds need none, and it takes seconds and memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from quire_interfaces import Modality, QuireError, RequestError
+from quire_multimodal.bounds import MediaBounds
+from quire_multimodal.decode import VideoFrames
+from quire_multimodal.frames import receive, send
+from quire_multimodal.processor import ItemProcessor, ProcessedItem
+from quire_multimodal.store import write_features
+
+__all__: list[str] = []
+
+_TORCH = ("torch", "torchvision", "torchaudio")
+_MAX_FACT_BYTES = 4096
+"""Integer arrays up to this size go back with the answer: grids of patches, from which positions are counted."""
+
+
+def main() -> None:
+    """Serve the socket whose file descriptor is the first argument."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    os.dup2(2, 1)  # what libraries print must not be lost, nor taken for an answer
+    try:
+        settings, _ = receive(connection)
+        os.nice(settings["niceness"])
+        processor = _load(settings, connection)
+        while processor is not None:
+            job, data = receive(connection)
+            send(connection, _answer(processor, job, data))
+    except (EOFError, OSError):
+        return  # the owner is gone, and with it whoever could want an answer
+
+
+def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor | None:
+    if not settings["uses_torch"]:
+        for name in _TORCH:
+            sys.modules[name] = None  # type: ignore[assignment]  # what an import refuses at once
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        processor = ItemProcessor.from_folder(
+            settings["folder"],
+            settings["arguments"],
+            embed_token_ids=settings["embed_token_ids"],
+            bounds=MediaBounds(**settings["bounds"]),
+            io_options=settings["io_options"],
+        )
+    except QuireError as error:
+        send(connection, {"error": str(error)})
+        return None
+    send(connection, {"placeholders": {str(each): processor.placeholder(each) for each in processor.modalities}})
+    return processor
+
+
+def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """The answer to a job; a bad item is an answer too."""
+    modality, arguments = Modality(job["modality"]), job["arguments"]
+    try:
+        encoded = job["form"] == "encoded"
+        value = processor.decode(modality, data, arguments) if encoded else _raw_value(job, data)
+        item = processor.process(modality, value, arguments)
+    except RequestError as error:
+        return {"error": str(error), "code": error.code}
+    except MemoryError:
+        return {"error": f"there is no memory for this {modality}", "code": "media_too_large"}
+    features, num_bytes = write_features(Path(job["path"]), item.features)
+    facts = {name: array.tolist() for name, array in item.features.items() if _is_fact(array)}
+    return {**_described(item), "features": features, "num_bytes": num_bytes, "facts": facts}
+
+
+def _described(item: ProcessedItem) -> dict[str, Any]:
+    return {"text": item.text, "num_embeds": item.num_embeds, "embed_token_ids": item.embed_token_ids}
+
+
+def _is_fact(array: np.ndarray[Any, Any]) -> bool:
+    return array.nbytes <= _MAX_FACT_BYTES and array.ndim <= 2
+
+
+def _raw_value(job: dict[str, Any], data: bytes) -> Any:
+    """What a caller in Python has decoded already: pixels of an image or of frames, or samples."""
+    shape = job["shape"]
+    if job["form"] == "samples":
+        return np.frombuffer(data, np.float32)
+    pixels = np.frombuffer(data, np.uint8).reshape(shape)
+    if job["form"] == "image":
+        return PIL.Image.fromarray(pixels, "RGB")
+    return VideoFrames(pixels, list(range(shape[0])), shape[0], job["fps"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Sources become items: once each, with the processor's own arrays, kept while they are used."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from multimodal_samples import data_url, encoded, random_image
+
+from quire_interfaces import CheckpointError, Modality
+from quire_multimodal import MediaConfig, MediaError, MediaPreparer, MediaSource, read_features
+
+IMAGE = Modality.IMAGE
+
+
+@pytest.fixture(scope="module")
+def folder(processor_folder: Callable[[str], Path]) -> Path:
+    return processor_folder("llava")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MediaPreparer]:
+    base = tmp_path_factory.mktemp("store")
+    preparer = MediaPreparer(folder, MediaConfig(limit_mm_per_prompt={"image": 5}), store_base=base)
+    yield preparer
+    preparer.close()
+    assert list(base.iterdir()) == []
+
+
+@pytest.fixture
+def preparer(shared: MediaPreparer) -> Iterator[MediaPreparer]:
+    """Without items; afterwards none is in use any more."""
+    yield shared
+    shared.reset()
+    shared._store.check_integrity()
+    assert shared.num_bytes == 0
+
+
+async def test_an_item_is_what_the_processor_makes(preparer: MediaPreparer) -> None:
+    image = random_image()
+    (stored,) = await preparer.prepare([MediaSource(modality=IMAGE, url=data_url(encoded(image)))])
+    assert preparer.placeholders == {"image": "<image>"}
+    assert stored.item.num_embeds == 4
+    assert stored.text == "<image>" * 4
+    pixels = read_features(stored.item)["pixel_values"]
+    assert pixels.shape == (1, 3, 28, 28)
+    assert pixels.dtype == np.float32
+    assert not pixels.flags.writeable
+    (raw,) = await preparer.prepare([MediaSource(modality=IMAGE, value=image)])
+    np.testing.assert_array_equal(read_features(raw.item)["pixel_values"], pixels)
+    preparer.release([stored, raw])
+
+
+async def test_an_item_is_prepared_once(preparer: MediaPreparer) -> None:
+    source = MediaSource(modality=IMAGE, url=data_url(encoded(random_image())))
+    before = preparer.stats()["image"]
+    items = await preparer.prepare([source] * 5)
+    assert {each.item.key for each in items} == {items[0].item.key}
+    preparer.release(items)
+    (again,) = preparer.prepare_now([source])
+    after = preparer.stats()["image"]
+    counts = [getattr(after, name) - getattr(before, name) for name in ("num_queries", "num_hits", "num_items")]
+    assert counts == [6, 5, 1]
+    assert after.num_embeds - before.num_embeds == 4
+    assert after.num_seconds > before.num_seconds
+    preparer.reset()
+    assert Path(again.item.path).exists(), "a request holds it"
+    preparer.release([again])
+    preparer.reset()
+    assert not Path(again.item.path).exists()
+
+
+async def test_the_caller_may_name_the_content(preparer: MediaPreparer) -> None:
+    named = MediaSource(modality=IMAGE, uuid="picture of 5", param="messages[0].content[1]")
+    with pytest.raises(MediaError, match=r"messages\[0\]\.content\[1\]: no image of this uuid") as failure:
+        await preparer.prepare([named])
+    assert failure.value.code == "media_not_cached"
+    (sent,) = await preparer.prepare([MediaSource(modality=IMAGE, value=random_image(), uuid="picture of 5")])
+    (found,) = await preparer.prepare([named])
+    assert found.item == sent.item
+    preparer.release([sent, found])
+
+
+async def test_arguments_and_content_make_the_key(preparer: MediaPreparer) -> None:
+    sources = [MediaSource(modality=IMAGE, value=random_image(seed=seed)) for seed in (1, 2)]
+    one, two = await preparer.prepare(sources)
+    (other,) = await preparer.prepare(sources[:1], {"do_normalize": False})
+    assert len({one.item.key, two.item.key, other.item.key}) == 3
+    assert (read_features(one.item)["pixel_values"] != read_features(other.item)["pixel_values"]).any()
+    preparer.release([one, two, other])
+
+
+async def test_one_bad_item_fails_its_request_and_leaves_nothing(preparer: MediaPreparer) -> None:
+    good = MediaSource(modality=IMAGE, value=random_image(seed=3))
+    bad = MediaSource(modality=IMAGE, value=b"<svg/>", param="messages[0].content[2]")
+    with pytest.raises(MediaError, match="no image that can be read") as failure:
+        await preparer.prepare([good, bad])
+    assert failure.value.param == "messages[0].content[2]"
+    preparer.reset()
+    assert preparer.num_bytes == 0
+    with pytest.raises(MediaError, match="mm_processor_kwargs"):
+        await preparer.prepare([good], {"do_resize": "perhaps"})
+    with pytest.raises(MediaError, match="takes no audio"):
+        await preparer.prepare([MediaSource(modality=Modality.AUDIO, value=b"RIFF")])
+    preparer.release(await preparer.prepare([good]))
+
+
+async def test_a_process_that_dies_is_replaced(preparer: MediaPreparer) -> None:
+    (first,) = preparer._workers.process_ids()
+    os.kill(first, signal.SIGKILL)
+    preparer.release(await preparer.prepare([MediaSource(modality=IMAGE, value=random_image(seed=4))]))
+    (second,) = preparer._workers.process_ids()
+    assert second != first
+
+
+async def test_limits_per_prompt(preparer: MediaPreparer) -> None:
+    sources = [MediaSource(modality=IMAGE, value=random_image(), param=f"part {index}") for index in range(6)]
+    with pytest.raises(MediaError, match="part 5: a prompt may hold at most 5 of image") as failure:
+        await preparer.prepare(sources)
+    assert failure.value.code == "too_many_media"
+
+
+def test_a_folder_without_a_processor(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="processor"):
+        MediaPreparer(tmp_path)
