@@ -128,8 +128,8 @@ class IncrementalDetokenizer:
         if match is None:
             self._withheld += text
             return None
-        kept = self._withheld + text[: match.end]
-        self._withheld = kept if self._include_stop else kept[: len(kept) - len(match.stop)]
+        whole = self._withheld + text[: match.end]
+        self._withheld = whole if self._include_stop else whole[: len(whole) - len(match.stop)]
         return match.stop
 
 

@@ -81,7 +81,7 @@ class FastTokenizer:
         return self.wrap_special_tokens(token_ids) if add_special_tokens else token_ids
 
     def encode_segment(self, text: str) -> list[int]:
-        """See `SupportsSegments`."""
+        """Token ids of a part of a text, without tokens around it; added tokens written in it are recognized."""
         if len(text) < LONG_TEXT_CHARS:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         else:  # this one releases the GIL while it works
@@ -89,7 +89,7 @@ class FastTokenizer:
         return ids
 
     def wrap_special_tokens(self, token_ids: list[int]) -> list[int]:
-        """See `SupportsSegments`."""
+        """The ids with the tokens that `add_special_tokens` puts around a text."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -101,17 +101,17 @@ class FastTokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """See `quire_interfaces.Tokenizer`."""
+        """Text of one token, U+FFFD for bytes that are no whole character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `quire_interfaces.Tokenizer`."""
+        """Bytes that one token adds to a text; empty outside the vocabulary."""
         if self.pieces is not None:
             return self.pieces.piece_bytes(token_id)
         return self.decode([token_id], skip_special_tokens=False).encode()
 
     def id_to_token(self, token_id: int) -> str:
-        """See `quire_interfaces.Tokenizer`."""
+        """Token as the vocabulary spells it; empty outside the vocabulary."""
         return (self._backend.id_to_token(token_id) or "") if 0 <= token_id < self.vocab_size else ""
 
     def token_offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
@@ -124,13 +124,13 @@ class FastTokenizer:
 
     @property
     def matched_tokens(self) -> list[AddedTokenSpec]:
-        """See `SupportsLiteralText`."""
+        """Added tokens that are matched where a text holds their content."""
         splits = self._backend.encode_special_tokens
         added = self._backend.get_added_tokens_decoder().values()
         return [_spec(token) for token in added if not (splits and token.special)]
 
     def literal_normalizer(self, control_tokens: Collection[str]) -> Callable[[str], str] | None:
-        """See `SupportsLiteralText`."""
+        """Normalization of texts before control tokens are looked for; None where none can make one appear."""
         if self._backend.normalizer is None:
             return None
         normalize: Callable[[str], str] = self._backend.normalizer.normalize_str
@@ -142,7 +142,7 @@ class FastTokenizer:
         return None
 
     def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
-        """See `SupportsLiteralText`."""
+        """Encoder of texts in which control tokens that the mark breaks are ordinary text."""
         return LiteralEncoder(self._backend, control_tokens, mark).encode
 
     def _named_id(self, name: str) -> int | None:
@@ -185,30 +185,13 @@ class FastTokenizer:
 
     def _has_template(self) -> bool:
         """Whether the post-processor says which tokens there are, be it none; others know nothing of such tokens."""
-        found = self._backend.post_processor
-        return found is not None and '"TemplateProcessing"' in found.__getstate__().decode()
+        processor = self._backend.post_processor
+        return processor is not None and '"TemplateProcessing"' in processor.__getstate__().decode()
 
 
 def _spec(token: Any) -> AddedTokenSpec:
-    return AddedTokenSpec(
-        content=token.content,
-        special=token.special,
-        normalized=token.normalized,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        single_word=token.single_word,
-    )
-
-
-def _library_token(spec: AddedTokenSpec) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(
-        spec.content,
-        special=spec.special,
-        normalized=spec.normalized,
-        lstrip=spec.lstrip,
-        rstrip=spec.rstrip,
-        single_word=spec.single_word,
-    )
+    """A token of the library, as a value."""
+    return AddedTokenSpec(**{field.name: getattr(token, field.name) for field in dataclasses.fields(AddedTokenSpec)})
 
 
 def _replace_settings(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
@@ -227,31 +210,31 @@ def _take_added_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> 
     """Tokens of the files beside tokenizer.json, in the order of their ids: those that it lacks, and those that it has
     with other flags, which give way."""
     present = {token_id: _spec(token) for token_id, token in backend.get_added_tokens_decoder().items()}
-    wanted = dict(files.added_tokens)
+    specs = dict(files.added_tokens)
     if "added_tokens_decoder" not in files.settings:  # what an old folder's files say does not outweigh tokenizer.json
         named = {spec.content for spec in files.named_tokens.values()}
-        wanted |= {
+        specs |= {
             token_id: dataclasses.replace(spec, special=spec.special or spec.content in named)
             for token_id, spec in present.items()
         }
     known = set(present.values())
-    taken = {token_id: spec for token_id, spec in sorted(wanted.items()) if spec not in known}
-    contents = {spec.content for spec in (*known, *wanted.values())}
+    new = {token_id: spec for token_id, spec in sorted(specs.items()) if spec not in known}
+    contents = {spec.content for spec in (*known, *specs.values())}
     more: list[AddedTokenSpec] = []
     for spec in (*files.named_tokens.values(), *files.extra_special_tokens):
         if spec.content not in contents:
             contents.add(spec.content)
             more.append(dataclasses.replace(spec, special=True))
-    backend.add_tokens([_library_token(spec) for spec in (*taken.values(), *more)])
-    for token_id, spec in taken.items():
-        found = backend.token_to_id(spec.content)
-        if token_id != found:
+    backend.add_tokens([tokenizers.AddedToken(**dataclasses.asdict(spec)) for spec in (*new.values(), *more)])
+    for token_id, spec in new.items():
+        actual_id = backend.token_to_id(spec.content)
+        if token_id != actual_id:
             logger.warning(
                 "%s gives %r the id %d, but with tokenizer.json it is %s; going on with the latter",
                 files.folder / "tokenizer_config.json",
                 spec.content,
                 token_id,
-                found,
+                actual_id,
             )
 
 

@@ -247,19 +247,19 @@ class FormatTable:
 
     def _opening(self) -> frozenset[str]:
         """States that an output passes before it thinks, if it does: those that expect markers, up to the thinking."""
-        found: set[str] = set()
+        names: set[str] = set()
         reachable = {self.start}
-        while reachable - found:
-            found |= reachable
-            expecting = [self.states[name] for name in found]
+        while reachable - names:
+            names |= reachable
+            expecting = [self.states[name] for name in names]
             reachable = {
                 go.state
-                for name, state in zip(found, expecting, strict=True)
+                for name, state in zip(names, expecting, strict=True)
                 if isinstance(state, Expect)
                 for go in self.exits[name].go.values()
                 if isinstance(self.states[go.state], Expect)
             }
-        return frozenset(name for name in found if self._leads_to_thinking(name, frozenset()))
+        return frozenset(name for name in names if self._leads_to_thinking(name, frozenset()))
 
     def _leads_to_thinking(self, name: str, passed: frozenset[str]) -> bool:
         state = self.states[name]

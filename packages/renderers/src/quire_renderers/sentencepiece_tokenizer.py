@@ -81,20 +81,20 @@ class SentencePieceTokenizer:
         return self.wrap_special_tokens(token_ids) if add_special_tokens else token_ids
 
     def encode_segment(self, text: str) -> list[int]:
-        """See `SupportsSegments`."""
+        """Token ids of a part of a text, without tokens around it; added tokens written in it are recognized."""
         return self._encode_parts(text, self._encode_plain)
 
     @property
     def matched_tokens(self) -> list[AddedTokenSpec]:
-        """See `SupportsLiteralText`."""
+        """Added tokens that are matched where a text holds their content."""
         return list(self._added.values())
 
     def literal_normalizer(self, control_tokens: Collection[str]) -> Callable[[str], str] | None:
-        """See `SupportsLiteralText`: added tokens are matched in texts as they are."""
+        """None: added tokens are matched in texts as they are."""
         return None
 
     def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
-        """See `SupportsLiteralText`."""
+        """Encoder of texts in which control tokens that the mark breaks are ordinary text."""
         control_ids = {self._added_id[text] for text in control_tokens} - {self._processor.unk_id()}
 
         def encode_plain(text: str, *, first: bool) -> list[int]:
@@ -127,7 +127,7 @@ class SentencePieceTokenizer:
         return token_ids
 
     def wrap_special_tokens(self, token_ids: list[int]) -> list[int]:
-        """See `SupportsSegments`."""
+        """The ids with the tokens that `add_special_tokens` puts around a text."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -135,15 +135,15 @@ class SentencePieceTokenizer:
         return self.pieces.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """See `quire_interfaces.Tokenizer`."""
+        """Text of one token, U+FFFD for bytes that are no whole character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `quire_interfaces.Tokenizer`."""
+        """Bytes that one token adds to a text; empty outside the vocabulary."""
         return self.pieces.piece_bytes(token_id)
 
     def id_to_token(self, token_id: int) -> str:
-        """See `quire_interfaces.Tokenizer`."""
+        """Token as the vocabulary spells it; empty outside the vocabulary."""
         if token_id in self._added:
             return self._added[token_id].content
         piece: str = self._processor.id_to_piece(token_id) if 0 <= token_id < self._processor.get_piece_size() else ""
@@ -156,8 +156,8 @@ class SentencePieceTokenizer:
         return ids
 
     def _leading_added_token(self, part: str) -> AddedTokenSpec | None:
-        found = self._matcher.leading(part)
-        return None if found is None else self._added[self._added_id[found]]
+        content = self._matcher.leading(part)
+        return None if content is None else self._added[self._added_id[content]]
 
     def _all_added_tokens(self) -> dict[int, AddedTokenSpec]:
         """Added tokens of the files, and the model's own control tokens."""

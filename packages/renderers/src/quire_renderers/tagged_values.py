@@ -121,15 +121,15 @@ class TaggedValue:
             self._first_line = self._first_line or candidate
 
     def _likeliest_end(self, text: str, *, stopped: bool) -> tuple[int, str | None]:
-        found = self._first_line or self._first
+        end = self._first_line or self._first
         call = self._next_call if stopped or not self._stack else None
-        if call is not None and (found is None or call.position < found.position):
-            found = call
-        if found is None:
+        if call is not None and (end is None or call.position < end.position):
+            end = call
+        if end is None:
             return len(text), None
-        is_call_end = found.is_line and self._tags.kinds[found.marker] in (Tag.CALL_END, Tag.CLOSER)
+        is_call_end = end.is_line and self._tags.kinds[end.marker] in (Tag.CALL_END, Tag.CLOSER)
         self.in_doubt = not stopped and not is_call_end
-        return found.position - self._num_dropped, found.marker
+        return end.position - self._num_dropped, end.marker
 
     def _is_line_begin(self, text: str, position: int) -> bool:
         """Whether a line begins there: models do not indent the tags of a call."""

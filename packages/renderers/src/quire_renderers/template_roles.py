@@ -53,17 +53,18 @@ class TemplateRoles:
     @property
     def frame(self) -> str:
         """What the template writes for a conversation of a few words."""
-        given = [_SYSTEM_1, _USER_1, _ANSWER_1, _USER_2]
-        return self._render(given, None) or self._render(narrowed(given), None) or ""
+        messages = [_SYSTEM_1, _USER_1, _ANSWER_1, _USER_2]
+        return self._render(messages, None) or self._render(narrowed(messages), None) or ""
 
     def _helps(self, step: _Step, probe: Messages, before: Sequence[_Step], later: Sequence[_Step]) -> bool:
         """Whether the probe wants this step: alone, or together with later ones that do not do without it."""
-        given = _apply(before, probe)
-        if self._takes(given, probe):
+        messages = _apply(before, probe)
+        if self._takes(messages, probe):
             return False
-        if self._takes(step.apply(given), probe):
+        if self._takes(step.apply(messages), probe):
             return True
-        return self._takes(_apply(later, step.apply(given)), probe) and not self._takes(_apply(later, given), probe)
+        changed = _apply(later, step.apply(messages))
+        return self._takes(changed, probe) and not self._takes(_apply(later, messages), probe)
 
     def _takes(self, messages: Messages, probe: Messages) -> bool:
         """Whether all words of the probe are written."""

@@ -13,7 +13,7 @@ for all but GPT-NeoX, leaves it alone:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_interfaces import CheckpointError
@@ -31,33 +31,27 @@ __all__ = [
 class SurroundingTokens:
     """Which tokens a class puts around a text. A side that is None is the post-processor's."""
 
-    bos: bool | None
-    eos: bool | None
     bos_token: str
     """The begin token where tokenizer_config.json names none."""
     eos_token: str
     """The end token where tokenizer_config.json names none."""
+    bos: bool | None = None
+    eos: bool | None = None
     bos_by_default: bool = False
     """The begin token is put where neither a flag nor the post-processor says anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    bos_token: str
-    eos_token: str
-    bos_by_default: bool
-    ignores_post_processor: bool = False
-
-
-_LLAMA = _Kind("<s>", "</s>", True)
-_KINDS = {
+_LLAMA = SurroundingTokens(bos_token="<s>", eos_token="</s>", bos_by_default=True)
+_SURROUNDING = {
     "LlamaTokenizer": _LLAMA,
     "CodeLlamaTokenizer": _LLAMA,
-    "GemmaTokenizer": _Kind("<bos>", "<eos>", True),
-    "CohereTokenizer": _Kind("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
-    "GPTNeoXTokenizer": _Kind("<|endoftext|>", "<|endoftext|>", False, ignores_post_processor=True),
+    "GemmaTokenizer": SurroundingTokens(bos_token="<bos>", eos_token="<eos>", bos_by_default=True),
+    "CohereTokenizer": SurroundingTokens(
+        bos_token="<BOS_TOKEN>", eos_token="<|END_OF_TURN_TOKEN|>", bos_by_default=True
+    ),
+    "GPTNeoXTokenizer": SurroundingTokens(bos_token="<|endoftext|>", eos_token="<|endoftext|>", bos=False, eos=False),
 }
-"""Classes that write the post-processor anew, without the ending "Fast"."""
+"""Classes that write the post-processor anew, without the ending "Fast", with what they do where no flag is set."""
 
 _LOWER_CASE = {
     "BertTokenizer",
@@ -136,22 +130,17 @@ def surrounding_tokens(settings: dict[str, Any], source: str) -> SurroundingToke
     Raises:
         CheckpointError: a flag is neither true nor false.
     """
-    kind = _KINDS.get(_class_name(settings))
-    if kind is None:
+    tokens = _SURROUNDING.get(_class_name(settings))
+    if tokens is None:
         return None
-    flags: dict[str, bool | None] = {}
     for name in ("add_bos_token", "add_eos_token"):
         value = settings.get(name)
-        if value is not None and not isinstance(value, bool):
+        if value is None:
+            continue
+        if not isinstance(value, bool):
             raise CheckpointError(f"{source}: {name} must be true or false, is {value!r}")
-        flags[name] = False if value is None and kind.ignores_post_processor else value
-    return SurroundingTokens(
-        bos=flags["add_bos_token"],
-        eos=flags["add_eos_token"],
-        bos_token=kind.bos_token,
-        eos_token=kind.eos_token,
-        bos_by_default=kind.bos_by_default,
-    )
+        tokens = replace(tokens, bos=value) if name == "add_bos_token" else replace(tokens, eos=value)
+    return tokens
 
 
 def bert_normalizer(settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from quire_interfaces import GrammarSpec
+from quire_structured_output.schema_options import LIST_KEYWORDS, MAP_KEYWORDS
 
 __all__ = ["RefusedPart", "refused_part"]
 
 MAX_SEARCH_S = 0.05
 """Processor time of a search, after which the place is as exact as it has become."""
 
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE = ("items", "additionalProperties", "contains", "propertyNames")
 
 _NOTHING_FITS = "Unsatisfiable schema"
@@ -108,11 +107,11 @@ def _children(node: Any) -> Iterator[tuple[str, Any]]:
     for key in _SINGLE:
         if isinstance(node.get(key), dict):
             yield f"/{key}", node[key]
-    for key in _MAPS:
+    for key in MAP_KEYWORDS:
         if isinstance(node.get(key), dict):
             for name, value in node[key].items():
                 yield f"/{key}/{_escaped(name)}", value
-    for key in _LISTS:
+    for key in LIST_KEYWORDS:
         if isinstance(node.get(key), list):
             for index, value in enumerate(node[key]):
                 yield f"/{key}/{index}", value

@@ -10,10 +10,12 @@ from typing import Any
 from quire_interfaces import GrammarSpec, RequestError
 from quire_structured_output.schema_rewrites import rewritten
 
-__all__ = ["json_escapes", "schema_of", "to_the_letter"]
+__all__ = ["LIST_KEYWORDS", "MAP_KEYWORDS", "json_escapes", "schema_of", "to_the_letter"]
 
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords that hold a list of schemas."""
+MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords that hold schemas by name."""
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 _DIVISIBLE_BY_4 = "(?:0[48]|[2468][048]|[13579][26])"
@@ -96,10 +98,10 @@ def _mapped(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = dict(schema)
-    for key in _LISTS:
+    for key in LIST_KEYWORDS:
         if isinstance(result.get(key), list):
             result[key] = [_mapped(each, change) for each in result[key]]
-    for key in _MAPS:
+    for key in MAP_KEYWORDS:
         if isinstance(result.get(key), dict):
             result[key] = {name: _mapped(each, change) for name, each in result[key].items()}
     for key in _SINGLE:
