@@ -352,5 +352,5 @@ class Engine:
         outcome.logprobs += news.logprobs or []
         outcome.prompt_logprobs += news.prompt_logprobs or []
         outcome.finish_reason = news.finish_reason or outcome.finish_reason
-        outcome.error = news.error or outcome.error
-        outcome.error_code = news.error_code or outcome.error_code
+        if news.failure is not None:
+            outcome.error, outcome.error_code = news.failure.message, news.failure.code

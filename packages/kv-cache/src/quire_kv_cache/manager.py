@@ -115,11 +115,6 @@ class KVCacheManager:
         return len(self._policies) + len(self._encoder.groups)
 
     @property
-    def null_block_id(self) -> int:
-        """The placeholder in block tables where no KV is kept."""
-        return NULL_BLOCK_ID
-
-    @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
         return self._stats
 

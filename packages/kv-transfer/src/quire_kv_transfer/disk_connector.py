@@ -32,7 +32,7 @@ class DiskConnector:
         self._block_bytes = tuple(block_bytes)
         self._max_store_bytes = max_store_bytes
         self._max_wanted = max_wanted
-        self._wanted: dict[BlockKey, None] = {}
+        self._store_queue: dict[BlockKey, None] = {}
         self._under_way: dict[BlockKey, None] = {}
         self._under_way_bytes = 0
         self._is_stopped = False
@@ -45,7 +45,7 @@ class DiskConnector:
         """Note computed blocks."""
         if self._is_stopped:
             return
-        queue = self._wanted
+        queue = self._store_queue
         for block_hash in block_hashes:
             key = BlockKey(group, block_hash)
             if key not in self._under_way:
@@ -56,17 +56,17 @@ class DiskConnector:
     @property
     def has_stores(self) -> bool:
         """Whether blocks wait to be stored."""
-        return bool(self._wanted)
+        return bool(self._store_queue)
 
     def take_stores(self, max_blocks: int) -> list[BlockKey]:
         """Blocks to store with the next step, oldest first."""
         keys: list[BlockKey] = []
-        while self._wanted and len(keys) < max_blocks:
-            key = next(iter(self._wanted))
+        while self._store_queue and len(keys) < max_blocks:
+            key = next(iter(self._store_queue))
             num_bytes = self._block_bytes[key.group]
             if self._under_way and self._under_way_bytes + num_bytes > self._max_store_bytes:
                 break
-            del self._wanted[key]
+            del self._store_queue[key]
             if self._folder.has(key):
                 continue
             keys.append(key)
@@ -83,4 +83,4 @@ class DiskConnector:
     def stop(self) -> None:
         """The worker gave up."""
         self._is_stopped = True
-        self._wanted.clear()
+        self._store_queue.clear()

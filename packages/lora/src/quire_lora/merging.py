@@ -19,7 +19,7 @@ __all__ = ["HotAdapter"]
 
 
 class HotAdapter:
-    """See the module. For the thread that runs steps.
+    """Decides which adapter is in the weights, and puts it there. For the thread that runs steps.
 
     Args:
         slots: The network's.

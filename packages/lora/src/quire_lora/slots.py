@@ -53,7 +53,7 @@ class ExpertSite:
 
 
 class AdapterSlots:
-    """See the module. One thread fills slots and runs steps.
+    """What adapters are on the device, layer by layer. One thread fills slots and runs steps.
 
     Args:
         num_slots: S.

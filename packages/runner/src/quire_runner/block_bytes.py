@@ -36,7 +36,7 @@ class BlockBytes:
         )
 
     def buffers(self, group: int, block_id: int) -> list[memoryview]:
-        """See `quire_interfaces.BlockMemory`."""
+        """Bytes of a block, one writable buffer for each layer of the group."""
         return [memoryview(rows[block_id]) for rows in self._groups[group]]
 
 

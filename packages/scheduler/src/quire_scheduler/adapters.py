@@ -47,7 +47,7 @@ class AdapterGate(AdmissionRule):
     Args:
         store: Owned from now on: `close` closes it. None takes no requests with adapters.
         num_slots: Slots on the device.
-        max_passes: See above.
+        max_passes: Requests admitted past one that waits for a slot, before its adapter has priority.
     """
 
     name = "adapter_slots"

@@ -45,7 +45,7 @@ class NgramDrafter:
         self.max_n = max_n
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """See `quire_interfaces.Drafter`.
+        """Copy what followed the last tokens when they occurred before.
 
         Args:
             token_ids: The sequence so far, ids below 2**31. An `array("i")` (or anything else with a buffer of
@@ -76,8 +76,8 @@ def _as_array(token_ids: Sequence[int]) -> npt.NDArray[np.signedinteger]:
     return np.asarray(view)
 
 
-def _last_longest_match(text: npt.NDArray[np.signedinteger], suffix: Sequence[int], wanted: int) -> int | None:
-    """Where the last occurrence of the longest part of `suffix` ends; None if there is none of `wanted` tokens.
+def _last_longest_match(text: npt.NDArray[np.signedinteger], suffix: Sequence[int], match_len: int) -> int | None:
+    """Where the last occurrence of the longest part of `suffix` ends; None if none of `match_len` tokens occurs.
 
     Compares a block of places at a time with one token after the other, from the end of the text on. Where a longer
     part occurs, the shorter one does too: further right than the last match there is nothing to look for.
@@ -86,21 +86,21 @@ def _last_longest_match(text: npt.NDArray[np.signedinteger], suffix: Sequence[in
     for stop in range(len(text) - 1, 0, -_BLOCK):
         start, depth = max(stop - _BLOCK, 0), 1
         same = text[start:stop] == suffix[-1]
-        while wanted <= len(suffix):
-            first = max(start, wanted - 1)
+        while match_len <= len(suffix):
+            first = max(start, match_len - 1)
             if first >= stop:
                 break
             same, start = same[first - start : stop - start], first
-            for i in range(depth, wanted):
+            for i in range(depth, match_len):
                 same &= text[start - i : stop - i] == suffix[-1 - i]
-            found, depth = same.tobytes().rfind(1), wanted
-            if found < 0:
+            place, depth = same.tobytes().rfind(1), match_len
+            if place < 0:
                 break
-            stop = start + found
+            stop = start + place
             follows = stop + 1
-            while wanted < len(suffix) and stop >= wanted and text[stop - wanted] == suffix[-1 - wanted]:
-                wanted += 1
-            wanted += 1
-        if wanted > len(suffix):
+            while match_len < len(suffix) and stop >= match_len and text[stop - match_len] == suffix[-1 - match_len]:
+                match_len += 1
+            match_len += 1
+        if match_len > len(suffix):
             break
     return follows

@@ -71,15 +71,15 @@ def best_tree(levels: Sequence[Level], num_nodes: int) -> Draft:
 
 def depths(parents: Sequence[int]) -> list[int]:
     """Of each node, how many tokens it is behind the last known one, from 1 on."""
-    found: list[int] = []
+    node_depths: list[int] = []
     for parent in parents:
-        found.append(1 if parent < 0 else found[parent] + 1)
-    return found
+        node_depths.append(1 if parent < 0 else node_depths[parent] + 1)
+    return node_depths
 
 
 def paths(parents: Sequence[int]) -> list[list[int]]:
     """Of each node, the nodes that it follows and itself, from the first one down."""
-    found: list[list[int]] = []
+    node_paths: list[list[int]] = []
     for i, parent in enumerate(parents):
-        found.append([i] if parent < 0 else [*found[parent], i])
-    return found
+        node_paths.append([i] if parent < 0 else [*node_paths[parent], i])
+    return node_paths
