@@ -96,6 +96,11 @@ class AdmissionRule(Protocol):
         """Waiting requests are about to be admitted to a step, if they can be: refill budgets that are per step."""
         return
 
+    def allowed_tokens(self, request: Request, start: int, num_tokens: int) -> int:
+        """Number of tokens, at most `num_tokens` from position `start` on, that the request may compute in this step;
+        asked of requests that compute known tokens, the waiting ones after `reserve`. 0 lets it wait."""
+        return num_tokens
+
     def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """The requests of the step are chosen: write into `output` what the resource sends along.
 
@@ -109,6 +114,10 @@ class AdmissionRule(Protocol):
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
         """Take in what a step's result says of the resource. Called before the requests of the step are updated."""
+        return
+
+    def step_discarded(self, output: SchedulerOutput) -> None:
+        """A step that was planned failed as a whole; its requests are planned anew."""
         return
 
     def has_work(self, *, is_idle: bool) -> bool:

@@ -152,6 +152,8 @@ class ModelRunnerOutput:
     choice. Steps in flight produce the first of them; the scheduler may put the others into the next step as drafts."""
     failed_rows: dict[int, RequestFailure] = field(default_factory=dict)
     """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
+    failed_media: dict[str, str] = field(default_factory=dict)
+    """Key -> why an item of `SchedulerOutput.encode` could not be encoded; its requests are in `failed_rows`."""
     kv_transfer: KVTransferOutput | None = None
     """What became of blocks on their way from or to a tier."""
 
@@ -222,6 +224,16 @@ class SchedulerStats:
     grammar_compile_counts_total: list[int] = field(default_factory=list)
     """Compiles per bucket of `GRAMMAR_COMPILE_BOUNDS_S`; the last one has no bound. Empty without structured output."""
     grammar_compile_seconds_total: float = 0.0
+    encoder_cache_usage: float = 0.0
+    """Used share of the cache of encoded media, 0 to 1."""
+    encoder_cache_queries_total: int = 0
+    """Number of media items that requests needed the embeddings of."""
+    encoder_cache_hits_total: int = 0
+    """Number of those items whose embeddings were there already."""
+    num_encoded_items_total: dict[str, int] = field(default_factory=dict)
+    """Modality -> items that towers have read."""
+    num_encoded_embeds_total: dict[str, int] = field(default_factory=dict)
+    """Modality -> embeddings that towers have made."""
     jit_compilations_total: dict[str, int] = field(default_factory=dict)
     """Name of a kernel -> how often it was compiled after the start, while requests waited."""
     num_adapters_running: int = 0

@@ -2,6 +2,7 @@
 
 from quire_scheduler.adapters import AdapterGate
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.media import MediaRule
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.rows import RowPool
 from quire_scheduler.rules import EncoderRule, FreeRowRule, MaxRunningPerTenantRule, SharedPromptRule
@@ -17,6 +18,7 @@ __all__ = [
     "FreeRowRule",
     "KVTransfers",
     "MaxRunningPerTenantRule",
+    "MediaRule",
     "PriorityPolicy",
     "RowPool",
     "Scheduler",

@@ -36,6 +36,7 @@ class RuleSet:
     def __init__(self, rules: Sequence[AdmissionRule]) -> None:
         self._rules = tuple(rules)
         self.admission_begins = [rule.admission_begins for rule in rules if _defines(rule, "admission_begins")]
+        self.allowed_tokens = [rule.allowed_tokens for rule in rules if _defines(rule, "allowed_tokens")]
         self.step_planned = [rule.step_planned for rule in rules if _defines(rule, "step_planned")]
         self.step_ended = [rule.step_ended for rule in rules if _defines(rule, "step_ended")]
         self.may_watch = [rule for rule in rules if _defines(rule, "is_watching")]

@@ -183,7 +183,7 @@ class Scheduler:
             if only is not None and request.request_id not in only:
                 continue
             num_left = num_tokens - request.num_computed_tokens
-            num_new, num_offered = self._chunk(num_left, budget), 0
+            num_new, num_offered = self._chunk(request, request.num_computed_tokens, num_left, budget), 0
             samples = num_new == num_left
             if num_left == 1:
                 num_offered = self._place_offer(state, min(state.limit - num_tokens, budget) - 1, step.output)
@@ -218,12 +218,15 @@ class Scheduler:
         running.plan_decodes(step)
         return True
 
-    def _chunk(self, num_tokens: int, budget: int) -> int:
-        """How many of `num_tokens` uncomputed tokens to compute now; 0 when they have to wait."""
-        if not self.config.enable_chunked_prefill:
-            return num_tokens if num_tokens <= budget else 0
-        threshold = self.config.long_prefill_token_threshold
-        return min(num_tokens, budget, threshold) if threshold else min(num_tokens, budget)
+    def _chunk(self, request: Request, start: int, num_tokens: int, budget: int) -> int:
+        """How many of `num_tokens` uncomputed tokens, from position `start` on, to compute now; 0 when they have to
+        wait."""
+        if not self.config.enable_chunked_prefill and num_tokens > budget:
+            return 0
+        num_new = min(num_tokens, budget, self.config.long_prefill_token_threshold or num_tokens)
+        for allowed_tokens in self._rules.allowed_tokens:
+            num_new = allowed_tokens(request, start, num_new)
+        return num_new
 
     def _place_offer(self, state: RequestState, max_tokens: int, output: SchedulerOutput) -> int:
         """Put into the step what a rule offers for the request beside its last known token, if there are blocks for it.
@@ -347,7 +350,7 @@ class Scheduler:
                     self._out_of_blocks = True
                     return False
         num_left = state.num_tokens - cached.num_tokens
-        num_new = self._chunk(num_left, self._budget(step))
+        num_new = self._chunk(request, cached.num_tokens, num_left, self._budget(step))
         if num_new == 0:
             return False
         samples = num_new == num_left
@@ -461,6 +464,8 @@ class Scheduler:
                 self._send_back(state)
             request.num_in_flight_tokens = 0
         self._rows.tell_again(output.freed_rows)
+        for rule in self._rules:
+            rule.step_discarded(output)
         self._out_of_blocks = False
 
     def has_requests(self) -> bool:
