@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces import (
+    AdmissionRule,
     EngineCoreOutput,
     Executor,
     FinishReason,
@@ -71,6 +72,7 @@ class TinyNetwork(nn.Module):
         self.out = nn.ParameterList([weight(WIDTH, WIDTH) for _ in windows])
         self.fail = fail
         self.num_forwards = 0
+        self.num_encoded = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -93,6 +95,8 @@ class TinyNetwork(nn.Module):
         if self.fail is not None:
             self.fail(batch)
         x = self._embed(batch.input_ids, batch.positions)
+        if batch.media is not None:
+            x[batch.media.token_index] = batch.media.embeds.double()
         for layer, window in enumerate(self.windows):
             cache, metadata = batch.of_layer(layer)
             query, key, value = self._project(layer, x)
@@ -110,6 +114,13 @@ class TinyNetwork(nn.Module):
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         return (hidden @ self.embedding.T).to(torch.float32)
 
+    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Twice the pixels; a picture of nothing but zeros cannot be read."""
+        self.num_encoded += len(items)
+        if any(not item["pixels"].any() for item in items):
+            raise ValueError("nothing to see")
+        return [item["pixels"] * 2 for item in items]
+
     def bind_decode(self, rows: DecodeRows) -> None:
         return None
 
@@ -117,17 +128,24 @@ class TinyNetwork(nn.Module):
         max_logits, token_ids = self.compute_logits(hidden).max(dim=-1)
         return token_ids, max_logits
 
-    def dense_logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[n, VOCAB_SIZE] float32 logits of a whole sequence, without any cache."""
+    def dense_logits(
+        self, token_ids: Sequence[int], positions: Tensor | None = None, embeds: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """[n, VOCAB_SIZE] float32 logits of a whole sequence, without any cache. `embeds`: rows of tokens of media."""
         with torch.inference_mode():
-            x = self._embed(torch.tensor(token_ids), torch.arange(len(token_ids)))
+            x = self._embed(torch.tensor(token_ids), torch.arange(len(token_ids)) if positions is None else positions)
+            for token, row in (embeds or {}).items():
+                x[token] = row.double()
             for layer, window in enumerate(self.windows):
                 query, key, value = self._project(layer, x)
                 x = x + _attend(query, key.double(), value.double(), 0, 0, window) @ self.out[layer].T
             return self.compute_logits(x)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """`positions`: [T], or [3, T], where the axes count differently much; equal ones are the same as one."""
         frequency = torch.arange(1, WIDTH + 1, dtype=torch.float64) / WIDTH
+        if positions.ndim == 2:
+            positions = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64) @ positions.double()
         return self.embedding[token_ids] + torch.sin(positions[:, None] * frequency)
 
     def _project(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,6 +285,7 @@ class Engine:
         reads_apart: bool = False,
         prefix_caching: bool = True,
         cache_options: dict[str, Any] | None = None,
+        rules: Sequence[AdmissionRule] = (),
         make_transfers: Callable[[KVCacheManager], KVTransfers] | None = None,
         config: dict[str, Any] | None = None,
         **runner_args: Any,
@@ -294,7 +313,7 @@ class Engine:
             KVCacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
             **(cache_options or {}),
         )
-        rules = () if make_transfers is None else (make_transfers(self.manager),)
+        rules = [*rules, *([] if make_transfers is None else [make_transfers(self.manager)])]
         self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, rules=rules)
         threads = ThreadedExecutor(self.runner, reads_apart=reads_apart) if depth > 0 else None
         self.executor: Executor = threads or self.runner

@@ -11,6 +11,7 @@ from quire_interfaces.step import ModelRunnerOutput
 from quire_ops import LoraTokens, OpFunction, to_device
 from quire_runner.encoder_inputs import encoder_slots
 from quire_runner.inputs import Layers, forward_batch, write_drafts
+from quire_runner.media import EncoderCache
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.protocols import RunnableNetwork, StepAdapters
@@ -30,6 +31,7 @@ class GeneralStep:
         layers: The KV caches.
         step_inputs: Op `step_inputs`.
         adapters: The network's; None without any.
+        media: The embeddings of what stands among the tokens of prompts.
         logits_chunk_tokens: Most prompt positions whose logits are alive at once.
     """
 
@@ -40,6 +42,7 @@ class GeneralStep:
         layers: Layers,
         step_inputs: OpFunction,
         adapters: StepAdapters | None,
+        media: EncoderCache,
         logits_chunk_tokens: int,
     ) -> None:
         self._network = network
@@ -48,6 +51,7 @@ class GeneralStep:
         self._layers = layers
         self._step_inputs = step_inputs
         self._adapters = adapters
+        self._media = media
         self._logits_chunk_tokens = logits_chunk_tokens
 
     def try_run(self, step: Step) -> PendingResult:
@@ -57,6 +61,8 @@ class GeneralStep:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(plan, self._rows, self._step_inputs, self._layers, output.new_rows)
         self._add_adapters(step, batch)
+        if self._rows.media:
+            self._media.add_to(batch, plan)
         if batch.encoder is not None:
             self._network.encode(batch)
         hidden = self._forward(step, batch)

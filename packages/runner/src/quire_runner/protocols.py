@@ -29,6 +29,14 @@ class RunnableNetwork(Protocol):
         """As `forward`, and beside it the inputs of `layers`, [T, len(layers) * hidden_size], for drafters that read
         them."""
 
+    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """What a tower makes of items, [num_embeds, width] each; for networks that have one.
+
+        Args:
+            modality: "image", "video" or "audio".
+            items: The arrays of each, by the tower's names.
+        """
+
     def encode(self, batch: ForwardBatch) -> None:
         """Have the encoder read `batch.encoder`, before `forward`; for networks that have one."""
 

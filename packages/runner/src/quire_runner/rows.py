@@ -26,6 +26,7 @@ from quire_interfaces.kv_cache import (
     MambaSpec,
     SlidingWindowSpec,
 )
+from quire_interfaces.media import PromptMedia
 from quire_interfaces.step import NewRow, RequestFailure, SchedulerOutput
 from quire_ops import DecodeRows, RowTable, to_device
 from quire_runner.config import RunnerConfig
@@ -129,6 +130,7 @@ class Rows:
         "failed",
         "grammars",
         "lora_slots",
+        "media",
         "num_prompt_tokens",
         "num_tokens",
         "prompt_logprobs",
@@ -169,6 +171,8 @@ class Rows:
         self.failed: dict[int, RequestFailure] = {}
         """Row -> why its request cannot go on. It stays here until the row is freed: steps that were planned before
         the scheduler heard of the failure must leave the row alone."""
+        self.media: dict[int, PromptMedia] = {}
+        """Row -> what stands among the tokens of its prompt; only rows with media."""
         self.prompt_logprobs: dict[int, int] = {}
         """Row -> how many of the most likely tokens; only rows that asked."""
         self.block_tables = tuple(
@@ -246,6 +250,8 @@ class Rows:
         self.encoder_lens[new.row] = new.num_encoder_tokens
         for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
             table.fill(new.row, block_ids)
+        if new.media is not None:
+            self.media[new.row] = new.media
         if new.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs[new.row] = new.sampling_params.prompt_logprobs
         self.sampling.set_row(
@@ -257,6 +263,11 @@ class Rows:
             request_id=new.request_id,
         )
         self.grammars.fill(new)
+
+    def has_media_from(self, row: int, position: int) -> bool:
+        """Whether tokens of a row take embeddings or have other positions than their places, from a position on."""
+        media = self.media.get(row)
+        return media is not None and (media.position_delta != 0 or position < media.spans[-1].end)
 
     def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
         """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether
@@ -314,6 +325,7 @@ class Rows:
         self.adapter_slots[row] = self.lora_slots[row] = -1
         self.encoder_lens[row] = 0
         self.failed.pop(row, None)
+        self.media.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)
         self.grammars.free(row)

@@ -37,6 +37,7 @@ from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
+from quire_runner.media import EncoderCache
 from quire_runner.output import Failures, PendingResult, ReadyResult, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.protocols import LogitsTap, RunnableNetwork, StepAdapters
@@ -135,6 +136,7 @@ class ModelRunner:
         row_grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, row_grammars, self._device)
         self._adapters = adapters
+        self._media = EncoderCache(network, self._rows)
         self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
@@ -227,8 +229,16 @@ class ModelRunner:
             paths.append(self._captured)
         if fused is not None:
             paths.append(FusedLogits(fused, sampling))
-        chunk_tokens = self._config.logits_chunk_tokens
-        paths.append(GeneralStep(network, sampling, layers, self._step_inputs, self._adapters, chunk_tokens))
+        general = GeneralStep(
+            network,
+            sampling,
+            layers,
+            self._step_inputs,
+            self._adapters,
+            self._media,
+            self._config.logits_chunk_tokens,
+        )
+        paths.append(general)
         return paths
 
     @property
@@ -306,6 +316,7 @@ class ModelRunner:
             rows.take_late_failures()
             rows.apply(output)
             self._place_adapters(output)
+            failed_media = self._encode_media(output)
             if self._drafting is not None:
                 self._drafting.drafter.begin(output)
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
@@ -318,16 +329,22 @@ class ModelRunner:
                 read = self._run(step)
             else:
                 read = self._drafting.run(step, self._run)
-        return lambda: self._completed(read(), output, step, dropped)
+        return lambda: self._completed(read(), output, step, dropped, failed_media)
 
     def _completed(
-        self, result: ModelRunnerOutput, output: SchedulerOutput, step: SchedulerOutput, dropped: Failures
+        self,
+        result: ModelRunnerOutput,
+        output: SchedulerOutput,
+        step: SchedulerOutput,
+        dropped: Failures,
+        failed_media: dict[str, str],
     ) -> ModelRunnerOutput:
         """The result with the entries that were left out, and with news of transfers."""
         if dropped:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
             result.failed_rows |= dropped
+        result.failed_media = failed_media
         if self._transfers is not None:
             result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
         return result
@@ -356,6 +373,13 @@ class ModelRunner:
                 except Exception as error:
                     self._rows.free(new.row)
                     self._rows.failed[new.row] = RequestFailure.of(error)
+
+    def _encode_media(self, output: SchedulerOutput) -> dict[str, str]:
+        """Encode what the step says; rows whose items could not be encoded have failed. Returns why, by key."""
+        failed = self._media.update(output) if output.encode or output.freed_media else {}
+        if self._rows.media:
+            self._rows.failed |= self._media.missing(output, failed)
+        return failed
 
     def _run(self, output: SchedulerOutput) -> PendingResult:
         """Start a step by the first path that takes it, and propose drafts behind it."""

@@ -84,6 +84,7 @@ class Step:
         return (
             all(self.output.samples)
             and not rows.prompt_logprobs
+            and not (rows.media and any(map(rows.has_media_from, self.output.rows, self.output.num_computed_tokens)))
             and not (adapters is not None and adapters.changes_vocabulary(rows.lora_slots[self.output.rows]))
         )
 

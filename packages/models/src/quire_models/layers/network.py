@@ -226,6 +226,19 @@ class Network:
         have such inputs; for networks with an encoder."""
         raise NotImplementedError
 
+    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """What a tower makes of images, videos or sounds; for networks that have one.
+
+        Args:
+            modality: "image", "video" or "audio".
+            items: The arrays of each, by the tower's names.
+
+        Returns:
+            [num_embeds, width] for each item: the rows that take the place of token embeddings, wider than these where
+            the network has further features for its first layers.
+        """
+        raise NotImplementedError
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
         raise NotImplementedError

@@ -1,0 +1,155 @@
+"""`EncoderCache`: the embeddings that towers have made of images, videos and sounds, and their places in a step.
+
+Holds what the scheduler says, no more and no less (`SchedulerOutput.encode`, `freed_media`). Knows items by their keys
+and the files that hold their arrays; does not know what a tower computes.
+
+Shape legend: T tokens of the step, M of them that stand for media, W the width of an embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterable
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_attention.batch import ForwardBatch, MediaEmbeds
+from quire_interfaces.media import MediaItem, PromptMedia
+from quire_interfaces.step import RequestFailure, SchedulerOutput
+from quire_ops import to_device
+from quire_runner.inputs import HostPlan
+from quire_runner.protocols import RunnableNetwork
+from quire_runner.rows import Rows
+
+__all__ = ["EncoderCache", "read_arrays"]
+
+_logger = logging.getLogger(__name__)
+
+
+def read_arrays(item: MediaItem) -> dict[str, Tensor]:
+    """The arrays of an item, by name, where they lie in its file: nothing is copied.
+
+    Raises:
+        OSError: The file is gone.
+    """
+    with open(item.path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable, so that torch takes it as it is
+    return {
+        each.name: torch.frombuffer(
+            memory, dtype=getattr(torch, each.dtype), count=prod(each.shape), offset=each.offset
+        ).view(each.shape)
+        if prod(each.shape)
+        else torch.empty(each.shape, dtype=getattr(torch, each.dtype))
+        for each in item.features
+    }
+
+
+class EncoderCache:
+    """Embeddings by the keys of their items.
+
+    Args:
+        network: Has the towers.
+        rows: Say which media stand among the tokens of a row.
+    """
+
+    def __init__(self, network: RunnableNetwork, rows: Rows) -> None:
+        self._network = network
+        self._rows = rows
+        self._embeds: dict[str, Tensor] = {}
+        """Key -> [num_embeds, W]."""
+
+    def __len__(self) -> int:
+        return len(self._embeds)
+
+    def update(self, output: SchedulerOutput) -> dict[str, str]:
+        """Forget and encode what a step says. Returns, by key, why items could not be encoded."""
+        for key in output.freed_media:
+            self._embeds.pop(key, None)  # a step that failed has perhaps not encoded it
+        failed: dict[str, str] = {}
+        by_modality: dict[str, list[MediaItem]] = {}
+        for item in output.encode:
+            by_modality.setdefault("" if item.is_encoded else item.modality, []).append(item)
+        for modality, items in by_modality.items():
+            try:
+                self._encode(modality, items)
+            except Exception:
+                # One of them is the reason; by itself, each is its own.
+                for item in items:
+                    try:
+                        self._encode(modality, [item])
+                    except Exception as error:
+                        _logger.exception("the %s %s could not be encoded", item.modality, item.key)
+                        failed[item.key] = f"the {item.modality} could not be encoded: {error}"
+        return failed
+
+    def _encode(self, modality: str, items: list[MediaItem]) -> None:
+        """Have a tower read items; those without a modality are embeddings already."""
+        arrays = [read_arrays(item) for item in items]
+        network = self._network
+        embeds = network.encode_media(modality, arrays) if modality else [each.popitem()[1] for each in arrays]
+        for item, each in zip(items, embeds, strict=True):
+            if len(each) != item.num_embeds:
+                raise RuntimeError(
+                    f"the tower made {len(each)} embeddings of an item that has {item.num_embeds} places in the prompt"
+                )
+        device = self._rows.token_ids.device
+        self._embeds.update({item.key: each.to(device).clone() for item, each in zip(items, embeds, strict=True)})
+
+    def missing(self, output: SchedulerOutput, failed: dict[str, str]) -> dict[int, RequestFailure]:
+        """Rows of a step whose media are not there, and why."""
+        missing: dict[int, RequestFailure] = {}
+        entries = zip(output.rows, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
+        for row, start, num_tokens in entries:
+            for key in self._keys(self._rows.media.get(row), start, start + num_tokens):
+                if key not in self._embeds:
+                    missing[row] = RequestFailure(failed.get(key, "an item of its prompt was not encoded"))
+        return missing
+
+    def _keys(self, media: PromptMedia | None, start: int, end: int) -> Iterable[str]:
+        """Items whose embeddings tokens `start` to `end` take."""
+        for span in () if media is None else media.spans:
+            first, last = span.embeds_between(start, end)
+            if first < last:
+                yield span.item.key
+
+    def add_to(self, batch: ForwardBatch, plan: HostPlan) -> None:
+        """Put the media of a step's rows into its batch: embeddings in their places, positions of three axes."""
+        media = self._rows.media
+        entries = [(entry, media[row]) for entry, row in enumerate(plan.rows.tolist()) if row in media]
+        tokens: list[int] = []
+        embeds: list[Tensor] = []
+        for entry, of_row in entries:
+            start, end = int(plan.start[entry]), int(plan.ends[entry])
+            offset = int(plan.query_start_loc[entry]) - start
+            for span in of_row.spans:
+                first, last = span.embeds_between(start, end)
+                if first < last:
+                    embeds.append(self._embeds[span.item.key][first:last])
+                    tokens += [offset + token for token in span.tokens_between(start, end)]
+        if tokens:
+            index = to_device(np.array(tokens, dtype=np.int64), batch.positions.device)
+            batch.media = MediaEmbeds(token_index=index, embeds=torch.cat(embeds))
+        self._place(batch, plan, entries)
+
+    def _place(self, batch: ForwardBatch, plan: HostPlan, entries: list[tuple[int, PromptMedia]]) -> None:
+        """Positions [3, T] where a prompt's own are in the step; behind prompts, all axes count on from them."""
+        positions = batch.positions
+        for entry, media in entries:
+            num_prompt = len(media.positions) // 12
+            if not num_prompt:
+                continue
+            start, begin = int(plan.start[entry]), int(plan.query_start_loc[entry])
+            end = begin + plan.query_lens[entry]
+            behind = min(begin + max(0, num_prompt - start), end)
+            if behind > begin:
+                if positions.ndim == 1:
+                    positions = positions.expand(3, -1).clone()
+                table = np.frombuffer(media.positions, dtype="<i4").reshape(3, num_prompt)
+                of_step = table[:, start : start + behind - begin].astype(np.int64)
+                positions[:, begin:behind] = to_device(of_step, positions.device)
+            positions[..., behind:end] += media.position_delta
+        batch.positions = positions
