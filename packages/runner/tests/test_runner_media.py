@@ -90,18 +90,20 @@ def test_random_requests(tmp_path: Path, seed: int, depth: int, rotated: bool) -
     draw = random.Random(seed)
     budget = draw.choice([1, 5, 16, 64])
     windows = draw.choice([FULL, HYBRID])
+    cache_size = draw.choice([9, 30])
     engine = Engine(
         TinyNetwork(windows),
         num_blocks=draw.choice([26, 60]) * (2 if windows is HYBRID else 1),
         max_num_batched_tokens=budget,
         depth=depth,
-        rules=[MediaRule(draw.choice([3, 10]), draw.choice([9, 30]), budget)],
+        rules=[MediaRule(draw.choice([3, 10]), cache_size, budget)],
     )
     requests = [pictures.request(f"r{n}", num_spans=draw.randrange(4), rotated=rotated) for n in range(12)]
     try:
         outcomes = engine.run(*requests)
     finally:
         engine.close()
+    assert 0 < engine.runner.encoder_cache.num_embeds <= cache_size
     for request in requests:
         outcome = outcomes[request.request_id]
         assert outcome.error is None

@@ -62,8 +62,10 @@ class EncoderCache:
         self._embeds: dict[str, Tensor] = {}
         """Key -> [num_embeds, W]."""
 
-    def __len__(self) -> int:
-        return len(self._embeds)
+    @property
+    def num_embeds(self) -> int:
+        """Embeddings that are kept."""
+        return sum(map(len, self._embeds.values()))
 
     def update(self, output: SchedulerOutput) -> dict[str, str]:
         """Forget and encode what a step says. Returns, by key, why items could not be encoded."""

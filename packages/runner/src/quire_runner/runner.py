@@ -247,6 +247,11 @@ class ModelRunner:
         return self._rows
 
     @property
+    def encoder_cache(self) -> EncoderCache:
+        """The embeddings of media; for tools and tests, read only."""
+        return self._media
+
+    @property
     def cores(self) -> tuple[int, ...]:
         """Cores that the threads of a step are bound to, one each; none where they are not."""
         return self._cores
