@@ -228,7 +228,8 @@ class Trace:
                 break
             self._land()
         assert not self.scheduler.has_requests(), (scenario.name, self.scheduler.waiting_reasons())
-        self._note("end", dataclasses.astuple(self.scheduler.stats()), self.cache.prefix_cache_stats)
+        counted = {name: value for name, value in dataclasses.asdict(self.scheduler.stats()).items() if value}
+        self._note("end", counted, self.cache.prefix_cache_stats)
         self.digests.append(self._digest.hexdigest()[:12])
         return self.digests
 
