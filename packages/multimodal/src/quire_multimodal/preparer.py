@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from quire_multimodal.workers import WorkerPool, WorkerSettings
 
 __all__ = ["MediaPreparer", "MediaStats"]
 
+_log = logging.getLogger(__name__)
 _NUM_LOADERS = 32
 
 
@@ -70,11 +72,11 @@ class MediaPreparer:
     ) -> None:
         self.config = config or MediaConfig()
         self._arguments = dict(self.config.mm_processor_kwargs or {})
-        backend = {"backend": self._arguments.pop("backend")} if "backend" in self._arguments else {}
+        backend = str(self._arguments.pop("backend", "pil"))
         self._workers = WorkerPool(
             WorkerSettings(
                 folder=str(folder),
-                arguments=backend,
+                backend=backend,
                 embed_token_ids=embed_token_ids or {},
                 bounds={
                     "max_pixels": self.config.media_max_pixels,
@@ -87,9 +89,11 @@ class MediaPreparer:
             num_workers=self.config.media_processes,
             timeout_s=self.config.media_timeout_s,
         )
-        self._fingerprint = fingerprint(folder, {**backend, "io": self.config.media_io_kwargs})
+        self._fingerprint = fingerprint(folder, {"backend": backend, "io": self.config.media_io_kwargs})
         self.placeholders: Mapping[str, str] = self._workers.placeholders
         """Token that a chat template writes for an item, by modality: what the model takes."""
+        for modality, reason in self._workers.unusable.items():
+            _log.warning("%s cannot be served: %s", modality, reason)
         self._store = MediaStore(int(self.config.mm_processor_cache_gb * (1 << 30)), store_base)
         self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="media-load")
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 from numpy.typing import NDArray
 
 from quire_interfaces import CheckpointError, Modality
@@ -26,6 +27,7 @@ __all__ = ["ItemProcessor", "ProcessedItem"]
 _DEFAULT_NUM_FRAMES = 32
 """Frames of a video where neither the processor nor the request says how many (vLLM's number)."""
 _ARGUMENTS = {Modality.IMAGE: "images_kwargs", Modality.VIDEO: "videos_kwargs", Modality.AUDIO: "audio_kwargs"}
+_MEDIA = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
 _NOT_FEATURES = ("video_metadata",)
 
 
@@ -65,16 +67,17 @@ class ItemProcessor:
         self.bounds = bounds or MediaBounds()
         self._embed_token_ids = dict(embed_token_ids or {})
         self._io_options = dict(io_options or {})
+        self._ways: dict[Modality, tuple[str, str]] = {}
+        self.unusable = self.check()
+        """Modalities that cannot be prepared, with the reason."""
 
     @classmethod
-    def from_folder(
-        cls, folder: Path | str, arguments: Mapping[str, Any] | None = None, **others: Any
-    ) -> ItemProcessor:
+    def from_folder(cls, folder: Path | str, backend: str = "pil", **others: Any) -> ItemProcessor:
         """The processor of a checkpoint.
 
         Args:
             folder: Of the checkpoint.
-            arguments: For the processor's constructor; `backend` chooses the image processor's ("pil" if not said).
+            backend: Of the image processor: "pil", or "torchvision"; where there is none of the kind, the other.
             others: Of `ItemProcessor`.
 
         Raises:
@@ -82,8 +85,10 @@ class ItemProcessor:
         """
         transformers = importlib.import_module("transformers")
         try:
-            arguments = {"backend": "pil", **(arguments or {})}
-            processor = transformers.AutoProcessor.from_pretrained(str(folder), **arguments)
+            processor = transformers.AutoProcessor.from_pretrained(str(folder))
+            if hasattr(processor, "image_processor"):  # the others have no Pillow to choose
+                images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend=backend)
+                processor.image_processor = images
         except Exception as error:
             raise CheckpointError(f"{folder}: the processor cannot be loaded: {error}") from error
         if not hasattr(processor, "_process_images"):
@@ -93,8 +98,8 @@ class ItemProcessor:
 
     @property
     def modalities(self) -> list[Modality]:
-        """Kinds of media that have a processor and a placeholder."""
-        return [each for each in _ARGUMENTS if self._part(each) is not None and self.placeholder(each) is not None]
+        """Kinds of media that can be prepared."""
+        return list(self._ways)
 
     def placeholder(self, modality: Modality) -> str | None:
         """Token that a chat template writes for an item; None where there is none."""
@@ -116,7 +121,7 @@ class ItemProcessor:
             MediaError: not decodable or out of bounds, or the model has no such modality.
         """
         part, options = self._part(modality), self._io_options.get(modality)
-        if part is None:
+        if modality not in self._ways:
             raise MediaError(f"this model takes no {modality}", code="unsupported_media")
         if modality == Modality.IMAGE:
             return decode_image(data, self.bounds, options)
@@ -142,20 +147,53 @@ class ItemProcessor:
         count = num_frames if count < 0 else max(1, min(count, num_frames))
         return [int(index) for index in np.linspace(0, num_frames - 1, count)]
 
+    def check(self) -> dict[Modality, str]:
+        """Run every modality once on a sample, and settle on the way in which each is called.
+
+        Returns:
+            What cannot be prepared, with the reason.
+        """
+        reasons: dict[Modality, str] = {}
+        for modality in _ARGUMENTS:
+            if self._part(modality) is None or self.placeholder(modality) is None:
+                continue
+            for way in self._possible_ways():
+                self._ways[modality] = way
+                try:
+                    self.process(modality, _sample(modality, self._part(modality)))
+                except MediaError as error:
+                    reasons.setdefault(modality, str(error))
+                else:
+                    reasons.pop(modality, None)
+                    break
+            else:
+                del self._ways[modality]
+        return reasons
+
+    def _possible_ways(self) -> list[tuple[str, str]]:
+        """How to call the processor, the best first: by its steps, unless its class has a joint call of its own."""
+        mixins = importlib.import_module("transformers.processing_utils")
+        own = type(self.processor).__call__
+        is_plain = own in (mixins.ProcessorMixin.__call__, mixins.OmniModalProcessorMixin.__call__)
+        calls = ("part", "joint") if is_plain else ("joint", "part")
+        return [(call, tensors) for call in calls for tensors in ("np", "pt")]
+
     def process(self, modality: Modality, value: Any, arguments: Mapping[str, Any] | None = None) -> ProcessedItem:
         """Run the processor on one decoded item.
 
         Args:
-            modality: Of the item.
+            modality: Of the item; `check` has found that it works.
             value: What `decode` returns.
             arguments: The request's `mm_processor_kwargs`.
 
         Raises:
             MediaError: the processor refuses the item or the arguments.
         """
+        way, tensors = self._ways[modality]
+        self._merged(modality, arguments)  # wrong arguments are told apart from wrong media
+        call = self._call_joint if way == "joint" else self._call_part
         try:
-            features, texts = self._call(modality, value, self._merged(modality, arguments))
-            text = texts[0] if texts else self.placeholder(modality) or ""
+            features, text = call(modality, value, dict(arguments or {}), tensors)
             token_ids = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
             embeds = self.embed_token_ids(modality, token_ids)
             dropped = {*self.processor.unused_input_names, *_NOT_FEATURES}
@@ -167,38 +205,56 @@ class ItemProcessor:
             raise MediaError(message, code="media_processing_failed") from error
         num_embeds = sum(token_id in embeds for token_id in token_ids)
         if not num_embeds:
-            raise MediaError(f"the {modality} is too small: nothing of it reaches the model")
+            raise MediaError(f"nothing of the {modality} reaches the model: no token takes an embedding")
         return ProcessedItem(text, num_embeds, embeds, arrays)
 
     def _merged(self, modality: Modality, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         """Arguments of the processor of a modality, defaults and the request's."""
+        return dict(self._all_merged(arguments or {})[_ARGUMENTS[modality]])
+
+    def _all_merged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         init = getattr(getattr(self.processor, "tokenizer", None), "init_kwargs", {})
         try:
-            merged = self.processor._merge_kwargs(tokenizer_init_kwargs=init, **(arguments or {}))
+            return dict(self.processor._merge_kwargs(tokenizer_init_kwargs=init, **arguments))
         except Exception as error:
             raise MediaError(f"mm_processor_kwargs cannot be used: {error}") from error
-        return dict(merged[_ARGUMENTS[modality]])
 
-    def _call(self, modality: Modality, value: Any, merged: dict[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-        merged["return_tensors"] = "np"
-        layout = self.processor.prepare_inputs_layout
+    def _call_part(
+        self, modality: Modality, value: Any, arguments: dict[str, Any], tensors: str
+    ) -> tuple[Mapping[str, Any], str]:
+        """By the processor's own steps for one modality: no text is tokenized in vain."""
+        processor, merged = self.processor, self._merged(modality, arguments) | {"return_tensors": tensors}
         if modality == Modality.IMAGE:
-            images = layout(images=[value])[0]
-            return self.processor._process_images(images, **merged)  # type: ignore[no-any-return]
-        if modality == Modality.AUDIO:
-            return self.processor._process_audio([value], **merged)  # type: ignore[no-any-return]
-        video: VideoFrames = value
-        merged |= {"do_sample_frames": False, "video_metadata": [_metadata(video.num_frames, video.fps, video)]}
-        return self.processor._process_videos([video.frames], **merged)  # type: ignore[no-any-return]
+            features, texts = processor._process_images(processor.prepare_inputs_layout(images=[value])[0], **merged)
+        elif modality == Modality.AUDIO:
+            features, texts = processor._process_audio([value], **merged)
+        else:
+            features, texts = processor._process_videos([value.frames], **merged, **_video_arguments(value))
+        return features, texts[0]
+
+    def _call_joint(
+        self, modality: Modality, value: Any, arguments: dict[str, Any], tensors: str
+    ) -> tuple[Mapping[str, Any], str]:
+        """By the joint call on a text that is the placeholder alone, for processors whose steps want more."""
+        frames = modality == Modality.VIDEO
+        media = {_MEDIA[modality]: [value.frames if frames else value]}
+        offsets = {"return_text_replacement_offsets": True, **(_video_arguments(value) if frames else {})}
+        text = [self.placeholder(modality)]
+        features = self.processor(text=text, **media, **{**arguments, **offsets}, return_tensors=tensors)
+        replaced = features.pop("text_replacement_offsets")
+        names = {*self.processor.tokenizer.model_input_names, "mm_token_type_ids", "token_type_ids"}
+        return {name: each for name, each in features.items() if name not in names}, replaced[0][0]["replacement"]
 
     def embed_token_ids(self, modality: Modality, token_ids: Iterable[int]) -> list[int]:
         """Those token ids that take embeddings in the text of an item, of all that could."""
         present = set(token_ids)
-        own = [self._embed_token_ids.get(modality), getattr(self.processor, f"{modality}_token_ids", None)]
-        frames = [self._embed_token_ids.get("image"), self.processor.image_token_ids] if modality == "video" else []
-        for ids in (*own, *frames):
-            if ids is not None and (taken := [token_id for token_id in ids if token_id in present]):
-                return taken
+        kinds = (modality, Modality.IMAGE) if modality == Modality.VIDEO else (modality,)
+        for kind in kinds:  # frames of a video may stand there as images
+            own = getattr(self.processor, f"{kind}_token_id", None)
+            several = getattr(self.processor, f"{kind}_token_ids", None)
+            for ids in (self._embed_token_ids.get(kind), [own], several):
+                if taken := [token_id for token_id in ids or () if token_id in present]:
+                    return taken
         return []
 
 
@@ -209,6 +265,21 @@ def _metadata(num_frames: int, fps: float, video: VideoFrames | None) -> Any:
     return utils.VideoMetadata(
         total_num_frames=num_frames, fps=fps, duration=num_frames / fps, frames_indices=indices, **size
     )
+
+
+def _video_arguments(video: VideoFrames) -> dict[str, Any]:
+    """For a video whose frames are chosen already."""
+    return {"do_sample_frames": False, "video_metadata": [_metadata(video.num_frames, video.fps, video)]}
+
+
+def _sample(modality: Modality, part: Any) -> Any:
+    """A small decoded item."""
+    pixels = np.linspace(0, 255, 224 * 224 * 3).astype(np.uint8).reshape(1, 224, 224, 3)
+    if modality == Modality.IMAGE:
+        return PIL.Image.fromarray(pixels[0])
+    if modality == Modality.AUDIO:
+        return np.sin(np.arange(int(part.sampling_rate), dtype=np.float32) / 10)
+    return VideoFrames(np.repeat(pixels, 4, axis=0), [0, 1, 2, 3], 4, 2.0)
 
 
 def _config_token_ids(folder: Path) -> dict[str, list[int]]:
@@ -227,8 +298,8 @@ def _config_token_ids(folder: Path) -> dict[str, list[int]]:
 
 def _array(name: str, value: Any) -> NDArray[Any]:
     """A feature as one array, whatever the processor has put it into."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+    if hasattr(value, "detach"):  # a tensor; numpy has no bfloat16, and float32 holds its values
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     if isinstance(value, (list, tuple)) and len(value) and not np.isscalar(value[0]):
         value = np.stack([_array(name, each) for each in value])
     array = np.asarray(value)

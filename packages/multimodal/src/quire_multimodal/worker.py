@@ -52,7 +52,7 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
     try:
         processor = ItemProcessor.from_folder(
             settings["folder"],
-            settings["arguments"],
+            settings["backend"],
             embed_token_ids=settings["embed_token_ids"],
             bounds=MediaBounds(**settings["bounds"]),
             io_options=settings["io_options"],
@@ -60,7 +60,12 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
     except QuireError as error:
         send(connection, {"error": str(error)})
         return None
-    send(connection, {"placeholders": {str(each): processor.placeholder(each) for each in processor.modalities}})
+    reasons = "; ".join(processor.unusable.values())
+    if processor.unusable and not (settings["uses_torch"] and processor.modalities):
+        send(connection, {"error": f"{settings['folder']}: {reasons}"})
+        return None
+    placeholders = {str(each): processor.placeholder(each) for each in processor.modalities}
+    send(connection, {"placeholders": placeholders, "unusable": processor.unusable})
     return processor
 
 

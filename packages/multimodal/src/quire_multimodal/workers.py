@@ -35,8 +35,8 @@ class WorkerSettings:
 
     folder: str
     """Of the checkpoint whose processor runs."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """For the processor's constructor."""
+    backend: str = "pil"
+    """Of the image processor: "pil" or "torchvision"."""
     embed_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
     """Tokens that take embeddings, by modality."""
     bounds: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +74,7 @@ class _Worker:
             self.end()
             raise CheckpointError(answer["error"])
         self.placeholders: dict[str, str] = answer["placeholders"]
+        self.unusable: dict[str, str] = answer["unusable"]
 
     def ask(self, message: dict[str, Any], data: bytes | memoryview, timeout_s: float) -> dict[str, Any]:
         """Its answer.
@@ -115,6 +116,8 @@ class WorkerPool:
         first = self._start_first()
         self.placeholders = first.placeholders
         """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
+        self.unusable = first.unusable
+        """Modalities that the processor has and that cannot be prepared, with the reason."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._workers: list[_Worker | None] = [first, *[None] * (num_workers - 1)]
         self._closed = False
@@ -127,7 +130,7 @@ class WorkerPool:
 
     def _start_first(self) -> _Worker:
         """A process without torch where the processor loads without, which starts faster and takes less memory."""
-        self.uses_torch = self._settings.arguments.get("backend") == "torchvision"
+        self.uses_torch = self._settings.backend == "torchvision"
         try:
             return _Worker(self._settings, self.uses_torch)
         except (CheckpointError, EOFError) as error:

@@ -1,0 +1,122 @@
+"""One item after another gives what the Hugging Face processor's joint call gives: the same ids, the same arrays."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from multimodal_processors import FAMILIES
+from multimodal_samples import random_image, tone
+
+from quire_interfaces import CheckpointError, MediaItem, Modality
+from quire_multimodal import MediaError, StoredItem, expand_placeholders, find_spans
+from quire_multimodal.decode import VideoFrames
+from quire_multimodal.processor import ItemProcessor, ProcessedItem
+
+HAS_TORCH = importlib.util.find_spec("torchvision") is not None
+TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
+ARGUMENTS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
+
+
+def values(modality: Modality) -> list[Any]:
+    """Two items that differ in size."""
+    if modality == Modality.IMAGE:
+        return [random_image(80, 60), random_image(50, 90, seed=1)]
+    if modality == Modality.AUDIO:
+        return [tone(1.0), tone(2.3)]
+    frames = np.stack([np.asarray(random_image(64, 48, seed)) for seed in range(8)])
+    return [VideoFrames(frames, list(range(8)), 8, 4.0), VideoFrames(frames[::-1].copy(), list(range(8)), 8, 4.0)]
+
+
+def joint_call(ours: ItemProcessor, modality: Modality, text: str, items: list[Any]) -> dict[str, Any]:
+    """Of the Hugging Face processor itself, as arrays."""
+    more: dict[str, Any] = {}
+    if modality == Modality.VIDEO:
+        metadata = [{"total_num_frames": 8, "fps": 4.0, "frames_indices": list(range(8)), "duration": 2.0}]
+        more = {"do_sample_frames": False, "video_metadata": metadata * len(items)}
+        items = [each.frames for each in items]
+    _, tensors = ours._ways[modality]
+    output = ours.processor(text=[text], **{ARGUMENTS[modality]: items}, **more, return_tensors=tensors)
+    return {name: np.asarray(each.float() if _is_bfloat16(each) else each) for name, each in output.items()}
+
+
+def _is_bfloat16(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) == "torch.bfloat16"
+
+
+def stored(modality: Modality, item: ProcessedItem) -> StoredItem:
+    media = MediaItem(modality=modality, key="", num_embeds=item.num_embeds, path="", features=())
+    return StoredItem(media, item.text, tuple(item.embed_token_ids), {}, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_items_equal_the_joint_call(family: str, processor_folder: Callable[[str], Path]) -> None:
+    spec = FAMILIES[family]
+    if spec.needs_torch and not HAS_TORCH:
+        with pytest.raises(CheckpointError):
+            ItemProcessor.from_folder(processor_folder(family))
+        return
+    ours = ItemProcessor.from_folder(processor_folder(family))
+    assert not ours.unusable
+    assert {str(each) for each in ours.modalities} == {
+        name.removesuffix("_token") for name in spec.tokens if name in ("image_token", "video_token", "audio_token")
+    } | ({"image"} if "context_image_token" in spec.tokens else set())
+    for modality in ours.modalities:
+        media = values(modality)
+        items = [ours.process(modality, each) for each in media]
+        placeholder = ours.placeholder(modality)
+        assert placeholder is not None
+        for item, value in zip(items, media, strict=True):
+            _check_ids(ours, modality, f"{placeholder} is here", [value], [item])
+            _check_alone(ours, modality, value, item)
+        if not spec.one_per_text:
+            _check_ids(ours, modality, f"look at {placeholder} and {placeholder}, please", media, items)
+            _check_together(ours, modality, media, items, spec.padded, spec.axis)
+
+
+def _check_ids(
+    ours: ItemProcessor, modality: Modality, text: str, media: list[Any], items: list[ProcessedItem]
+) -> None:
+    placeholders = {str(modality): str(ours.placeholder(modality))}
+    expanded, order = expand_placeholders(text, [stored(modality, each) for each in items], placeholders)
+    ids = ours.processor.tokenizer(expanded)["input_ids"]
+    joint = joint_call(ours, modality, text, media)
+    assert ids == joint["input_ids"][0].tolist()
+    spans = find_spans(order, ids)
+    assert [sum(to - start for start, to in span.embeds) for span in spans] == [each.num_embeds for each in items]
+
+
+def _check_alone(ours: ItemProcessor, modality: Modality, value: Any, item: ProcessedItem) -> None:
+    call = joint_call(ours, modality, str(ours.placeholder(modality)), [value])
+    for name in call.keys() - TEXTS:
+        np.testing.assert_array_equal(item.features[name], call[name], err_msg=name)
+
+
+def _check_together(
+    ours: ItemProcessor,
+    modality: Modality,
+    media: list[Any],
+    items: list[ProcessedItem],
+    padded: tuple[str, ...],
+    axis: int,
+) -> None:
+    joint = joint_call(ours, modality, f"{ours.placeholder(modality)} {ours.placeholder(modality)}", media)
+    for name in joint.keys() - TEXTS - set(padded):
+        parts = [item.features[name] for item in items]
+        np.testing.assert_array_equal(np.concatenate(parts, axis=axis), joint[name], err_msg=name)
+
+
+def test_what_reaches_no_embedding_and_unknown_arguments(processor_folder: Callable[[str], Path]) -> None:
+    ours = ItemProcessor.from_folder(processor_folder("llava"))
+    with pytest.raises(MediaError, match="mm_processor_kwargs") as failure:
+        ours.process(Modality.IMAGE, random_image(), {"do_resize": "perhaps"})
+    assert failure.value.code == "invalid_media"
+    with pytest.raises(MediaError, match="the processor refuses the image") as failure:
+        ours.process(Modality.IMAGE, "no image")
+    assert failure.value.code == "media_processing_failed"
+    with pytest.raises(MediaError, match="takes no video"):
+        ours.decode(Modality.VIDEO, b"")
