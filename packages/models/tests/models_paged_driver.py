@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import AttentionMetadata, ForwardBatch, MediaEmbeds
 from quire_interfaces import MambaSpec
 from quire_models import DecoderLM
 from quire_ops import LoraTokens
@@ -21,6 +21,10 @@ class Sequence:
     num_computed: int = 0
     logits: list[Tensor] = field(default_factory=list)
     """[vocab] per computed token."""
+    embeds: dict[int, Tensor] = field(default_factory=dict)
+    """Token -> its row [width], of those that stand for media."""
+    positions: Tensor | None = None
+    """[3, tokens] of M-RoPE; None where they are counted."""
 
 
 class PagedDriver:
@@ -65,24 +69,33 @@ class PagedDriver:
     def step(self, *parts: tuple[Sequence, int], lora: LoraTokens | None = None) -> None:
         """Compute the next tokens of each sequence, (sequence, how many), with the adapters of `lora`."""
         input_ids, positions, slots = [], [], []
+        places: list[int] = []
+        rows: list[Tensor] = []
         for seq, count in parts:
             end = seq.num_computed + count
             while len(seq.blocks) * self.block_size < end:
                 seq.blocks.append(self.free.pop(0))
             for position in range(seq.num_computed, end):
+                if position in seq.embeds:
+                    places.append(len(input_ids))
+                    rows.append(seq.embeds[position])
                 input_ids.append(seq.token_ids[position])
-                positions.append(position)
+                axes = [position] * 3 if seq.positions is None else seq.positions[:, position].tolist()
+                positions.append(axes)
                 block = seq.blocks[position // self.block_size]
                 slots.append(block * self.block_size + position % self.block_size)
         metadata = self._metadata(parts, slots)
         batch = ForwardBatch(
             input_ids=torch.tensor(input_ids, device=self.device),
-            positions=torch.tensor(positions, device=self.device),
+            positions=torch.tensor([axes[0] for axes in positions], device=self.device)
+            if all(seq.positions is None for seq, _ in parts)
+            else torch.tensor(positions, device=self.device).T.contiguous(),
             attention=(metadata,),
             group_of_layer=(0,) * len(self.caches),
             kv_caches=self.caches,
             states=self.states if any(self.states) else (),
             lora=lora,
+            media=MediaEmbeds(token_index=torch.tensor(places), embeds=torch.stack(rows)) if rows else None,
         )
         logits = self.model.compute_logits(self.model.forward(batch))
         row = 0

@@ -41,6 +41,16 @@ TEXT_TYPES: dict[str, str] = {
 }
 """`model_type` of a language model that stands in larger checkpoints only -> the architecture that it is."""
 
+MROPE: dict[str, tuple[list[int], bool]] = {
+    "qwen3_5_moe_text": ([11, 11, 10], True),
+    "qwen3_5_text": ([11, 11, 10], True),
+    "qwen3_omni_moe_text": ([24, 20, 20], True),
+    "qwen3_vl_moe_text": ([24, 20, 20], True),
+    "qwen3_vl_text": ([24, 20, 20], True),
+}
+"""`model_type` of a language model -> sections of M-RoPE where its file does not say them, and whether they come by
+turns, which the class says."""
+
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ForVisionText2Text", "LMHeadModel")
 """Ends of names of classes that continue texts."""
 
@@ -90,6 +100,10 @@ def _completed(part: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, A
     result = {**TEXT_DEFAULTS.get(str(part.get("model_type")), {}), **whole, **said}
     if outer.get("tie_word_embeddings") is not None:
         result["tie_word_embeddings"] = outer["tie_word_embeddings"]
+    if (mrope := MROPE.get(str(part.get("model_type")))) is not None:
+        spelled = "rope_parameters" if result.get("rope_parameters") is not None else "rope_scaling"
+        rope = {"mrope_section": mrope[0], **(result.get(spelled) or {"rope_type": "default"})}
+        result[spelled] = {**rope, "mrope_interleaved": mrope[1]}
     return result
 
 

@@ -17,6 +17,7 @@ from quire_interfaces import CheckpointError, Fields, KVCacheSpec, read_json
 from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
 from quire_models.encoder_spec import start_token_ids
+from quire_models.media_spec import MediaSpec, media_spec
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import (
@@ -30,7 +31,7 @@ from quire_models.registry import NATIVE_TYPES, architecture_entry, architecture
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
 from quire_models.spec import NetworkSpec, within
-from quire_models.stored_linears import has_tensor, stored_linears, with_files, with_stored_head
+from quire_models.stored_linears import has_tensor, stored_linears, tower_parameters, with_files, with_stored_head
 from quire_models.unsupported import no_config_error
 
 __all__ = ["DTYPE_BYTES", "ModelConfig"]
@@ -52,6 +53,8 @@ class ModelConfig:
     text_architecture: str = ""
     """Class of the language model by itself, of a checkpoint of several modalities where Quire has a network of its own
     for it; empty otherwise."""
+    media: MediaSpec | None = None
+    """Its towers; None for a language model alone."""
     language_names: LanguageNames | None = None
     """What the language model calls the tensors of a checkpoint of several modalities; None for a text-only one."""
     dtype: str
@@ -103,6 +106,9 @@ class ModelConfig:
         if not any(values.get(name) is not None for name in QUANTIZATION_KEYS):
             beside = quantization_beside(folder)
         model = cls.from_dict(values, generation=generation, source=str(path), overrides=overrides, beside=beside)
+        if model.media is not None and model.language_names is not None:
+            towers = tower_parameters(folder, model.language_names)
+            model = dataclasses.replace(model, media=dataclasses.replace(model.media, num_parameters=towers))
         if not model.is_native:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             linears = stored_linears(folder, model.vocab_size)
@@ -149,6 +155,7 @@ class ModelConfig:
             model_type=entry.model_type,
             network=network,
             text_architecture="" if part is None else part.architecture,
+            media=None if part is None else _media(replaced, architecture, network),
             language_names=None if part is None else language_names(network),
             dtype=stored_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -263,6 +270,11 @@ class ModelConfig:
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`."""
         return self.network.kv_cache_specs(block_size, dtype)
+
+
+def _media(values: Mapping[str, Any], architecture: str, network: NetworkSpec) -> MediaSpec | None:
+    ropes = (getattr(mixer, "rope", None) for mixer in network.mixers)
+    return media_spec(values, architecture, network.hidden_size, ropes)
 
 
 def _check_overrides(overrides: Mapping[str, Any], known: set[str], architecture: str, field: str) -> None:

@@ -43,8 +43,14 @@ def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, i
     """For a network of which only the number of its weights is known."""
     assert config.stored_parameters is not None
     embedding = config.vocab_size * config.hidden_size * element
-    layers = max(0, config.stored_parameters * element - embedding - head)
-    return {"embedding": embedding, "attention": 0, "MLP": layers, "norms": 0, "LM head": head}
+    towers = _tower_bytes(config, element)
+    layers = max(0, config.stored_parameters * element - embedding - head - sum(towers.values()))
+    return {"embedding": embedding, "attention": 0, "MLP": layers, "norms": 0, "LM head": head, **towers}
+
+
+def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
+    """The row of towers and connectors, which stay in the compute dtype; empty for a language model alone."""
+    return {} if config.media is None else {"towers": config.media.num_parameters * element}
 
 
 def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain") -> dict[str, int]:
@@ -82,7 +88,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         size = 0 if weight.is_buffer else _weight_bytes(weight, linear, element, has_files=bool(stored and stored.held))
         ledger[weight.part] = ledger.get(weight.part, 0) + size
     ledger["LM head"] = ledger.pop("LM head", 0) + head
-    return ledger
+    return {**ledger, **_tower_bytes(config, element)}
 
 
 def _weight_bytes(weight: Weight, linear: Callable[[str, int, int], int], element: int, *, has_files: bool) -> int:

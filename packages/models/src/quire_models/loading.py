@@ -19,6 +19,7 @@ from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
+from quire_models.transformers_backend.towers import load_towers
 from quire_models.weights import Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest, ops
 from quire_quantization import head_method
@@ -128,6 +129,7 @@ def load_model(
     max_loras: int = 0,
     max_lora_rank: int = 16,
     disabled_linear_kernels: Collection[str] = (),
+    language_model_only: bool = False,
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -145,6 +147,7 @@ def load_model(
         load_format: One of `quire_models.named_formats.LOAD_FORMATS`: "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
         disabled_linear_kernels: Ops that may not multiply with quantized weights.
+        language_model_only: Build no towers: the network takes text alone.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:
@@ -168,15 +171,19 @@ def load_model(
         disabled_linear_kernels=disabled_linear_kernels,
     )
     if model.loads_itself:
-        _load_by_itself(model, folder, linear_method, load_format)
+        _load_by_itself(model, folder, linear_method, load_format, language_model_only)
     elif load_format == "dummy":
         load_dummy_weights(model)
     else:
         load_weights(model, folder, progress, load_format=load_format)
+    if config.media is not None and not language_model_only and not model.loads_itself:
+        model.towers = load_towers(config, folder, model.dtype, model.device, dummy=load_format == "dummy")
     return model
 
 
-def _load_by_itself(model: Any, folder: str | Path, linear_method: str, load_format: str) -> None:
+def _load_by_itself(
+    model: Any, folder: str | Path, linear_method: str, load_format: str, language_model_only: bool
+) -> None:
     if linear_method != "plain":
         raise ConfigError(
             f"{model.config.architecture} runs through Transformers, where weights cannot be held as {linear_method}; "
@@ -189,6 +196,6 @@ def _load_by_itself(model: Any, folder: str | Path, linear_method: str, load_for
             "checkpoint",
             field="load_format",
         )
-    model.load(folder, dummy=load_format == "dummy")
+    model.load(folder, dummy=load_format == "dummy", language_model_only=language_model_only)
     if model.adapters is not None:
         place_adapters(model._model, model._body, model.adapters, model._try)

@@ -48,6 +48,11 @@ class RopeConfig:
     """longrope: the same while none can."""
     partial_rotary_factor: float = 1.0
     """Share of a head's dimensions that are rotated."""
+    mrope_section: tuple[int, ...] = ()
+    """Pairs of dimensions that rotate by time, by height and by width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec.
+    2.1); empty where tokens have one position."""
+    mrope_interleaved: bool = False
+    """These pairs come by turns (Bai et al. 2025, "Qwen3-VL"), not one kind behind the other."""
 
     def context_length(self, max_position_embeddings: int) -> int:
         """Tokens that the model can hold, given config.json's `max_position_embeddings`.
@@ -110,7 +115,21 @@ def parse_rope(
     if not layers and config.get("original_max_position_embeddings") is not None:
         original = config.integer("original_max_position_embeddings", minimum=1)
         rope = Fields({**raw, "original_max_position_embeddings": original}, rope.source)
-    return replace(_of_kind(kind, theta, rope, max_position_embeddings), partial_rotary_factor=partial)
+    return replace(
+        _of_kind(kind, theta, rope, max_position_embeddings),
+        partial_rotary_factor=partial,
+        mrope_section=_mrope_section(rope),
+        mrope_interleaved=rope.flag("mrope_interleaved", default=False),
+    )
+
+
+def _mrope_section(rope: Fields) -> tuple[int, ...]:
+    section = rope.get("mrope_section")
+    if section is None:
+        return ()
+    if not isinstance(section, list) or len(section) != 3 or not all(isinstance(size, int) for size in section):
+        raise CheckpointError(f"{rope.source}: mrope_section must be three whole numbers, is {section!r}")
+    return tuple(section)
 
 
 def _share(value: float, config: Fields) -> float:

@@ -211,6 +211,8 @@ class EmbeddingSpec:
     factor: float = 1.0
     is_factor_rounded: bool = False
     """The factor is rounded to the compute dtype (Gemma)."""
+    scales_media: bool = False
+    """Embeddings of media have the factor, too (Granite); otherwise the table's rows alone."""
     project_in: LinearSpec | None = None
     """From the width of the table to the hidden size (OPT 350M)."""
     num_token_types: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.spec import NetworkSpec
 from quire_models.stored_modules import StoredModule, TensorHeader, stored_modules
 
-__all__ = ["has_tensor", "stored_linears", "with_files", "with_stored_head"]
+__all__ = ["check_towers", "has_tensor", "stored_linears", "tower_parameters", "with_files", "with_stored_head"]
 
 
 def stored_linears(folder: Path, vocab_size: int) -> tuple[tuple[int, int], ...]:
@@ -42,6 +43,32 @@ def with_stored_head(network: NetworkSpec, folder: Path, names: LanguageNames) -
     modules = {(names(name) or "").rpartition(".")[0] for name, _ in _headers(folder)}
     tied = network.head.name not in modules
     return replace(network, head=replace(network.head, tied=tied)) if modules else network
+
+
+def tower_parameters(folder: Path, names: LanguageNames) -> int:
+    """Weights in the files of a checkpoint of several modalities that are not the language model's.
+
+    Args:
+        names: What the language model calls its tensors.
+    """
+    return sum(math.prod(header.shape) for name, header in _headers(folder) if names(name) is None)
+
+
+def check_towers(folder: Path, names: LanguageNames) -> None:
+    """Have the towers of a checkpoint in floating point.
+
+    Args:
+        names: What the language model calls its tensors; the others are those of towers.
+
+    Raises:
+        CheckpointError: One is quantized; it is named.
+    """
+    for name, header in _headers(folder):
+        if header.dtype in _NARROW and names(name) is None and name.endswith("weight"):
+            raise CheckpointError(
+                f"{folder}: {name} is quantized ({header.dtype}), and towers are read as they are; use a checkpoint "
+                "whose towers are not quantized, or language_model_only"
+            )
 
 
 def with_files(

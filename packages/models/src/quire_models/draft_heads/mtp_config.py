@@ -73,7 +73,7 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
             field="speculative_method",
         )
     network = _gated(target.network) if is_gated else _like_deepseek(target.network)
-    return dataclasses.replace(target, architecture="MtpHead", network=network)
+    return dataclasses.replace(target, architecture="MtpHead", network=network, media=None)
 
 
 def _like_deepseek(target: NetworkSpec) -> NetworkSpec:

@@ -48,7 +48,7 @@ def granite_ends(config: Fields, sizes: DecoderSizes) -> dict[str, Any]:
     """Fields of `NetworkSpec`: an embedding with a factor, a head with a divisor."""
     scaling = config.number("logits_scaling", default=1.0, above=0.0)
     return {
-        "embedding": sizes.embedding(factor=config.number("embedding_multiplier", default=1.0)),
+        "embedding": sizes.embedding(factor=config.number("embedding_multiplier", default=1.0), scales_media=True),
         "head": HeadSpec(tied=sizes.tied, factor=1.0 / scaling),
     }
 

@@ -110,16 +110,19 @@ class DecoderLM(Network):
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
-        length = max(batch.attention[0].kv_lens)
+        length = max(batch.num_positions, *batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]
-        x = self.embed(batch.input_ids, batch.positions, batch.lora)
-        if self._stack is not None and self._stack.serves(batch):
+        x = self.embed(batch.input_ids, batch.positions, batch.lora, batch.media)
+        deepstack = () if batch.media is None else batch.media.embeds.split(self.config.hidden_size, dim=-1)[1:]
+        if self._stack is not None and self._stack.serves(batch) and not deepstack:
             return self._stack(x, rotations, batch, taps)
         unrotated, residual = (self._unrotated, self._unrotated), None
         for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
             self._tap(taps, i, x, residual)
             cos, sin = unrotated if rotation is None else rotations[rotation]
             x, residual = layer(x, residual, cos, sin, batch)
+            if i < len(deepstack) and batch.media is not None:
+                x = x.index_add(0, batch.media.token_index, deepstack[i].to(x.dtype))
         self._tap(taps, len(self.layers), x, residual)
         hidden: Tensor = self._add_norm(x, residual)[0]
         return hidden

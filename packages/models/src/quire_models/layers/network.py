@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionBackend, ForwardBatch
+from quire_interfaces import ConfigError, Modality
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.fused import named_tensors
@@ -18,6 +19,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
+from quire_models.layers.towers import Towers
 from quire_ops import DecodeRows, LoraTokens, RunDecode
 from quire_quantization.methods import QuantizedLinear, ServedLinear
 
@@ -54,6 +56,8 @@ class Network:
         self._scope = scope
         self._stack: FusedDecoder | None = None
         """All layers in one call; set once weights are loaded, where a backend takes them."""
+        self.towers: Towers | None = None
+        """What encodes media; None where it has none, or none was built."""
         self.num_kv_scales = 0
         """Number of layers for whose KV cache the checkpoint has scales."""
 
@@ -200,7 +204,7 @@ class Network:
             for name, scale in scales.items():
                 self._scope.attentions[name].kv_scale = scale.to(self.device)
 
-    def load(self, folder: str | Path, *, dummy: bool = False) -> None:
+    def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Read the checkpoint, where `loads_itself`."""
         raise NotImplementedError
 
@@ -226,18 +230,18 @@ class Network:
         have such inputs; for networks with an encoder."""
         raise NotImplementedError
 
-    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
-        """What a tower makes of images, videos or sounds; for networks that have one.
+    def encode_media(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Embeddings of some items of one modality for `ForwardBatch.media`, [num_embeds, width] each.
 
         Args:
-            modality: "image", "video" or "audio".
-            items: The arrays of each, by the tower's names.
+            items: Arrays of each item under the names that its processor gives them.
 
-        Returns:
-            [num_embeds, width] for each item: the rows that take the place of token embeddings, wider than these where
-            the network has further features for its first layers.
+        Raises:
+            ConfigError: No tower takes this modality, or none was built.
         """
-        raise NotImplementedError
+        if self.towers is None:
+            raise ConfigError(f"{self.config.architecture} has no towers here: it takes text alone", field="media")
+        return self.towers.encode(modality, items)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""

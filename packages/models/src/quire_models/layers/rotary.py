@@ -51,8 +51,9 @@ class Rotary:
 
 
 class RotaryTable:
-    """positions [T] -> cosines and signed sines, [T, 1, head_dim] each, as op `rotary_embedding` takes them.
+    """positions -> cosines and signed sines, [T, 1, head_dim] each, as op `rotary_embedding` takes them.
 
+    Tokens have one position each, or three: time, height and width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1).
     Positions that were seen once are looked up: the table grows with the longest sequence, by doubling.
     """
 
@@ -63,15 +64,24 @@ class RotaryTable:
         self._exponents = (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim).to(device)  # [D/2]
         self._inverse = inverse_frequencies(rope, head_dim).to(device)  # [D/2]
         self._head_dim = head_dim
+        self._axes = mrope_axes(rope, head_dim).to(device)  # [D]
         self._cos, self._sin = self._compute(torch.arange(0, device=device))
 
     def __call__(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Args:
-        positions: [T] int64, all below `length`.
+        positions: [T] or [3, T] int64, all below `length`.
         length: Tokens of the longest sequence of the step.
         """
         cos, sin = self.up_to(length)
+        if positions.ndim == 2:
+            return self._of_axes(cos, positions), self._of_axes(sin, positions)
         return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _of_axes(self, table: Tensor, positions: Tensor) -> Tensor:
+        """[T, 1, D]: each dimension of the table [P, 1, D] at the position [3, T] on its axis."""
+        rows = table.index_select(0, positions.flatten()).unflatten(0, positions.shape)  # [3, T, 1, D]
+        chosen: Tensor = rows.gather(0, self._axes.expand(1, *rows.shape[1:]))[0]
+        return chosen
 
     def up_to(self, length: int) -> tuple[Tensor, Tensor]:
         """[P, 1, head_dim] each, for positions 0 to P - 1, P at least `length`."""
@@ -101,6 +111,20 @@ class RotaryTable:
         stretch = rope.factor * length / rope.original_max_position_embeddings - (rope.factor - 1.0)
         base = rope.theta * stretch ** (dim / (dim - 2))  # [T]
         return 1.0 / base[:, None] ** self._exponents
+
+
+def mrope_axes(rope: RopeConfig, head_dim: int) -> Tensor:
+    """[head_dim] int64: the axis by which each dimension is rotated, 0 for time, 1 for height, 2 for width. Pairs of no
+    section rotate by time."""
+    axes = torch.zeros(head_dim // 2, dtype=torch.int64)
+    begin = 0
+    for axis, size in enumerate(rope.mrope_section):
+        if rope.mrope_interleaved and axis:
+            axes[axis : 3 * size : 3] = axis
+        elif not rope.mrope_interleaved:
+            axes[begin : begin + size] = axis
+        begin += size
+    return torch.cat((axes, axes))
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_attention import MediaEmbeds
 from quire_models.layers.linear import Embedding, Linear
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
@@ -21,7 +22,7 @@ class TokenEmbedding:
     """(ids, positions), both [N] -> [N, hidden_size]: tokens, projection, factor, token types, positions, norm, as far
     as the record has them."""
 
-    __slots__ = ("_norm", "_positions", "_project_in", "_token_types", "factor", "is_plain", "table")
+    __slots__ = ("_norm", "_positions", "_project_in", "_scales_media", "_token_types", "factor", "is_plain", "table")
 
     table: Embedding
     """Of the tokens alone."""
@@ -36,7 +37,7 @@ class TokenEmbedding:
         """
         self.table = table or Embedding(scope / spec.name, spec.num_tokens, spec.size)
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
-        factor = spec.factor
+        factor, self._scales_media = spec.factor, spec.scales_media
         self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
         self._token_types: Embedding | None = None
         if spec.num_token_types:
@@ -48,18 +49,32 @@ class TokenEmbedding:
         parts = (self._project_in, self._token_types, self._positions, self._norm)
         self.is_plain = all(part is None for part in parts)
 
-    def __call__(self, ids: Tensor, positions: Tensor, lora: LoraTokens | None) -> Tensor:
-        """`lora`: which tokens have adapters, which may change their embedding."""
-        x = self.table(ids, lora)
+    def __call__(
+        self, ids: Tensor, positions: Tensor, lora: LoraTokens | None, media: MediaEmbeds | None = None
+    ) -> Tensor:
+        """Args:
+        lora: Which tokens have adapters, which may change their embedding.
+        media: Rows of tokens that stand for media; their ids need not be in the table.
+        """
+        x = self.table(ids if media is None else ids.index_fill(0, media.token_index, 0), lora)
         if self._project_in is not None:
             x = self._project_in(x)
+        if media is not None and self._scales_media:
+            x = _with_media(x, media)
         if self.factor != 1.0:
             x = x * self.factor
+        if media is not None and not self._scales_media:
+            x = _with_media(x, media)
         if self._token_types is not None:
             x = x + self._token_types(torch.zeros_like(ids))
         if self._positions is not None:
             x = x + self._positions(positions)
         return x if self._norm is None else self._norm(x)
+
+
+def _with_media(x: Tensor, media: MediaEmbeds) -> Tensor:
+    """x [N, H] with the first H columns of the media's embeddings in their rows."""
+    return x.index_copy(0, media.token_index, media.embeds[:, : x.shape[1]].to(x.dtype))
 
 
 class LearnedPositions:

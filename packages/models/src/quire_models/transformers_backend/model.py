@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import AttentionMetadata, ForwardBatch, MediaEmbeds
 from quire_interfaces import CheckpointError, read_json
 from quire_models.config import ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.overrides import check_overrides_read, overridden
+from quire_models.transformers_backend.towers import TransformersTowers, drop_towers
 from quire_ops import LoraTokens
 
 __all__ = ["TransformersLM"]
@@ -43,13 +44,16 @@ class TransformersLM(Network):
         self._model: Any = None
         self._owner: Any = None
         self._body_name = ""
+        self._decoder: Any = None
+        """What runs the layers: the body, or the language model inside the body of a network with towers."""
         self._paged = PagedAttention(config, scope)
 
-    def load(self, folder: str | Path, *, dummy: bool = False) -> None:
+    def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Build the network and read its weights.
 
         Args:
             dummy: Leave the weights as the class starts them.
+            language_model_only: Keep no towers.
 
         Raises:
             CheckpointError: Transformers has no such class, cannot exchange its attention, or cannot read it.
@@ -67,7 +71,9 @@ class TransformersLM(Network):
             raise CheckpointError(f"{reason}; Quire has no network of its own for it either (docs/models.md)")
         transformers.AttentionInterface.register(IMPLEMENTATION, paged_attention)
         transformers.AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
-        options = {"attn_implementation": IMPLEMENTATION, "dtype": self.dtype}
+        options: dict[str, Any] = {"attn_implementation": IMPLEMENTATION, "dtype": self.dtype}
+        if self.config.language_names is not None:
+            options["attn_implementation"] = _implementations(cls)
         try:
             hf_config = _overridden_config(cls.config_class, folder, self.config.overrides)
             if dummy:
@@ -85,14 +91,21 @@ class TransformersLM(Network):
             raise CheckpointError(f"Transformers cannot read {folder}: {cause}") from error
         self._model = model.to(self.device).eval()
         self._check()
-        for module in self._model.modules():
+        self._owner, self._body_name = _body_of(self._model)
+        self._decoder = self._body
+        if self.config.language_names is not None:
+            self._decoder = self._model.get_decoder()
+            if language_model_only or self.config.media is None:
+                drop_towers(self._model)
+            else:
+                self.towers = TransformersTowers(self._model, self.config.media, self.dtype)
+        for module in self._decoder.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_attention = self._paged
                 module.quire_layer = module.layer_idx
                 if "cycle_offset" in inspect.signature(module.forward).parameters:
                     module.register_forward_pre_hook(_place_cycle, with_kwargs=True)
-        self._owner, self._body_name = _body_of(self._model)
-        if "position_ids" not in inspect.signature(type(self._body).forward).parameters:
+        if "position_ids" not in inspect.signature(type(self._decoder).forward).parameters:
             self._place_positions()
         self._try()
 
@@ -107,7 +120,7 @@ class TransformersLM(Network):
             assert self._paged.batch is not None, "a step without a batch"
             return args, {**options, "position_ids": self._paged.batch.positions}
 
-        for module in self._body.modules():
+        for module in self._decoder.modules():
             if {"past_key_values_length", "position_ids"} <= inspect.signature(module.forward).parameters.keys():
                 module.register_forward_pre_hook(place, with_kwargs=True)
 
@@ -170,11 +183,22 @@ class TransformersLM(Network):
         self.use_adapters(batch.lora)
         self._paged.batch = batch
         self._paged.layers.clear()
-        positions = batch.positions[None] + _first_position(self._body)
-        out = self._body(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
+        positions = batch.positions.unsqueeze(-2) + _first_position(self._decoder)
+        if batch.media is None:
+            out = self._decoder(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
+        else:
+            embeds = self._embedded(batch.input_ids, batch.media)
+            out = self._decoder(inputs_embeds=embeds[None], position_ids=positions, use_cache=False)
         self._paged.batch = None
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _embedded(self, ids: Tensor, media: MediaEmbeds) -> Tensor:
+        """[T, hidden_size]: embeddings of tokens and media; ids of tokens that stand for media need not be in the
+        table."""
+        table = self._decoder.get_input_embeddings()
+        x: Tensor = table(ids.index_fill(0, media.token_index, 0))
+        return x.index_copy(0, media.token_index, media.embeds.to(x.dtype))
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
@@ -325,6 +349,12 @@ class _Output:
 def _place_cycle(module: Any, args: Any, options: dict[str, Any]) -> None:
     """A layer that is run again and again in a step has a cache for each time."""
     module.quire_layer = module.layer_idx + options.get("cycle_offset", 0)
+
+
+def _implementations(cls: Any) -> dict[str, str]:
+    """Field of the configuration -> attention: Quire's in the language model, Transformers' in towers."""
+    towers = (name for name in cls.config_class.sub_configs if name != "text_config")
+    return {"": IMPLEMENTATION, "text_config": IMPLEMENTATION, **dict.fromkeys(towers, "sdpa")}
 
 
 def _body_of(model: Any) -> tuple[Any, str]:

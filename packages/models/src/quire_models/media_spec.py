@@ -1,0 +1,82 @@
+"""What a checkpoint's towers are, from its config.json alone. Free of torch.
+
+Knows which media a network takes and how its language model places them; does not know how media are prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_interfaces import Modality
+from quire_models.rope_config import RopeConfig
+
+__all__ = ["MediaSpec", "media_spec"]
+
+_FIELDS: dict[Modality, tuple[str, ...]] = {
+    Modality.IMAGE: (
+        "vision_config", "vision_tower", "mm_vision_tower", "visual", "image_token_id", "image_token_index",
+    ),
+    Modality.VIDEO: ("video_token_id", "video_token_index"),
+    Modality.AUDIO: ("audio_config", "speech_config", "audio_token_id", "audio_token_index"),
+}  # fmt: skip
+"""Modality -> fields of config.json, one of which a network has that takes it."""
+
+_BIDIRECTIONAL = frozenset({"gemma3"})
+"""`model_type` of networks in which the tokens of an image also see those behind them in the image."""
+
+UNSERVED: dict[str, str] = {
+    "gemma3n": "its layers take embeddings of token ids of their own",
+    "gemma4": "its layers take embeddings of token ids of their own",
+    "ovis2": "the marks around an image have embeddings that its tower gives",
+}
+"""`model_type` of networks whose text is served, but not their media -> the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpec:
+    """The towers of a network, and how the language model takes what they give."""
+
+    architecture: str
+    """Class of Transformers that has the towers."""
+    modalities: tuple[Modality, ...]
+    width: int
+    """Width of an embedding: that of the residual stream, times 1 + `num_deepstack`."""
+    num_deepstack: int = 0
+    """First layers behind which further features are added (Bai et al. 2025, "Qwen3-VL", DeepStack)."""
+    mrope: RopeConfig | None = None
+    """Rotation by time, height and width (M-RoPE); None where positions are counted."""
+    num_parameters: int = 0
+    """Weights of the towers, connectors included, as far as files are there to be counted."""
+    is_bidirectional: bool = False
+    """Tokens of an image attend to all of the image, not only to those before them."""
+
+
+def media_spec(
+    values: Mapping[str, Any], architecture: str, hidden_size: int, ropes: Iterable[Any]
+) -> MediaSpec | None:
+    """The towers that a config.json speaks of; None for a language model alone, and for towers that are not served.
+
+    Args:
+        values: The file.
+        architecture: Its class.
+        hidden_size: Width of the language model.
+        ropes: Rotations of the language model's mixers, None for those without.
+    """
+    inner = values.get("thinker_config")
+    values = inner if isinstance(inner, Mapping) else values
+    found = tuple(kind for kind, names in _FIELDS.items() if any(values.get(name) is not None for name in names))
+    if not found or values.get("model_type") in UNSERVED:
+        return None
+    vision = values.get("vision_config")
+    deepstack = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    depth = len(deepstack) if isinstance(deepstack, list) else 0
+    return MediaSpec(
+        architecture=architecture,
+        modalities=found,
+        width=hidden_size * (1 + depth),
+        num_deepstack=depth,
+        mrope=next((rope for rope in ropes if rope is not None and rope.mrope_section), None),
+        is_bidirectional=values.get("model_type") in _BIDIRECTIONAL,
+    )

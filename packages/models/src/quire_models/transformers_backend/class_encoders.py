@@ -1,0 +1,51 @@
+"""Encoding media with classes of Transformers that have no function for it, or one that stops before the connector.
+
+Each encodes one item, under the names of its processor's outputs, as the class's own `forward` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import Modality
+
+__all__ = ["CLASS_ENCODERS"]
+
+
+def _llama4_image(model: Any) -> Callable[..., Tensor]:
+    def encode(pixel_values: Tensor) -> Tensor:
+        """[tiles, 3, H, W] -> [N, W], tile by tile."""
+        tiles = model.get_image_features(pixel_values=pixel_values, return_dict=True).last_hidden_state
+        projected: Tensor = model.multi_modal_projector(tiles.flatten(0, -2))
+        return projected
+
+    return encode
+
+
+def _qwen2_audio(model: Any) -> Callable[..., Tensor]:
+    def encode(input_features: Tensor, feature_attention_mask: Tensor) -> Tensor:
+        """[1, mel bins, frames], and which frames are sound, [1, frames] -> [N, W]."""
+        from transformers.masking_utils import create_bidirectional_mask
+
+        inner = getattr(model, "model", model)
+        tower = inner.audio_tower
+        frames, num_embeds = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+        seq_len = (input_features.shape[-1] - 2) // 2 + 1
+        heard = (torch.arange(seq_len, device=frames.device)[None] < frames[:, None]).long()
+        blank = torch.zeros(*heard.shape, 1, dtype=input_features.dtype, device=input_features.device)
+        mask = create_bidirectional_mask(config=tower.config, inputs_embeds=blank, attention_mask=heard)
+        features: Tensor = inner.multi_modal_projector(tower(input_features, attention_mask=mask).last_hidden_state)
+        return features[0, : int(num_embeds[0])]
+
+    return encode
+
+
+CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
+    ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
+    ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,
+}
+"""(class, modality) -> network of that class -> function that encodes one item."""

@@ -1,0 +1,129 @@
+"""Networks with towers give the logits of Transformers' whole forward, and refuse what they cannot take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_media import MediaPrompt, media_item
+from safetensors.torch import load_file, save_file
+
+from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_models import ModelConfig, Network, load_model
+from quire_models.layers.rotary import RotaryTable
+from quire_models.rope_config import RopeConfig
+from quire_testkit.parity.media_cases import MEDIA_CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+QWEN3 = "Qwen3VLForConditionalGeneration"
+GLM = "Glm4vForConditionalGeneration"
+
+
+def load(folder: Path, **options: Any) -> Network:
+    return load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
+
+
+@pytest.mark.parametrize("architecture", sorted(MEDIA_CASES.keys() - {"Ovis2ForConditionalGeneration"}))
+def test_prompts_with_items_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    spec = network.config.media
+    assert spec is not None
+    for num_items in (1, 2):
+        prompt = MediaPrompt(network, architecture, num_items)
+        assert all(row.shape == (spec.width,) for row in prompt.embeds.values())
+        with torch.no_grad():
+            expected = model(**prompt.oracle_inputs(model)).logits[0]
+        positions = prompt.positions(model)
+        assert (spec.mrope is not None) == (positions is not None) or not network.config.is_native
+        for chunk in (len(prompt.token_ids), 5):
+            logits = prompt.logits(network, chunk, positions)
+            assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.fixture(scope="module", params=[QWEN3, GLM], ids=["native", "fallback"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("media")
+    write_checkpoint(folder, request.param, MEDIA_CASES[request.param])
+    return request.param, folder
+
+
+def test_language_model_only_builds_no_towers(checkpoint: tuple[str, Path]) -> None:
+    architecture, folder = checkpoint
+    network = load(folder, language_model_only=True)
+    assert network.towers is None
+    with pytest.raises(ConfigError, match=f"{architecture} has no towers here"):
+        network.encode_media(*_single(architecture))
+    whole = load(folder)
+    assert whole.towers is not None
+    towers = {name: t for name, t in load_file(folder / "model.safetensors").items() if "visual" in name}
+    assert whole.towers.num_parameters == sum(tensor.numel() for tensor in towers.values())
+
+
+def _single(architecture: str) -> tuple[Modality, list[dict[str, torch.Tensor]]]:
+    modality, item = media_item(architecture, 0)
+    return modality, [item]
+
+
+def test_a_modality_without_a_tower_is_refused(checkpoint: tuple[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="takes image, video, and no audio"):
+        load(checkpoint[1]).encode_media(Modality.AUDIO, [])
+
+
+def test_missing_weights_of_towers_are_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, QWEN3, MEDIA_CASES[QWEN3])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    lost = next(name for name in tensors if name.endswith("visual.blocks.1.norm1.weight"))
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of its towers: .*blocks\.1\.norm1\.weight"):
+        load(tmp_path)
+
+
+def test_media_that_are_not_served_leave_the_text(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "Ovis2ForConditionalGeneration", MEDIA_CASES["Ovis2ForConditionalGeneration"])
+    network = load(tmp_path)
+    assert network.config.media is None
+    assert network.towers is None
+
+
+def test_quantized_towers_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, QWEN3, MEDIA_CASES[QWEN3])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("visual.blocks.1.mlp.linear_fc1.weight"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"visual\.blocks\.1\.mlp\.linear_fc1\.weight is quantized"):
+        load(tmp_path)
+
+
+def test_dummy_towers_need_no_weights(checkpoint: tuple[str, Path], tmp_path: Path) -> None:
+    architecture, folder = checkpoint
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    network = load(tmp_path, load_format="dummy")
+    spec = network.config.media
+    assert spec is not None
+    assert network.encode_media(*_single(architecture))[0].shape == (6, spec.width)
+
+
+def test_ids_of_media_need_not_be_in_the_vocabulary(checkpoint: tuple[str, Path]) -> None:
+    architecture, folder = checkpoint
+    network = load(folder)
+    prompt = MediaPrompt(network, architecture, 1)
+    before = prompt.logits(network, 8)
+    prompt.token_ids = [100_000 if token in prompt.embeds else each for token, each in enumerate(prompt.token_ids)]
+    assert torch.equal(prompt.logits(network, 8), before)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_equal_positions_on_all_axes_rotate_as_one(interleaved: bool) -> None:
+    rope = RopeConfig(mrope_section=(2, 3, 3), mrope_interleaved=interleaved)
+    table = RotaryTable(rope, 16, dtype=torch.float32, device=torch.device("cpu"))
+    positions = torch.tensor([0, 7, 3, 11])
+    for one, three in zip(table(positions, 12), table(positions.expand(3, 4), 12), strict=True):
+        assert torch.equal(one, three)
+    apart = torch.stack((positions, positions + 1, positions + 2))
+    assert not torch.equal(table(apart, 14)[0], table(positions, 14)[0])
