@@ -58,8 +58,9 @@ class MediaSpan:
 
     item: MediaItem
     start: int
-    """First token that stands for it; marks around and between its embeddings are included."""
+    """First token that takes one of its embeddings."""
     length: int
+    """Tokens up to the last that takes one, marks between them included."""
     embeds: tuple[tuple[int, int], ...]
     """[from, to) behind `start`, ascending: the tokens that take embeddings, `item.num_embeds` in all."""
 

@@ -11,6 +11,7 @@ from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fetch import FetchPolicy, fetch, is_public
 from quire_multimodal.fingerprint import fingerprint
+from quire_multimodal.positions import PositionScheme, mrope_positions, place_media
 from quire_multimodal.preparer import MediaPreparer, MediaStats
 from quire_multimodal.sources import MediaSource
 from quire_multimodal.spans import expand_placeholders, find_spans
@@ -27,11 +28,14 @@ __all__ = [
     "MediaSource",
     "MediaStats",
     "MediaStore",
+    "PositionScheme",
     "StoredItem",
     "expand_placeholders",
     "fetch",
     "find_spans",
     "fingerprint",
     "is_public",
+    "mrope_positions",
+    "place_media",
     "read_features",
 ]
