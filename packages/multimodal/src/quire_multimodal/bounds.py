@@ -107,6 +107,8 @@ def check_video(stream: Any, bounds: MediaBounds) -> None:
     Raises:
         MediaError: out of bounds.
     """
+    if stream.codec_context is None:
+        raise MediaError("the video has a codec that is not read")
     _check_pixels("video", stream.codec_context.width, stream.codec_context.height, bounds)
     seconds = None if stream.duration is None or stream.time_base is None else float(stream.duration * stream.time_base)
     _check_seconds("video", seconds, bounds)

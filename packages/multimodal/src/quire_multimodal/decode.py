@@ -128,8 +128,10 @@ def _read_container(data: bytes, bounds: MediaBounds) -> tuple[Samples, int]:
                 if total > most:
                     raise MediaError(f"the sound is longer than {bounds.max_seconds:g} s", code="media_too_large")
             return np.concatenate(pieces) if pieces else np.empty(0, np.float32), int(stream.rate)
-    except av.FFmpegError as error:
-        raise MediaError(f"the sound cannot be decoded: {error}") from error
+    except MediaError:
+        raise
+    except Exception as error:  # of FFmpeg, or of PyAV where it finds nothing
+        raise MediaError(f"the sound cannot be decoded: {error or type(error).__name__}") from error
 
 
 def _open_container(av: Any, data: bytes) -> Any:
@@ -162,8 +164,10 @@ def decode_video(data: bytes, bounds: MediaBounds, choose: Callable[[int, float]
                 code="media_too_large",
             )
         return VideoFrames(_take_frames(av, data, bounds, indices), indices, num_frames, fps)
-    except av.FFmpegError as error:
-        raise MediaError(f"the video cannot be decoded: {error}") from error
+    except MediaError:
+        raise
+    except Exception as error:  # of FFmpeg, or of PyAV where it finds nothing
+        raise MediaError(f"the video cannot be decoded: {error or type(error).__name__}") from error
 
 
 def _count_frames(av: Any, data: bytes, bounds: MediaBounds) -> tuple[int, float]:

@@ -24,8 +24,12 @@ _CHUNK_BYTES = 1 << 18
 _REDIRECTS = (301, 302, 303, 307, 308)
 _USER_AGENT = "quire"
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "64:ff9b:1::/48", "2001::/23", "fec0::/10")))
-"""Azure's own services, local NAT64, Teredo and other tunnels, site-local."""
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(each)
+    for each in """168.63.129.16/32 192.0.0.0/24 192.88.99.0/24 64:ff9b:1::/48 2001::/23 fec0::/10""".split()
+)
+"""Clouds' own services (Azure, Oracle), relays of tunnels, local NAT64, Teredo and other tunnels, site-local: what
+`ipaddress` takes for global in some versions of Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
