@@ -62,6 +62,7 @@ class MediaPrompt:
             start = len(self.token_ids) + 1
             self.token_ids += [192, *[PLACEHOLDER] * len(rows), *(rng.randrange(3, 180) for _ in range(7))]
             self.embeds.update({start + row: embed for row, embed in enumerate(rows)})
+        self._sees_whole_spans = network.config.media is not None and network.config.media.is_bidirectional
         self._joins_tiles = architecture.startswith(("Idefics3", "SmolVLM"))
 
     def oracle_inputs(self, model: Any) -> dict[str, Tensor]:
@@ -71,6 +72,8 @@ class MediaPrompt:
         for name in self._items[0][1] if self._items else ():
             tiles = self._joins_tiles and name.startswith("pixel")
             inputs[name] = torch.cat([item[name] for _, item in self._items], dim=1 if tiles else 0)
+        if self._sees_whole_spans:
+            inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
         if hasattr(_body(model), "get_rope_index"):
             inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
         return inputs
@@ -89,7 +92,11 @@ class MediaPrompt:
         driver = PagedDriver(network, block_size=16, shuffle=True)  # type: ignore[arg-type]
         seq = driver.add(self.token_ids)
         seq.embeds, seq.positions = self.embeds, positions
-        driver.run(seq, chunk)
+        while seq.num_computed < len(seq.token_ids):
+            end = min(seq.num_computed + chunk, len(seq.token_ids))
+            while self._sees_whole_spans and end in self.embeds and end - 1 in self.embeds:
+                end += 1  # spans are not cut
+            driver.step((seq, end - seq.num_computed))
         return torch.stack(seq.logits)
 
 

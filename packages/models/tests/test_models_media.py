@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from quire_interfaces import CheckpointError, ConfigError, Modality
 from quire_models import ModelConfig, Network, load_model
 from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.whole_spans import path_table, visible_spans
 from quire_models.rope_config import RopeConfig
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -127,3 +128,17 @@ def test_equal_positions_on_all_axes_rotate_as_one(interleaved: bool) -> None:
         assert torch.equal(one, three)
     apart = torch.stack((positions, positions + 1, positions + 2))
     assert not torch.equal(table(apart, 14)[0], table(positions, 14)[0])
+
+
+def test_spans_of_a_step_are_seen_whole() -> None:
+    """Two sequences: three tokens behind five others, and four; a window of three tokens."""
+    spans = visible_spans([0, 1, 4, 5], [3, 4], [8, 4])
+    assert spans.places.tolist() == [5, 6, 7, 0, 1, 2, 3]
+    assert spans.begins.tolist() == [5, 5, 7, 0, 1, 1, 3]
+    assert spans.ends.tolist() == [7, 7, 8, 1, 3, 3, 4]
+    whole, windowed = path_table(spans, None), path_table(spans, 3)
+    assert whole[:3, :2].tolist() == [[6, 5], [6, 5], [7, 5]]
+    assert whole[:3, 2:5].tolist() == [[5, 6, -1], [5, 6, -1], [5, 6, 7]]
+    assert [row[2 : 3 + row[0]].tolist() for row in windowed] == [
+        [3, 4, 5, 6], [4, 5, 6], [5, 6, 7], [0], [0, 1, 2], [0, 1, 2], [1, 2, 3],
+    ]  # fmt: skip

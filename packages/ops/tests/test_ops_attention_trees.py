@@ -88,6 +88,37 @@ def test_each_token_sees_its_path(
         assert (got[token] - exact).abs().max() < (2e-2 if dtype == torch.bfloat16 else 5e-6)
 
 
+SPANS = {0: (165, 290), 2: (3, 88)}
+"""Sequence -> tokens of a step that all see one another, such as those of an image."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [(torch.float32, 16), (torch.bfloat16, 16), (torch.bfloat16, 64)], ids=str
+)
+def test_tokens_of_a_span_see_those_behind_them(backend: OpBackend, dtype: torch.dtype, head_dim: int) -> None:
+    torch.manual_seed(8)
+    layout, num_blocks = random_layout(random.Random(9), [(150, 300), (1, 30), (90, 90)], 16, shuffle=True)
+    cache = poisoned_cache(layout, num_blocks, 2, head_dim, dtype)
+    query = torch.randn(sum(layout.query_lens), 16, head_dim).to(dtype)  # more than a kernel takes at once
+    layout.paths = torch.full((len(query), 2 + 150), -1, dtype=torch.int32)
+    seen: list[tuple[int, int]] = []  # of each token: row, how many it sees
+    for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
+        context, (begin, end) = kv_len - query_len, SPANS.get(row, (0, 0))
+        for place in range(context, kv_len):
+            count = end if begin <= place < end else place + 1
+            if row in SPANS:
+                way = torch.tensor([count - 1, context, *range(context, count)])
+                layout.paths[len(seen), : len(way)] = way
+            seen.append((row, count))
+    got = backend.function(query, cache, layout, scale=0.25)
+    for token in range(0, len(query), 7):
+        row, count = seen[token]
+        copied, line = alone(cache, layout.block_table[row], list(range(count)), 3)
+        exact = ref.paged_attention(query[token : token + 1].double(), copied.double(), line, scale=0.25)[0]
+        assert (got[token] - exact).abs().max() < (2e-2 if dtype == torch.bfloat16 else 5e-6)
+
+
 @pytest.mark.parametrize("backend", LATENT, ids=lambda backend: backend.name)
 def test_latent_attention_sees_paths(backend: OpBackend) -> None:
     torch.manual_seed(5)

@@ -70,7 +70,9 @@ struct AttentionTask {
     template <typename T>
     Span tokens(const Attention<T>& a) const {
         const int from = a.lowest_position(sequence, first);
-        Span span{a.window > 0 ? std::max(0, from + 1 - a.window) : 0, a.sequences.context(sequence) + last};
+        // A token in a tree may see some that stand behind it: an image is one tree.
+        const int end = a.is_tree(sequence) ? a.sequences.kv_lens[sequence] : a.sequences.context(sequence) + last;
+        Span span{a.window > 0 ? std::max(0, from + 1 - a.window) : 0, end};
         if (segment >= 0) {
             span.begin = std::max(span.begin, segment * kSegment);
             span.end = std::min(span.end, (segment + 1) * kSegment);

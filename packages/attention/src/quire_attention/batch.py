@@ -42,6 +42,9 @@ class AttentionMetadata:
     paths: Tensor | None = None
     """[T, P] int32 where tokens are in trees (see `quire_ops.PagedLayout`); then `positions` are no places in the
     cache."""
+    paths_have_windows: bool = False
+    """`paths` name exactly the tokens that each one sees, so that layers with a sliding window pass none to their
+    backend."""
     replay: StateReplay | None = None
     """Of a group of states, where tokens of the step may turn out wrong: takes down what is needed to store the states
     that go on once it is known (see `quire_ops.StateReplay`)."""

@@ -116,7 +116,7 @@ class Attention:
             kv_cache,
             metadata,
             scale=self._scale,
-            sliding_window=self._sliding_window,
+            sliding_window=None if metadata.paths_have_windows else self._sliding_window,
             soft_cap=self._soft_cap,
             sinks=sinks,
             kv_scale=self.kv_scale,

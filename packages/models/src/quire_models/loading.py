@@ -177,8 +177,26 @@ def load_model(
     else:
         load_weights(model, folder, progress, load_format=load_format)
     if config.media is not None and not language_model_only and not model.loads_itself:
+        _check_spans(model)
         model.towers = load_towers(config, folder, model.dtype, model.device, dummy=load_format == "dummy")
     return model
+
+
+def _check_spans(model: Network) -> None:
+    """ConfigError: tokens of an image have to see those behind them, and something cannot compute that."""
+    media = model.config.media
+    assert media is not None
+    if not media.is_bidirectional:
+        return
+    refusals = model.tree_refusals
+    if model.device.type != "cpu":  # kernels for trees there end with a tile's last token
+        refusals = (f"attention backend {model.attention_backend.name} on {model.device.type}",)
+    if refusals:
+        raise ConfigError(
+            f"tokens of an image of {model.config.architecture} see those behind them, which {', '.join(refusals)} "
+            "cannot compute; build it for text alone (language_model_only)",
+            field="language_model_only",
+        )
 
 
 def _load_by_itself(

@@ -28,7 +28,8 @@ class PagedLayout(Protocol):
     paths: Tensor | None
     """[T, P] int32 where tokens are in trees, else None. Of such a token: its position p; the position r from which on
     tokens are not where their position says, which is the same for all of a sequence; then, in the order of their
-    positions r to p, the places of the tokens that it follows and its own, counted in tokens from the sequence's begin.
+    positions r to p, the places of the tokens that it follows and its own, counted in tokens from the sequence's begin;
+    they may stand behind it, as in an image whose tokens all see one another.
     -1 first for tokens in no tree; all of a sequence's tokens are in a tree, or none. Only for what declares
     `OpBackend.trees`."""
     derived: dict[Any, Any]

@@ -26,6 +26,7 @@ from quire_models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm, make_nor
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
+from quire_models.layers.whole_spans import with_whole_spans
 from quire_models.rope_config import RopeConfig
 from quire_models.spec import LayerSpec
 from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
@@ -55,6 +56,7 @@ class DecoderLM(Network):
         self.ignored_tensors = frozenset({f"{head.name}.weight"} if tied_to else ())
         self._project_out = None if head.project_out is None else Linear.of(body, head.project_out)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
+        self._sees_whole_spans = config.media is not None and config.media.is_bidirectional
         self._logits_factor, self._soft_cap = head.factor, head.soft_cap
         self._tanh = None if head.soft_cap is None else activation(scope, "tanh")
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
@@ -110,6 +112,8 @@ class DecoderLM(Network):
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
+        if self._sees_whole_spans and batch.media is not None:
+            batch = with_whole_spans(batch, self.config.sliding_windows)
         length = max(batch.num_positions, *batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]
         x = self.embed(batch.input_ids, batch.positions, batch.lora, batch.media)

@@ -92,8 +92,8 @@ class FusedDecoder:
 
     def serves(self, batch: ForwardBatch) -> bool:
         """Whether the call computes this step: it reads the format of the caches, and takes nothing down for states
-        that are stored when drafts have been verified."""
-        if any(group.replay is not None for group in batch.attention):
+        that are stored when drafts have been verified. Windows are its own."""
+        if any(group.replay is not None or group.paths_have_windows for group in batch.attention):
             return False
         if batch.kv_caches is not self._caches:
             self._caches, self._reads_caches = batch.kv_caches, self._reads(batch.kv_caches)

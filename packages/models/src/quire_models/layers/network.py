@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionBackend, ForwardBatch
-from quire_interfaces import ConfigError, Modality
+from quire_interfaces import ConfigError
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.fused import named_tensors
@@ -230,10 +230,11 @@ class Network:
         have such inputs; for networks with an encoder."""
         raise NotImplementedError
 
-    def encode_media(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Embeddings of some items of one modality for `ForwardBatch.media`, [num_embeds, width] each.
 
         Args:
+            modality: A value of `quire_interfaces.Modality`.
             items: Arrays of each item under the names that its processor gives them.
 
         Raises:

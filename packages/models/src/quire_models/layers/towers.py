@@ -6,8 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire_interfaces import Modality
-
 __all__ = ["Towers"]
 
 
@@ -18,10 +16,11 @@ class Towers(Protocol):
     def num_parameters(self) -> int:
         """Weights of all of them, connectors included."""
 
-    def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+    def encode(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Embeddings of each item, [num_embeds, width], in the compute dtype.
 
         Args:
+            modality: A value of `quire_interfaces.Modality`.
             items: Arrays of each item under the names of its processor's outputs.
 
         Raises:

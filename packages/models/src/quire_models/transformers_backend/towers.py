@@ -54,20 +54,22 @@ class TransformersTowers:
         return self._num_parameters
 
     @torch.inference_mode()
-    def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+    def encode(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Embeddings of each item, [N, W].
 
         Args:
+            modality: A value of `quire_interfaces.Modality`.
             items: Arrays of each item under the names of the processor's outputs; others than the tower's are left
                 out.
 
         Raises:
             ConfigError: There is no tower for this modality.
         """
-        if modality not in self._encoders:
+        encoder = self._encoders.get(Modality(modality))
+        if encoder is None:
             names = ", ".join(self._encoders)
             raise ConfigError(f"{self._spec.architecture} takes {names}, and no {modality}", field="media")
-        return [self._encode(self._encoders[modality], item) for item in items]
+        return [self._encode(encoder, item) for item in items]
 
     def _encode(self, encoder: Callable[..., Any], item: Mapping[str, Tensor]) -> Tensor:
         known = inspect.signature(encoder).parameters

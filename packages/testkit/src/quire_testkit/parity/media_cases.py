@@ -71,7 +71,7 @@ MEDIA_CASES: dict[str, ParityCase] = {
         config="Gemma3Config",
         fields={
             "text_config": _text(
-                "gemma3_text", head_dim=16, sliding_window=24, query_pre_attn_scalar=16, num_hidden_layers=6
+                "gemma3_text", head_dim=16, sliding_window=6, query_pre_attn_scalar=16, num_hidden_layers=6
             ),
             "vision_config": _vision("siglip_vision_model", vision_use_head=False),
             "mm_tokens_per_image": 4,

@@ -1,0 +1,99 @@
+"""Attention in which the tokens of an image see all of the image (Gemma 3, Gemma team 2025, sec. 2.1).
+
+Backends know trees of tokens (`AttentionMetadata.paths`): which tokens each one sees, by name. An image is such a tree,
+in which every token follows all the others. Worked out on the host, in steps with media alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_attention import AttentionMetadata, ForwardBatch
+
+__all__ = ["with_whole_spans"]
+
+Ints = NDArray[np.int64]
+
+
+def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None]) -> ForwardBatch:
+    """The batch with metadata for each kind of layer in which neighbouring tokens of media see one another.
+
+    Args:
+        batch: Its media stand whole in the step: spans are not cut.
+        windows: Sliding window of each layer in tokens; None for none.
+    """
+    assert batch.media is not None
+    first = batch.attention[0]
+    spans = visible_spans(batch.media.token_index.tolist(), first.query_lens, first.kv_lens)
+    longest = max(first.kv_lens)
+    kinds: dict[tuple[int, int | None], int] = {}
+    kind_of_layer = []
+    for group, window in zip(batch.group_of_layer, windows, strict=True):
+        reaches = window is None or window >= longest
+        kind_of_layer.append(kinds.setdefault((group, None if reaches else window), len(kinds)))
+    tables = {
+        window: torch.from_numpy(path_table(spans, window)).to(batch.input_ids.device)
+        for window in {window for _, window in kinds}
+    }
+    attention = tuple(_with_paths(batch.attention[group], tables[window]) for group, window in kinds)
+    return dataclasses.replace(batch, attention=attention, group_of_layer=tuple(kind_of_layer))
+
+
+def _with_paths(metadata: AttentionMetadata, paths: Tensor) -> AttentionMetadata:
+    return dataclasses.replace(metadata, paths=paths, paths_have_windows=True, derived={})
+
+
+class VisibleSpans(NamedTuple):
+    """What each token of a step sees beyond those before it, [T] each, in places of its sequence."""
+
+    contexts: Ints
+    """Tokens of the sequence before the step."""
+    places: Ints
+    """Its own place."""
+    begins: Ints
+    """First token of its span, or itself."""
+    ends: Ints
+    """One behind its span, or itself."""
+
+
+def visible_spans(token_index: list[int], query_lens: list[int], kv_lens: list[int]) -> VisibleSpans:
+    """The spans of a step.
+
+    Args:
+        token_index: Tokens of media among the step's; those that are neighbours are one span.
+    """
+    starts = np.cumsum([0, *query_lens])
+    contexts = np.repeat(np.subtract(kv_lens, query_lens), query_lens)
+    places = np.arange(starts[-1]) - np.repeat(starts[:-1], query_lens) + contexts
+    begins, ends = places.copy(), places + 1
+    tokens = np.array(sorted(token_index))
+    cuts = np.flatnonzero((np.diff(tokens) != 1) | np.isin(tokens[1:], starts)) + 1
+    for span in np.split(tokens, cuts):
+        begins[span], ends[span] = places[span[0]], places[span[-1]] + 1
+    return VisibleSpans(contexts, places, begins, ends)
+
+
+def path_table(spans: VisibleSpans, window: int | None) -> NDArray[np.int32]:
+    """[T, 2 + most places named for a token] int32, as `quire_ops.PagedLayout.paths`. Without a window what stands
+    before the step is seen by all, and not named.
+
+    Args:
+        window: Tokens that one sees before itself, itself included; None for all.
+    """
+    if window is None:
+        first = root = spans.contexts
+    else:
+        first = np.minimum(np.maximum(spans.places + 1 - window, 0), spans.begins)
+        root = np.zeros_like(first)
+    counts = spans.ends - first
+    steps = np.arange(counts.max())
+    table = np.where(steps < counts[:, None], first[:, None] + steps, -1)
+    heads = np.stack((root + counts - 1, root), axis=1)
+    return np.ascontiguousarray(np.concatenate((heads, table), axis=1), dtype=np.int32)
