@@ -26,6 +26,8 @@ __all__ = ["WorkerPool", "WorkerSettings"]
 
 _START_TIMEOUT_S = 300.0
 _ATTEMPTS = 2
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+"""Of the processes: each has one core, and what the library says about missing torch is meant."""
 _ENDING = "media are not prepared any more: the server is ending"
 
 
@@ -59,7 +61,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         self._connection = ours
         command = [sys.executable, "-m", "quire_multimodal.worker", str(theirs.fileno())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, **_ENVIRONMENT}
         with theirs:
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
@@ -157,7 +159,8 @@ class WorkerPool:
 
     def process_ids(self) -> list[int]:
         """Of the processes that run."""
-        return [worker.process.pid for worker in self._workers if worker is not None]
+        running = [worker.process for worker in self._workers if worker is not None]
+        return [process.pid for process in running if process.poll() is None]
 
     def close(self) -> None:
         """End the processes; items that are not prepared fail."""
