@@ -12,7 +12,7 @@ MOST_FILES = 9
 
 
 def test_the_page_lists_the_files_that_carry_a_request() -> None:
-    way = PAGE.read_text().partition("| file |")[0]
+    way = PAGE.read_text().partition("\n| file |")[0]
     numbered = re.findall(r"^\| (\d+) \| `([^`]+)` \|", way, re.MULTILINE)
     files = asyncio.run(trace_request())
     assert [(str(number), file) for number, file in enumerate(files, 1)] == numbered
