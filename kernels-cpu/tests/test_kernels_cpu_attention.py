@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernels_cpu_steps import Layout
 
-from quire_attention import AttentionBackend, OpsAttentionBackend
+from quire_attention import AttentionBackend
 from quire_kernels_cpu.backend import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
 from quire_kernels_cpu.builds import unavailable
 from quire_kernels_cpu.ops import backends, paged_attention, write_kv_cache
@@ -276,7 +276,7 @@ def test_too_wide_heads_are_refused_by_the_table() -> None:
 
 class TestConformance(AttentionBackendSuite):
     def make_backend(self) -> AttentionBackend:
-        return OpsAttentionBackend("cpu", op_table())
+        return AttentionBackend("cpu", op_table())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernels_cuda_attention_cases import check
 
-from quire_attention import AttentionRequest, select_attention_backend
+from quire_attention import select_attention_backend
 from quire_interfaces import ConfigError
 from quire_kernels_cuda import flash_attention, flashinfer_attention
 from quire_kernels_cuda.attention_backends import attention_backends
@@ -128,6 +128,6 @@ def test_each_backend_says_what_it_cannot_do() -> None:
 
 @pytest.mark.skipif(find_spec("flashinfer") is not None, reason="FlashInfer is here")
 def test_what_is_asked_for_and_missing_is_refused_with_the_reason() -> None:
-    request = AttentionRequest(device="cuda", dtype=torch.bfloat16, head_dim=64, num_heads=4, num_kv_heads=2)
+    request = OpRequest(device="cuda", dtype=torch.bfloat16, sizes={"head_dim": 64, "queries_per_kv_head": 2})
     with pytest.raises(ConfigError, match="flashinfer: flashinfer-python is not installed"):
         select_attention_backend(request, "flashinfer")

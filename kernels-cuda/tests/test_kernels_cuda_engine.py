@@ -10,7 +10,8 @@ import pytest
 from kernels_cuda_attention_cases import DEVICE
 
 from quire import LLM, SamplingParams
-from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
+from quire_attention import AttentionBackend
+from quire_ops import op_table
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
 
@@ -52,4 +53,4 @@ def test_tokens_are_those_of_the_reference(folder: Path, situation: str) -> None
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the suite's tensors are on the CPU")
 class TestTritonBackend(AttentionBackendSuite):
     def make_backend(self) -> AttentionBackend:
-        return select_attention_backend(AttentionRequest(head_dim=32, num_heads=4, num_kv_heads=2), "triton").backend
+        return AttentionBackend("triton", op_table())

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from quire_attention import AttentionRequest, select_attention_backend
+from quire_attention import select_attention_backend
 from quire_interfaces import ConfigError
 from quire_kernels_cuda import availability
 from quire_kernels_cuda.ops import backends as cuda_backends
@@ -85,7 +85,7 @@ def test_attention_backends_of_nvidia_have_counterparts_or_reasons(monkeypatch: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU")
 @pytest.mark.parametrize("name", ["triton-rocm", "sdpa-rocm"])
 def test_an_attention_backend_is_had_by_name(name: str) -> None:
-    request = AttentionRequest(head_dim=32, num_heads=4, num_kv_heads=2, dtype=torch.bfloat16)
+    request = OpRequest(sizes={"head_dim": 32, "queries_per_kv_head": 2}, dtype=torch.bfloat16)
     assert select_attention_backend(request, name).backend.name == name
 
 

@@ -6,7 +6,6 @@ from their blocks first; decodes, which would pay for that in every step, read t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,21 +35,6 @@ def paged_attention(
     out.index_copy_(0, prompts.tokens, attended)
     attended = attention.paged_attention(query[decodes.tokens], kv_cache, decodes.layout, platform=platform, **options)
     return out.index_copy_(0, decodes.tokens, attended)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Layout:
-    """A `PagedLayout` of some sequences of another."""
-
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    block_table: Tensor
-    slot_mapping: Tensor
-    block_size: int
-    query_lens: list[int]
-    kv_lens: list[int]
-    paths: Tensor | None = None
-    derived: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Part(NamedTuple):
@@ -83,7 +67,7 @@ def _part(layout: PagedLayout, chosen: list[bool]) -> _Part | None:
         begin += query_len
     device = layout.block_table.device
     on_device, places = to_device(rows, device), to_device(tokens, device)
-    own = _Layout(
+    own = PagedLayout(
         query_start_loc=to_device(starts, device).int(),
         seq_lens=layout.seq_lens[on_device],
         block_table=layout.block_table[on_device],

@@ -8,7 +8,6 @@ Shape legend: N rows, I inputs, O outputs, G groups of inputs; S sequences, L to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.tuned import Problem
-from quire_ops import Experts, LinearWeights, kv_cache_shape
+from quire_ops import Experts, LinearWeights, PagedLayout, kv_cache_shape
 from quire_ops.grouped import block_groups
 from quire_ops.kv_cache_ops import torch_write_kv_cache
 
@@ -92,29 +91,16 @@ def _gated(facts: dict[str, Any], platform: Platform, device: torch.device, cont
     return partial(gated_linear, x, weight, None, facts["activation"], platform=platform)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Layout:
-    """A `PagedLayout` of sequences of the same lengths, their blocks anywhere."""
-
-    query_lens: list[int]
-    kv_lens: list[int]
-    block_size: int
-    block_table: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    slot_mapping: Tensor
-    paths: Tensor | None = None
-    derived: dict[Any, Any] = field(default_factory=dict)
-
-
-def _layout(num_seqs: int, query_len: int, kv_len: int, block_size: int, device: torch.device) -> tuple[_Layout, int]:
+def _layout(
+    num_seqs: int, query_len: int, kv_len: int, block_size: int, device: torch.device
+) -> tuple[PagedLayout, int]:
     """The layout, and how many blocks it has, the null block included."""
     blocks = -(-kv_len // block_size)
     num_blocks = 1 + num_seqs * blocks
     table = (1 + torch.randperm(num_seqs * blocks)).view(num_seqs, blocks)
     positions = torch.arange(kv_len)  # all slots, so that a cache can be filled by them
     slots = table[:, positions // block_size] * block_size + positions % block_size
-    layout = _Layout(
+    layout = PagedLayout(
         query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=block_size,
         block_table=table.int().to(device), slot_mapping=slots.flatten().to(device),
         query_start_loc=(torch.arange(num_seqs + 1) * query_len).int().to(device),

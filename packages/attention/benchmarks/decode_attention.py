@@ -15,17 +15,18 @@ import time
 
 import torch
 
-from quire_attention import AttentionMetadata, AttentionRequest, select_attention_backend
+from quire_attention import select_attention_backend
+from quire_ops import OpRequest, PagedLayout, kv_cache_shape
 
 
-def metadata(lengths: list[int], tables: list[list[int]], block_size: int) -> AttentionMetadata:
+def make_layout(lengths: list[int], tables: list[list[int]], block_size: int) -> PagedLayout:
     """One new token per sequence."""
     widest = max(map(len, tables))
     slots = [
         table[(length - 1) // block_size] * block_size + (length - 1) % block_size
         for table, length in zip(tables, lengths, strict=True)
     ]
-    return AttentionMetadata(
+    return PagedLayout(
         query_start_loc=torch.arange(len(lengths) + 1, dtype=torch.int32),
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         block_table=torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32),
@@ -73,22 +74,22 @@ def main() -> None:
     lengths = [rng.randint(args.shortest, args.longest) for _ in range(args.sequences)]
     tables = block_tables(lengths, args.block_size, args.blocks, rng)
     backend = select_attention_backend(
-        AttentionRequest(dtype=dtype, head_dim=args.head_dim, num_heads=args.heads, num_kv_heads=args.kv_heads),
+        OpRequest(dtype=dtype, sizes={"head_dim": args.head_dim, "queries_per_kv_head": args.heads // args.kv_heads}),
         args.backend,
     ).backend
     num_blocks = max(map(max, tables)) + 1
-    shape = backend.kv_cache_shape(num_blocks, args.block_size, args.kv_heads, args.head_dim)
+    shape = kv_cache_shape(num_blocks, args.block_size, args.kv_heads, args.head_dim)
     caches = [torch.randn(shape).to(dtype) for _ in range(args.layers)]
     query = torch.randn(args.sequences, args.heads, args.head_dim).to(dtype)
     key = torch.randn(args.sequences, args.kv_heads, args.head_dim).to(dtype)
     times_ms, cpu_ms = [], []
     with torch.inference_mode():
         for _ in range(args.steps):
-            meta = metadata(lengths, tables, args.block_size)
+            layout = make_layout(lengths, tables, args.block_size)
             begin, cpu_begin = time.perf_counter(), time.process_time()
             for cache in caches:
-                backend.write(key, key, cache, meta)
-                backend.forward(query, cache, meta, scale=args.head_dim**-0.5, sliding_window=args.window)
+                backend.write_kv_cache(key, key, cache, layout.slot_mapping)
+                backend.paged_attention(query, cache, layout, scale=args.head_dim**-0.5, sliding_window=args.window)
             times_ms.append((time.perf_counter() - begin) * 1000)
             cpu_ms.append((time.process_time() - cpu_begin) * 1000)
     read = sum(lengths) * 2 * args.kv_heads * args.head_dim * dtype.itemsize * args.layers

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionBackend, AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
+from quire_ops import PagedLayout, kv_cache_shape
 
 __all__ = ["Options", "Sequences", "Shape", "batch_of", "dense"]
 
@@ -95,11 +96,11 @@ class Sequences:
         self.done = [0] * len(self.lens)
         self.outputs = [[] for _ in self.lens]
 
-    def cache(self, backend: AttentionBackend, dtype: torch.dtype | None = None, row_size: int | None = None) -> Tensor:
+    def cache(self, dtype: torch.dtype | None = None, row_size: int | None = None) -> Tensor:
         """An empty cache for all of them; what has not been written is no number."""
         num_blocks = 1 + sum(map(len, self.tables))
         size = self.shape.head_dim if row_size is None else row_size
-        shape = backend.kv_cache_shape(num_blocks, self.shape.block_size, self.shape.kv_heads, size)
+        shape = kv_cache_shape(num_blocks, self.shape.block_size, self.shape.kv_heads, size)
         cache = torch.empty(shape, dtype=dtype or self.dtype)
         cache.view(torch.uint8).fill_(255)  # NaN, or the NaN of a scale, in every format
         return cache
@@ -112,7 +113,7 @@ class Sequences:
         order = self.rng.sample(list(left), self.rng.randint(1, len(left)))
         return {i: 1 if self.rng.random() < 0.5 else self.rng.randint(1, left[i]) for i in order}
 
-    def metadata(self, counts: dict[int, int]) -> AttentionMetadata:
+    def metadata(self, counts: dict[int, int]) -> PagedLayout:
         """Where the tokens of a step are."""
         size, starts, slots = self.shape.block_size, [0], []
         ends = {i: self.done[i] + count for i, count in counts.items()}
@@ -121,7 +122,7 @@ class Sequences:
             starts.append(starts[-1] + counts[i])
             slots += [self.tables[i][p // size] * size + p % size for p in range(self.done[i], end)]
         tables = [(self.tables[i] + [0] * width)[:width] for i in counts]
-        return AttentionMetadata(
+        return PagedLayout(
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(list(ends.values()), dtype=torch.int32),
             block_table=torch.tensor(tables, dtype=torch.int32),
@@ -152,7 +153,7 @@ class Sequences:
         return [torch.cat(pieces) for pieces in self.outputs]
 
 
-def batch_of(metadata: Sequence[AttentionMetadata], caches: Sequence[Tensor], groups: Sequence[int]) -> ForwardBatch:
+def batch_of(metadata: Sequence[PagedLayout], caches: Sequence[Tensor], groups: Sequence[int]) -> ForwardBatch:
     """A step of layers without token ids."""
     num_tokens = sum(metadata[0].query_lens)
     return ForwardBatch(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_attention import Attention, AttentionMetadata, AttentionRequest, ForwardBatch, select_attention_backend
+from quire_attention import Attention, ForwardBatch, select_attention_backend
+from quire_ops import OpRequest, PagedLayout, kv_cache_shape
 
 CHUNK, BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 4, 2, 16
 
@@ -21,7 +22,7 @@ def batch_of(kv_cache: Tensor, lens: list[tuple[int, int]]) -> ForwardBatch:
     positions = [list(range(before, before + count)) for before, count in lens]
     slots = [(1 + row * per_sequence) * BLOCK + p for row, each in enumerate(positions) for p in each]
     starts = torch.tensor([0, *(count for _, count in lens)]).cumsum(0)
-    metadata = AttentionMetadata(
+    metadata = PagedLayout(
         query_start_loc=starts.int(),
         seq_lens=torch.tensor([before + count for before, count in lens], dtype=torch.int32),
         block_table=torch.tensor(tables, dtype=torch.int32),
@@ -45,9 +46,9 @@ def test_equals_a_mask_over_everything(backend: str) -> None:
     total = [21, 33]
     query = [torch.randn(n, HEADS, DIM) for n in total]
     key, value = ([torch.randn(n, KV_HEADS, DIM) for n in total] for _ in range(2))
-    request = AttentionRequest(head_dim=DIM, num_heads=HEADS, num_kv_heads=KV_HEADS)
+    request = OpRequest(sizes={"head_dim": DIM, "queries_per_kv_head": HEADS // KV_HEADS})
     chosen = select_attention_backend(request, backend).backend
-    cache = torch.full(chosen.kv_cache_shape(30, BLOCK, KV_HEADS, DIM), float("nan"))
+    cache = torch.full(kv_cache_shape(30, BLOCK, KV_HEADS, DIM), float("nan"))
     attend = Attention(chosen, 0, scale=0.25, chunk_tokens=CHUNK)
     done, outs = [0, 0], [[], []]  # type: ignore[var-annotated]
     for counts in ((5, 20), (14, 1), (1, 11), (1, 1)):  # across no border, several, exactly to one

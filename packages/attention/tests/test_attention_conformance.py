@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
+from quire_attention import AttentionBackend, select_attention_backend
+from quire_ops import OpRequest
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
 
-REQUEST = AttentionRequest(head_dim=32, num_heads=4, num_kv_heads=2)
+REQUEST = OpRequest(sizes={"head_dim": 32, "queries_per_kv_head": 2})
 
 
 class TestTorchBackend(AttentionBackendSuite):

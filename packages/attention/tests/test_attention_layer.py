@@ -9,10 +9,10 @@ import torch
 from attention_sequences import Options, Sequences, Shape, batch_of, dense
 from torch import Tensor
 
-from quire_attention import Attention, AttentionBackend, AttentionRequest, select_attention_backend
+from quire_attention import Attention, AttentionBackend, select_attention_backend
 from quire_attention.chunks import chunked
 from quire_interfaces import kv_row_bytes
-from quire_ops import CACHE_TORCH_DTYPES, op_table, ops
+from quire_ops import CACHE_TORCH_DTYPES, OpRequest, op_table, ops
 from quire_ops.kv_reference import decode_row, encode_row
 
 SHAPES = {
@@ -40,14 +40,13 @@ NAMES = [
 each_backend = pytest.mark.parametrize("name", NAMES)
 
 
-def backend_of(name: str, shape: Shape, **facts: bool) -> AttentionBackend:
-    request = AttentionRequest(
-        head_dim=shape.head_dim,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        block_size=shape.block_size,
-        **facts,
-    )
+def backend_of(name: str, shape: Shape, *features: str) -> AttentionBackend:
+    sizes = {
+        "head_dim": shape.head_dim,
+        "queries_per_kv_head": shape.heads // shape.kv_heads,
+        "block_size": shape.block_size,
+    }
+    request = OpRequest(sizes=sizes, features=frozenset(features))
     return select_attention_backend(request, name).backend
 
 
@@ -68,7 +67,7 @@ def test_any_steps_equal_dense_attention(name: str, shape: str, options: str) ->
     layer = Attention(
         backend, 0, scale=scale, sliding_window=chosen.sliding_window, soft_cap=chosen.soft_cap, alibi_slopes=slopes
     )
-    cache = sequences.cache(backend)
+    cache = sequences.cache()
     while (counts := sequences.next_step()) is not None:
         batch = batch_of([sequences.metadata(counts)], [cache], [0])
         sequences.take(layer(*sequences.of_step(counts), batch, sinks), counts)
@@ -82,7 +81,7 @@ def test_every_compute_dtype(name: str, dtype: torch.dtype) -> None:
     sizes = SHAPES["grouped heads"]
     backend = backend_of(name, sizes)
     sequences = Sequences(sizes, [12, 5], random.Random(2), dtype)
-    layer, cache = Attention(backend, 0, scale=0.25), sequences.cache(backend)
+    layer, cache = Attention(backend, 0, scale=0.25), sequences.cache()
     while (counts := sequences.next_step()) is not None:
         batch = batch_of([sequences.metadata(counts)], [cache], [0])
         sequences.take(layer(*sequences.of_step(counts), batch), counts)
@@ -98,7 +97,7 @@ def test_narrow_caches_with_scales_of_the_layer(name: str, cache_dtype: str) -> 
     backend = backend_of(name, sizes)
     sequences = Sequences(sizes, [11, 6], random.Random(4))
     dtype = CACHE_TORCH_DTYPES[cache_dtype]
-    cache = sequences.cache(backend, dtype, kv_row_bytes(cache_dtype, sizes.head_dim) // dtype.itemsize)
+    cache = sequences.cache(dtype, kv_row_bytes(cache_dtype, sizes.head_dim) // dtype.itemsize)
     layer = Attention(backend, 0, scale=0.25)
     scales = torch.tensor([[0.5, 2.0], [1.5, 0.25]]) if cache_dtype.startswith("fp8") else torch.ones(2, 2)
     layer.kv_scale = scales
@@ -123,7 +122,7 @@ def test_layers_of_two_groups_have_caches_and_places_of_their_own(name: str) -> 
     per_layer[2].tables = per_layer[0].tables
     backend = backend_of(name, per_layer[0].shape)
     layers = [Attention(backend, i, scale=scale) for i in range(3)]
-    caches = [sequences.cache(backend) for sequences in per_layer]
+    caches = [sequences.cache() for sequences in per_layer]
     while (counts := per_layer[0].next_step()) is not None:
         batch = batch_of([per_layer[0].metadata(counts), per_layer[1].metadata(counts)], caches, [0, 1, 0])
         assert batch.of_layer(2)[0] is caches[2]
@@ -142,7 +141,7 @@ def test_chunks_in_any_steps(name: str, chunk_tokens: int) -> None:
     sizes = SHAPES["grouped heads"]
     backend = backend_of(name, sizes)
     sequences = Sequences(sizes, [3, 25, 16], random.Random(chunk_tokens))
-    layer, cache = Attention(backend, 0, scale=0.25, chunk_tokens=chunk_tokens), sequences.cache(backend)
+    layer, cache = Attention(backend, 0, scale=0.25, chunk_tokens=chunk_tokens), sequences.cache()
     assert layer.is_chunked
     assert not Attention(backend, 0, scale=0.25).is_chunked
     while (counts := sequences.next_step()) is not None:
@@ -168,7 +167,7 @@ def test_rotating_and_writing_in_one_is_writing_what_was_rotated(name: str) -> N
     if not layer.rotates:
         return
     sequences = Sequences(sizes, [10, 4], random.Random(8))
-    together, apart = sequences.cache(backend), sequences.cache(backend)
+    together, apart = sequences.cache(), sequences.cache()
     angles = torch.arange(16)[:, None] * torch.logspace(0, -2, sizes.head_dim // 2)
     table = [torch.cat((angles.cos(), angles.cos()), 1)[:, None], torch.cat((-angles.sin(), angles.sin()), 1)[:, None]]
     norm = torch.linspace(0.5, 1.5, sizes.head_dim)
@@ -194,7 +193,7 @@ def test_cross_attention_lets_every_token_see_the_whole_input(name: str) -> None
     sizes = SHAPES["grouped heads"]
     backend = backend_of(name, sizes)
     inputs = Sequences(sizes, [9, 5], random.Random(3))
-    layer, cache = Attention(backend, 0, scale=0.25), inputs.cache(backend)
+    layer, cache = Attention(backend, 0, scale=0.25), inputs.cache()
     counts = {0: 9, 1: 5}
     _, key, value = inputs.of_step(counts)
     layer.write(key, value, batch_of([inputs.metadata(counts)], [cache], [0]))
@@ -217,7 +216,7 @@ def test_a_step_changes_only_its_own_slots(name: str) -> None:
     sizes = SHAPES["grouped heads"]
     backend = backend_of(name, sizes)
     sequences = Sequences(sizes, [14, 6], random.Random(6))
-    layer, cache = Attention(backend, 0, scale=0.25), sequences.cache(backend)
+    layer, cache = Attention(backend, 0, scale=0.25), sequences.cache()
     while (counts := sequences.next_step()) is not None:
         before = cache.clone()
         metadata = sequences.metadata(counts)

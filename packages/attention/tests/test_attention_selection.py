@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from quire_attention import (
-    AttentionAbilities,
-    AttentionRequest,
-    OpsAttentionBackend,
-    attention_backend_names,
-    select_attention_backend,
-)
+from quire_attention import AttentionBackend, attention_backend_names, select_attention_backend
 from quire_interfaces import ConfigError
-from quire_ops import op_table, ops
+from quire_ops import OpRequest, builtin_table, op_table, ops
 
-REQUEST = AttentionRequest(
-    head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, alibi=True, block_size=16
+REQUEST = OpRequest(
+    sizes={"head_dim": 64, "queries_per_kv_head": 2, "block_size": 16},
+    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi"}),
 )
 
 UNAVAILABLE = {
     backend.name: backend.unavailable
-    or (None if backend.devices is None or "cpu" in backend.devices else "does not run on cpu")
+    or (None if backend.devices is None or "cpu" in backend.devices else "runs on cuda, not on cpu")
     for backend in op_table().backends(ops.paged_attention)
 }
 """Name -> why it cannot work in this process, or not on the CPU, or None."""
@@ -33,7 +29,7 @@ def test_fused_backend_comes_first() -> None:
     choice = select_attention_backend(REQUEST)
     available = [name for name in attention_backend_names() if UNAVAILABLE[name] is None]
     assert choice.backend.name == available[0] != "reference"
-    assert choice.refused["reference"] == f"{choice.backend.name} comes first"
+    assert choice.refused["reference"].startswith(f"{choice.backend.name} comes first (priority")
 
 
 @pytest.mark.parametrize("name", attention_backend_names())
@@ -53,29 +49,26 @@ def test_unknown_name_lists_the_choices() -> None:
     ):
         select_attention_backend(REQUEST, "fast")
     with pytest.raises(ConfigError, match="no backend 'fast'"):
-        OpsAttentionBackend("fast", op_table())
-
-
-def test_nothing_can_serve() -> None:
-    request = AttentionRequest(head_dim=64, num_heads=4, num_kv_heads=2, dtype=torch.int8)
-    with pytest.raises(ConfigError, match=r"no attention backend can serve .*torch: does not compute in torch\.int8"):
-        select_attention_backend(request)
+        AttentionBackend("fast", op_table())
 
 
 @pytest.mark.parametrize(
-    ("abilities", "reason"),
+    ("request_", "reason"),
     [
-        (AttentionAbilities(devices=frozenset({"cuda"})), "does not run on cpu"),
-        (AttentionAbilities(dtypes=frozenset({torch.float16})), "does not compute in torch.float32"),
-        (AttentionAbilities(cache_dtypes=frozenset({"float16"})), "does not read a float32 cache"),
-        (AttentionAbilities(block_sizes=frozenset({32, 64})), "does not take block size 16, only 32, 64"),
-        (AttentionAbilities(head_dims=frozenset({128})), "does not take head dimension 64, only 128"),
-        (AttentionAbilities(sliding_window=False), "has no sliding window"),
-        (AttentionAbilities(soft_cap=False), "has no soft cap"),
-        (AttentionAbilities(sinks=False), "has no attention sinks"),
-        (AttentionAbilities(alibi=False), "has no ALiBi slopes"),
-        (AttentionAbilities(), None),
+        (replace(REQUEST, dtype=torch.int8), "torch: takes bfloat16, float16, float32, not int8"),
+        (replace(REQUEST, dtype=torch.float64), "torch: takes bfloat16, float16, float32, not float64"),
     ],
 )
-def test_abilities(abilities: AttentionAbilities, reason: str | None) -> None:
-    assert abilities.refusal(REQUEST) == reason
+def test_nothing_can_serve(request_: OpRequest, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)) as raised:
+        select_attention_backend(request_, "torch")
+    assert raised.value.field == "attention_backend"
+
+
+def test_functions_are_those_of_the_ops() -> None:
+    table = builtin_table()
+    torch_backend = AttentionBackend("torch", table)
+    assert torch_backend.paged_attention is table.named(ops.paged_attention, "torch").function
+    assert torch_backend.write_kv_cache is table.named(ops.write_kv_cache, "torch").function
+    assert torch_backend.rope_and_write_kv is None
+    assert AttentionBackend("reference", table).rope_and_write_kv is ops.rope_and_write_kv.reference

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch, MediaEmbeds
+from quire_attention import ForwardBatch, MediaEmbeds
 from quire_interfaces import MambaSpec
 from quire_models import DecoderLM
-from quire_ops import LoraTokens
+from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
 
 
 @dataclass
@@ -48,7 +48,7 @@ class PagedDriver:
         self.device = device
         self.model = model
         self.block_size = block_size
-        shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
         if (width := getattr(config.network.attention, "row_width", None)) is not None:  # of latents
             shape = (num_blocks, block_size, width)
         dtype = cache_dtype or model.dtype
@@ -104,7 +104,7 @@ class PagedDriver:
             seq.num_computed += count
             row += count
 
-    def _metadata(self, parts: tuple[tuple[Sequence, int], ...], slots: list[int]) -> AttentionMetadata:
+    def _metadata(self, parts: tuple[tuple[Sequence, int], ...], slots: list[int]) -> PagedLayout:
         query_lens = [count for _, count in parts]
         kv_lens = [seq.num_computed + count for seq, count in parts]
         widest = max(len(seq.blocks) for seq, _ in parts)
@@ -112,7 +112,7 @@ class PagedDriver:
         starts = [0]
         for count in query_lens:
             starts.append(starts[-1] + count)
-        return AttentionMetadata(
+        return PagedLayout(
             query_start_loc=torch.tensor(starts, dtype=torch.int32, device=self.device),
             seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=self.device),
             block_table=torch.tensor(table, dtype=torch.int32, device=self.device),

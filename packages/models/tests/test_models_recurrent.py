@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from quire_attention import AttentionMetadata
 from quire_interfaces import CheckpointError, FullAttentionSpec, MambaSpec
 from quire_models import ModelConfig, build_model, load_model
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.ledger import num_parameters
-from quire_ops import op_table, ops
+from quire_ops import PagedLayout, op_table, ops
 from quire_testkit.checkpoints import checkpoint_config
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -127,7 +126,7 @@ def test_lightning_attention_is_its_formula(tmp_path: Path) -> None:
     tokens, heads, size = 21, 4, 24
     x = torch.randn(tokens, config.hidden_size)
     state = torch.full((4, heads, size, size), float("nan"))
-    layout = AttentionMetadata(
+    layout = PagedLayout(
         query_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
         seq_lens=torch.tensor([tokens], dtype=torch.int32),
         block_table=torch.tensor([[1, 2, 3]], dtype=torch.int32),

@@ -7,7 +7,7 @@ import torch
 from runner_harness import TinyNetwork
 from torch import Tensor
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_attention.batch import ForwardBatch
 from quire_ops import (
     NO_SLOT,
     LoraTokens,
@@ -46,7 +46,7 @@ class DeviceNetwork(TinyNetwork):
         return x
 
 
-def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, window: int | None) -> Tensor:
+def attend(query: Tensor, cache: Tensor, metadata: PagedLayout, window: int | None) -> Tensor:
     """Over the whole width of the block tables, as far as the lengths say: [S, H, D]."""
     found = cache[metadata.block_table.long()].double()  # [S, B, 2, block_size, H, D]
     place, ends = torch.arange(found.shape[1] * found.shape[3]), metadata.seq_lens.long()[:, None]

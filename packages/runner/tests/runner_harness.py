@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_attention.batch import ForwardBatch
 from quire_interfaces import (
     AdmissionRule,
     EngineCoreOutput,
@@ -31,7 +31,7 @@ from quire_interfaces import (
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import DecoderLM, ModelConfig, build_model
-from quire_ops import DecodeRows, LoraTokens
+from quire_ops import DecodeRows, LoraTokens, PagedLayout
 from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
@@ -155,13 +155,13 @@ class TinyNetwork(nn.Module):
         return query * 2, key.float(), value.float()
 
 
-def _write(cache: Tensor, metadata: AttentionMetadata, key: Tensor, value: Tensor) -> None:
+def _write(cache: Tensor, metadata: PagedLayout, key: Tensor, value: Tensor) -> None:
     blocks, offsets = metadata.slot_mapping // metadata.block_size, metadata.slot_mapping % metadata.block_size
     cache[blocks, 0, offsets] = key
     cache[blocks, 1, offsets] = value
 
 
-def _read(cache: Tensor, metadata: AttentionMetadata, i: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+def _read(cache: Tensor, metadata: PagedLayout, i: int, first: int, end: int) -> tuple[Tensor, Tensor]:
     place = torch.arange(first, end)
     blocks, offsets = metadata.block_table[i].long()[place // metadata.block_size], place % metadata.block_size
     return cache[blocks, 0, offsets].double(), cache[blocks, 1, offsets].double()

@@ -7,7 +7,7 @@ addition as two. Knows ops by their declarations in `quire_ops`; does not know b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_bench.batch_spec import SequenceLens, parse_batch
 from quire_interfaces import ConfigError
-from quire_ops import Experts, LinearWeights, kv_cache_shape
+from quire_ops import Experts, LinearWeights, PagedLayout, kv_cache_shape
 from quire_ops.grouped import block_groups
 
 __all__ = ["CASES", "KernelCase", "KernelWork", "make_work"]
@@ -44,21 +44,6 @@ class KernelCase:
     defaults: Shape
     """Every dimension with the value that it has where a plan says nothing."""
     make: Callable[[Shape, torch.dtype, torch.device], KernelWork]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Layout:
-    """A `PagedLayout`: sequences whose blocks lie anywhere in the cache."""
-
-    block_table: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    slot_mapping: Tensor
-    block_size: int
-    query_lens: list[int]
-    kv_lens: list[int]
-    paths: Tensor | None = None
-    derived: dict[Any, Any] = field(default_factory=dict)
 
 
 def make_work(op: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
@@ -181,7 +166,7 @@ def _rotary(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWor
     return KernelWork(lambda f: lambda: f(x, cos, sin), num_bytes, 3 * x.numel(), {"head_dim": head_dim})
 
 
-def _layout(lens: list[SequenceLens], block_size: int, device: torch.device) -> tuple[_Layout, int]:
+def _layout(lens: list[SequenceLens], block_size: int, device: torch.device) -> tuple[PagedLayout, int]:
     counts = torch.tensor([-(-one.kv_len // block_size) for one in lens])
     ids = torch.randperm(int(counts.sum())) + 1
     table = torch.zeros(len(lens), int(counts.max()), dtype=torch.int64)
@@ -192,7 +177,7 @@ def _layout(lens: list[SequenceLens], block_size: int, device: torch.device) -> 
         slots.append(blocks[positions // block_size] * block_size + positions % block_size)
     starts = torch.tensor([0, *(one.query_len for one in lens)]).cumsum(0)
     kv_lens = [one.kv_len for one in lens]
-    layout = _Layout(
+    layout = PagedLayout(
         block_table=table.int().to(device), query_start_loc=starts.int().to(device),
         seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device), slot_mapping=torch.cat(slots).to(device),
         block_size=block_size, query_lens=[one.query_len for one in lens], kv_lens=kv_lens,
@@ -200,7 +185,7 @@ def _layout(lens: list[SequenceLens], block_size: int, device: torch.device) -> 
     return layout, int(counts.sum()) + 1
 
 
-def _cache(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[_Layout, Tensor]:
+def _cache(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[PagedLayout, Tensor]:
     layout, num_blocks = _layout(parse_batch(shape["batch"]), shape["block_size"], device)
     sizes = kv_cache_shape(num_blocks, shape["block_size"], shape["kv_heads"], shape["head_dim"])
     return layout, _random(*sizes, dtype=dtype, device=device)

@@ -18,8 +18,8 @@ from quire_kernels_cuda.triton.attention_steps import (
     MAX_SPLITS,
     MIN_TILE,
     Lengths,
-    MetaLayout,
     lengths_of,
+    meta_layout,
     num_splits,
     padded,
 )
@@ -268,7 +268,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     label = " ".join([shape.dtype, *([cache_dtype] if shape.cache_dtype else []), f"d{shape.head_dim}",
                       f"h{shape.num_heads}/{shape.num_kv_heads}", *traits])  # fmt: skip
     for use, num_seqs, query_len, kv_len in _USES if shape.trees else _USES[:-1]:
-        layout = MetaLayout(query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=shape.block_size)
+        layout = meta_layout(num_seqs, query_len, kv_len, shape.block_size)
         if use == "trees":
             layout.paths = torch.empty(num_seqs * query_len, 9, dtype=torch.int32, device="meta")
         yield (

@@ -7,8 +7,7 @@ counts and lengths; does not know what is attended to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,8 +16,7 @@ from torch import Tensor
 from quire_kernels_cuda.platform import num_multiprocessors
 from quire_ops import PagedLayout
 
-__all__ = ["FEW_TOKENS", "MAX_SPLITS", "MIN_TILE", "Lengths", "MetaLayout", "lengths_of",
-           "num_splits", "padded"]  # fmt: skip
+__all__ = ["FEW_TOKENS", "MAX_SPLITS", "MIN_TILE", "Lengths", "lengths_of", "meta_layout", "num_splits", "padded"]
 
 FEW_TOKENS = 8
 """Up to so many tokens, a sequence counts as decoding."""
@@ -70,23 +68,18 @@ def padded(size: int) -> int:
     return max(MIN_TILE, int(triton.next_power_of_2(size)))
 
 
-@dataclass(slots=True, kw_only=True)
-class MetaLayout:
-    """A `PagedLayout` of shapes only: sequences of the same lengths."""
+def meta_layout(num_seqs: int, query_len: int, kv_len: int, block_size: int) -> PagedLayout:
+    """A layout of sequences of the same lengths, whose tensors have shapes and no memory."""
 
-    query_lens: list[int]
-    kv_lens: list[int]
-    block_size: int
-    block_table: Tensor = field(init=False)
-    query_start_loc: Tensor = field(init=False)
-    seq_lens: Tensor = field(init=False)
-    slot_mapping: Tensor = field(init=False)
-    paths: Tensor | None = None
-    derived: dict[Any, Any] = field(default_factory=dict)
+    def empty(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
 
-    def __post_init__(self) -> None:
-        num_seqs, num_blocks = len(self.kv_lens), -(-max(self.kv_lens) // self.block_size)
-        self.block_table = torch.empty(num_seqs, num_blocks, dtype=torch.int32, device="meta")
-        self.query_start_loc = torch.empty(num_seqs + 1, dtype=torch.int32, device="meta")
-        self.seq_lens = torch.empty(num_seqs, dtype=torch.int32, device="meta")
-        self.slot_mapping = torch.empty(sum(self.query_lens), dtype=torch.int64, device="meta")
+    return PagedLayout(
+        query_start_loc=empty(num_seqs + 1),
+        seq_lens=empty(num_seqs),
+        block_table=empty(num_seqs, -(-kv_len // block_size)),
+        slot_mapping=empty(num_seqs * query_len, dtype=torch.int64),
+        block_size=block_size,
+        query_lens=[query_len] * num_seqs,
+        kv_lens=[kv_len] * num_seqs,
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_kernels_cuda.triton.attention_steps import MIN_TILE, MetaLayout, lengths_of, padded
+from quire_kernels_cuda.triton.attention_steps import MIN_TILE, lengths_of, meta_layout, padded
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops
 
 __all__ = ["calls", "index_scores_kernel", "index_topk", "position_slots", "position_slots_kernel"]
@@ -133,7 +133,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
-    layout = MetaLayout(query_lens=[1] * 16, kv_lens=[8192] * 16, block_size=shape.block_size)
+    layout = meta_layout(16, 1, 8192, shape.block_size)
     keys = empty(shape.num_blocks, shape.block_size, width + 128)[..., width:]
     weights = empty(16, 64, dtype=torch.float32)
     yield f"{shape.dtype}{shape.cache_label}", lambda: index_topk(empty(16, 64, 128), weights, keys, layout, k=2048)

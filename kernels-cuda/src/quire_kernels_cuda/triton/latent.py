@@ -22,8 +22,8 @@ from quire_kernels_cuda.triton.attention_steps import (
     FEW_TOKENS,
     MAX_SPLITS,
     MIN_TILE,
-    MetaLayout,
     lengths_of,
+    meta_layout,
     num_splits,
     padded,
 )
@@ -202,7 +202,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         ("prompt", 1, 64, 64, 0),
     )
     for use, num_seqs, query_len, kv_len, depth in uses:
-        layout = MetaLayout(query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=shape.block_size)
+        layout = meta_layout(num_seqs, query_len, kv_len, shape.block_size)
         if depth:
             layout.paths = empty(num_seqs * query_len, depth, dtype=torch.int32)
         query = empty(num_seqs * query_len, heads, rank + 64)

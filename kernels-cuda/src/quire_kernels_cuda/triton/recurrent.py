@@ -6,15 +6,13 @@ into chunks that are matrix products. Shapes are in `quire_ops.recurrent`.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
+from quire_kernels_cuda.triton.attention_steps import meta_layout
 from quire_kernels_cuda.triton.recurrent_kernels import (
     causal_conv1d_kernel,
     gated_delta_rule_kernel,
@@ -187,10 +185,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     def wide(*sizes: int) -> Tensor:
         return empty(*sizes, dtype=torch.float32)
 
-    layout: Any = SimpleNamespace(
-        block_table=empty(num, 64, dtype=torch.int32), query_start_loc=empty(num + 1, dtype=torch.int32),
-        seq_lens=empty(num, dtype=torch.int32), block_size=shape.block_size, query_lens=[1] * num,
-    )  # fmt: skip
+    layout = meta_layout(num, 1, 64 * shape.block_size, shape.block_size)
     x, b = empty(num, 80, 64), empty(num, 1, 128)
     yield shape.dtype, lambda: causal_conv1d(x[:, :, 0], empty(80, 4), x[0, :, 0], wide(9, 3, 80), layout)
     yield (

@@ -6,51 +6,13 @@ Tokens of a sequence stand next to each other, sequences in the order of the sch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire_ops import LoraTokens, StateReplay
+from quire_ops import LoraTokens, PagedLayout
 
-__all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch", "MediaEmbeds"]
-
-
-@dataclass(slots=True, kw_only=True)
-class AttentionMetadata:
-    """Where the keys and values, or the states, of one KV cache group are. Layers of the group share it within a step.
-
-    Host lists repeat what the scheduler already knew, so that no backend has to read a device tensor back.
-
-    In cross attention each token of the step stands for a sequence of its own, whose one query sees all that the
-    encoder of its request has read (so S is T there); `slot_mapping` speaks of the tokens of `ForwardBatch.encoder`.
-    """
-
-    query_start_loc: Tensor
-    """[S + 1] int32: first token of each sequence in this step, then T."""
-    seq_lens: Tensor
-    """[S] int32: tokens of each sequence once this step's are written, the computed ones included."""
-    block_table: Tensor
-    """[S, B] int32: block ids in token order; entries past the sequence are 0, the null block."""
-    slot_mapping: Tensor
-    """[T] int64: slot of each token, block id * block_size + offset."""
-    block_size: int
-    query_lens: list[int]
-    """Host copy: tokens of each sequence in this step."""
-    kv_lens: list[int]
-    """Host copy of `seq_lens`."""
-    paths: Tensor | None = None
-    """[T, P] int32 where tokens are in trees (see `quire_ops.PagedLayout`); then `positions` are no places in the
-    cache."""
-    paths_have_windows: bool = False
-    """`paths` name exactly the tokens that each one sees, so that layers with a sliding window pass none to their
-    backend."""
-    replay: StateReplay | None = None
-    """Of a group of states, where tokens of the step may turn out wrong: takes down what is needed to store the states
-    that go on once it is known (see `quire_ops.StateReplay`)."""
-    derived: dict[Any, Any] = field(default_factory=dict)
-    """What the attention backend worked out from the fields above, for the other layers of this step. A backend fills
-    it on first use; whoever changes the metadata in place empties it."""
+__all__ = ["EncoderBatch", "ForwardBatch", "MediaEmbeds"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +49,10 @@ class ForwardBatch:
     """[T] int64."""
     positions: Tensor
     """[T] int64: position of each token in its sequence; [3, T] where a network tells time, height and width apart."""
-    attention: tuple[AttentionMetadata, ...]
-    """Per KV cache group."""
+    attention: tuple[PagedLayout, ...]
+    """Per KV cache group: where the keys and values, or the states, of its layers are. In cross attention each token of
+    the step stands for a sequence of its own, whose one query sees all that the encoder of its request has read;
+    `slot_mapping` speaks of the tokens of `encoder`."""
     group_of_layer: tuple[int, ...]
     """Per layer: index into `attention`."""
     kv_caches: tuple[Tensor, ...]
@@ -96,7 +60,7 @@ class ForwardBatch:
     layer keeps states."""
     num_positions: int = 0
     """All positions are below it, where a head drafts that does not see the beginnings of its sequences, which
-    `AttentionMetadata.kv_lens` then leave out."""
+    `PagedLayout.kv_lens` then leave out."""
     states: tuple[tuple[Tensor, ...], ...] = ()
     """Per layer: its state tensors [num_blocks, *shape of one state], in the order of its spec, views of its cache;
     none for attention. Empty when no layer of the network has any."""
@@ -108,10 +72,10 @@ class ForwardBatch:
     encoder: EncoderBatch | None = None
     """What the encoder has to read in this step, for networks that have one; None when it has nothing to do."""
 
-    def of_layer(self, layer: int) -> tuple[Tensor, AttentionMetadata]:
+    def of_layer(self, layer: int) -> tuple[Tensor, PagedLayout]:
         """The cache and the metadata of one layer."""
         return self.kv_caches[layer], self.attention[self.group_of_layer[layer]]
 
-    def states_of_layer(self, layer: int) -> tuple[tuple[Tensor, ...], AttentionMetadata]:
+    def states_of_layer(self, layer: int) -> tuple[tuple[Tensor, ...], PagedLayout]:
         """The state tensors and the metadata of one layer."""
         return self.states[layer], self.attention[self.group_of_layer[layer]]

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import torch
 
-from quire_attention.batch import AttentionMetadata
+from quire_ops import PagedLayout
 
 __all__ = ["chunked"]
 
 
-def chunked(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
+def chunked(metadata: PagedLayout, chunk_tokens: int) -> PagedLayout:
     """Metadata of a step's tokens with a sequence for each chunk that has some of them, over the cache as it is.
 
     Args:
         metadata: Of a step; keeps the result for the other layers.
         chunk_tokens: Tokens of a chunk, a multiple of the block size.
     """
-    pieces: AttentionMetadata | None = metadata.derived.get(("chunks", chunk_tokens))
+    pieces: PagedLayout | None = metadata.derived.get(("chunks", chunk_tokens))
     if pieces is None:
         pieces = metadata.derived["chunks", chunk_tokens] = _cut(metadata, chunk_tokens)
     return pieces
 
 
-def _cut(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
+def _cut(metadata: PagedLayout, chunk_tokens: int) -> PagedLayout:
     size, table = metadata.block_size, metadata.block_table
     rows, first_blocks, query_lens, kv_lens = [], [], [], []
     for row, (query_len, kv_len) in enumerate(zip(metadata.query_lens, metadata.kv_lens, strict=True)):
@@ -45,7 +45,7 @@ def _cut(metadata: AttentionMetadata, chunk_tokens: int) -> AttentionMetadata:
     piece_tables = table[torch.tensor(rows)[:, None].to(table.device), blocks.to(table.device)]
     foreign = columns >= -(-lens // size)[:, None]
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
-    return AttentionMetadata(
+    return PagedLayout(
         query_start_loc=starts.to(table.device),
         seq_lens=lens.to(table.device),
         block_table=piece_tables.masked_fill(foreign.to(table.device), 0),

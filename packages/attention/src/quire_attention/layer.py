@@ -69,7 +69,7 @@ class Attention:
         """Keys and values [N, Hkv, D] into the layer's cache, where the batch says: those of the step's tokens; in
         cross attention those of `batch.encoder`."""
         kv_cache, metadata = batch.of_layer(self._layer)
-        self._backend.write(key, value, kv_cache, metadata, kv_scale=self.kv_scale)
+        self._backend.write_kv_cache(key, value, kv_cache, metadata.slot_mapping, self.kv_scale)
 
     @property
     def rotates(self) -> bool:
@@ -111,7 +111,7 @@ class Attention:
         kv_cache, metadata = batch.of_layer(self._layer)
         if self._chunk_tokens is not None:
             metadata = chunked(metadata, self._chunk_tokens)
-        return self._backend.forward(
+        return self._backend.paged_attention(
             query,
             kv_cache,
             metadata,

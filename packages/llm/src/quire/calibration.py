@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.quantize_schemes import Rounded, Scheme
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError, KVCacheGroup, KVCachePlan, LinearMethod
 from quire_models import Network
 from quire_models.layers.attention import SelfAttention
@@ -25,7 +25,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import SparseMoE
 from quire_models.layers.norm import RMSNorm
-from quire_ops import OpRequest
+from quire_ops import OpRequest, PagedLayout, kv_cache_shape
 from quire_quantization import linear_method
 from quire_quantization.calibrated import InverseFactor, awq_factors, gptq_round, inverse_factor, second_moments
 from quire_runner.kv_cache import allocate_kv_caches, layer_states
@@ -244,15 +244,14 @@ def _batch(network: Network, sequences: Sequence[Sequence[int]]) -> ForwardBatch
             num_blocks=1 + len(sequences),
             tensor_block_bytes=(spec.block_bytes,),
         )
-        shape = network.attention_backend.kv_cache_shape
-        layer_caches = allocate_kv_caches(plan, device=network.device, cache_shape=shape)
+        layer_caches = allocate_kv_caches(plan, device=network.device, cache_shape=kv_cache_shape)
         caches[spec], states[spec] = layer_caches[name], layer_states(plan, layer_caches).get(name, ())
     lens = [len(sequence) for sequence in sequences]
     starts = torch.tensor([0, *lens]).cumsum(0)
     positions = torch.cat([torch.arange(size) for size in lens])
     blocks = torch.arange(1, 1 + len(lens))
     metadata = [
-        AttentionMetadata(
+        PagedLayout(
             query_start_loc=starts.int(),
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             block_table=blocks[:, None].int(),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
+from quire_attention import AttentionBackend, select_attention_backend
 from quire_interfaces import CheckpointError, ConfigError
 from quire_lora import AdapterSlots
 from quire_models.build import class_of
@@ -77,22 +78,13 @@ def build_model(
     torch_device = _resolve_device(device)
     request = OpRequest(device=torch_device.type, dtype=torch_dtype)
     if attention_backend is None or isinstance(attention_backend, str):
-        attentions = [mixer for mixer in config.network.mixers if isinstance(mixer, SelfAttentionSpec)]
+        # A network without attention takes the backend that comes first; it is never called.
+        heads, kv_heads = config.num_heads or 1, config.num_kv_heads or 1
+        sizes = {"head_dim": config.head_dim or 64, "queries_per_kv_head": heads // kv_heads}
+        if block_size is not None:
+            sizes["block_size"] = block_size
         attention_backend = select_attention_backend(
-            AttentionRequest(
-                device=request.device,
-                dtype=torch_dtype,
-                # A network without attention takes the backend that comes first; it is never called.
-                head_dim=config.head_dim or 64,
-                num_heads=config.num_heads or 1,
-                num_kv_heads=config.num_kv_heads or 1,
-                cache_dtype=kv_cache_dtype,
-                block_size=block_size,
-                sliding_window=any(window is not None for window in config.sliding_windows),
-                soft_cap=any(mixer.soft_cap is not None for mixer in attentions),
-                sinks=any(mixer.sinks for mixer in attentions),
-                alibi=any(mixer.alibi is not None for mixer in attentions),
-            ),
+            replace(request, sizes=sizes, cache_dtype=kv_cache_dtype, features=_attention_features(config)),
             attention_backend,
         ).backend
     adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, torch_device) if max_loras else None
@@ -113,6 +105,18 @@ def build_model(
         scope.op(ops.lora_linear)  # for the record of chosen backends
     model: Network = class_of(config.network.built_by)(config, scope)
     return model
+
+
+def _attention_features(config: ModelConfig) -> frozenset[str]:
+    """What the network's attention has besides plain scores, as `OpRequest.features` names it."""
+    attentions = [mixer for mixer in config.network.mixers if isinstance(mixer, SelfAttentionSpec)]
+    features = {
+        "sliding_window": any(window is not None for window in config.sliding_windows),
+        "soft_cap": any(mixer.soft_cap is not None for mixer in attentions),
+        "sinks": any(mixer.sinks for mixer in attentions),
+        "alibi": any(mixer.alibi is not None for mixer in attentions),
+    }
+    return frozenset(name for name, present in features.items() if present)
 
 
 def load_model(

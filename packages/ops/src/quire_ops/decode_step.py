@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_ops.decoder_stack import DecoderStack, decoder_stack
+from quire_ops.layout import PagedLayout
 from quire_ops.linear_ops import embedding
 from quire_ops.linear_weights import LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
@@ -136,7 +136,7 @@ class _ReferenceDecodeStep:
                 return None
         inputs = step_inputs(kept.token_ids, kept.tables, which, begins, ends)
         layouts = [
-            SimpleNamespace(
+            PagedLayout(
                 block_table=group.block_table,
                 slot_mapping=group.slot_mapping,
                 query_start_loc=inputs.query_start_loc,
@@ -144,8 +144,6 @@ class _ReferenceDecodeStep:
                 block_size=table.block_size,
                 query_lens=[1] * len(which),
                 kv_lens=ends.tolist(),
-                paths=None,
-                derived={},
             )
             for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from quire_ops.layout import PagedLayout
 from quire_ops.op import Op, OpFunction, P, R
 
 __all__ = ["StateReplay", "replayable"]
@@ -41,12 +40,12 @@ class StateReplay:
             held[place] = held[place].index_select(0, self._tokens)
         self._calls.append((op, places, held, settings))
 
-    def run(self, accepted: Tensor | None, layout: PagedLayout) -> None:
+    def run(self, accepted: Tensor | None, layout: Any) -> None:
         """Run every call again, and let go of it.
 
         Args:
             accepted: [M] int64, which of the recorded tokens; None for all of them.
-            layout: Of these tokens: where their states are read and stored.
+            layout: `PagedLayout` of these tokens: where their states are read and stored.
         """
         for op, places, inputs, settings in self._calls:
             if accepted is not None:

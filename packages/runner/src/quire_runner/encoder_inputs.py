@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire_attention.batch import AttentionMetadata, EncoderBatch
+from quire_attention.batch import EncoderBatch
 from quire_interfaces.step import NewRow
-from quire_ops import to_device
+from quire_ops import PagedLayout, to_device
 from quire_runner.rows import Rows
 
 __all__ = ["cross_attention", "encoder_batch", "encoder_slots", "reading_rows"]
@@ -38,10 +38,8 @@ def encoder_batch(reading: Sequence[NewRow], device: torch.device) -> EncoderBat
     return EncoderBatch(input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens)
 
 
-def cross_attention(
-    rows: Rows, token_rows: NDArray[np.int64], reading: Sequence[NewRow]
-) -> tuple[AttentionMetadata, ...]:
-    """Per cross-attention group, its metadata (see `AttentionMetadata`).
+def cross_attention(rows: Rows, token_rows: NDArray[np.int64], reading: Sequence[NewRow]) -> tuple[PagedLayout, ...]:
+    """Per cross-attention group, its metadata (see `PagedLayout`).
 
     Args:
         rows: Tables, and how much encoders have read.
@@ -56,7 +54,7 @@ def cross_attention(
     for group, table in enumerate(rows.encoder_tables, len(rows.row_tables)):
         num_blocks = -(-int(lens.max()) // table.block_size)
         found.append(
-            AttentionMetadata(
+            PagedLayout(
                 query_start_loc=starts,
                 seq_lens=seq_lens,
                 block_table=table.table[:, :num_blocks].index_select(0, index),

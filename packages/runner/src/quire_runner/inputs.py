@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_attention.batch import ForwardBatch
 from quire_interfaces.step import NewRow, SchedulerOutput
-from quire_ops import OpFunction, StepInputs, to_device
+from quire_ops import OpFunction, PagedLayout, StepInputs, to_device
 from quire_runner.encoder_inputs import cross_attention, encoder_batch, reading_rows
 from quire_runner.rows import Rows
 from quire_runner.states import HeldStates, Spans, hold_states
@@ -259,7 +259,7 @@ def make_batch(
         input_ids=inputs.input_ids,
         positions=inputs.positions,
         attention=tuple(
-            AttentionMetadata(
+            PagedLayout(
                 query_start_loc=inputs.query_start_loc,
                 seq_lens=inputs.seq_lens,
                 block_table=group.block_table,

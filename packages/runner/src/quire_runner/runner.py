@@ -25,7 +25,7 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network
-from quire_ops import Op, OpRequest, bind, op_table, ops
+from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.captured_decode import CapturedDecode
@@ -150,7 +150,7 @@ class ModelRunner:
             allocate = partial(
                 allocate_kv_caches,
                 device=draft_network.device,
-                cache_shape=draft_network.attention_backend.kv_cache_shape,
+                cache_shape=kv_cache_shape,
             )
             proposes = network_drafting(
                 draft_network, cast(Network, network), self._rows, plan, limits, self._step_inputs, allocate
@@ -187,7 +187,7 @@ class ModelRunner:
             plan,
             config,
             vocab_size=model.config.vocab_size,
-            cache_shape=model.attention_backend.kv_cache_shape,
+            cache_shape=kv_cache_shape,
             layer_names=tuple(model.config.kv_cache_specs(block_size=1, dtype="bfloat16")),
             drafter=drafter,
             draft_network=draft_network,

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_ops import StateReplay, to_device
+from quire_attention.batch import ForwardBatch
+from quire_ops import PagedLayout, StateReplay, to_device
 from quire_runner.rows import BlockTable
 
 __all__ = ["HeldStates", "Spans", "hold_states"]
@@ -98,7 +98,7 @@ def hold_states(
     return HeldStates(spans.where(is_verified), replays)
 
 
-def _by_token(spans: Spans, table: BlockTable, is_stored: Bools) -> AttentionMetadata:
+def _by_token(spans: Spans, table: BlockTable, is_stored: Bools) -> PagedLayout:
     """The layout of tokens whose states are told apart one by one: of a sequence that goes on, place 0 of its table is
     the block of the state to go on from; then each token has a place, with the block that gets the state after it, or
     the null block.
@@ -126,7 +126,7 @@ def _by_token(spans: Spans, table: BlockTable, is_stored: Bools) -> AttentionMet
     seq_lens = lens + goes_on
     block_table = torch.zeros(len(rows), int(seq_lens.max()), dtype=torch.int32, device=device)
     block_table[which, column] = table.table[to_device(rows, device)[which], block]
-    return AttentionMetadata(
+    return PagedLayout(
         query_start_loc=to_device(query_start_loc.astype(np.int32), device),
         seq_lens=to_device(seq_lens.astype(np.int32), device),
         block_table=block_table,

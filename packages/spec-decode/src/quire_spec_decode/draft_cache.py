@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_attention.batch import ForwardBatch
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec, LatentAttentionSpec
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
-from quire_ops import OpFunction, to_device
+from quire_ops import OpFunction, PagedLayout, to_device
 from quire_spec_decode.row_drafter import DraftRows
 
 __all__ = ["AllocateKVCaches", "DraftCache", "RowSpan", "draft_group", "draft_specs"]
@@ -184,7 +184,7 @@ class DraftCache:
         if self._first[rows].any():
             seq_lens, table = self._without(rows, seq_lens, table)
             lens = ends - self.left_out(rows.tolist())
-        attention = AttentionMetadata(
+        attention = PagedLayout(
             query_start_loc=inputs.query_start_loc,
             seq_lens=seq_lens,
             block_table=table,

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.families.deepseek_v32 import SparseLatentSelfAttentionSpec
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import PagedLayout, ops
 
 __all__ = ["LightningIndexer", "SparseLatentAttention"]
 
@@ -58,7 +58,7 @@ class LightningIndexer:
         return self._rotate(self.key_norm(key)[:, None], cos, sin)[:, 0]
 
     def slots(
-        self, x: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, layout: AttentionMetadata
+        self, x: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, layout: PagedLayout
     ) -> Tensor:
         """[T, K]: where the tokens stand that each token attends to; `latent` [T, q_lora_rank] of its query."""
         query = self._rotate(self.queries(latent).unflatten(-1, (self._heads, -1)), cos, sin)  # [T, Hi, D]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.families.rwkv import RwkvLayerSpec, RwkvMixingSpec
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
-from quire_ops import ops
+from quire_ops import PagedLayout, ops
 
 __all__ = ["RwkvLayer", "TokenShift"]
 
@@ -36,7 +36,7 @@ class TokenShift:
     def _finish(self) -> None:
         self.shares = [parameter.take().flatten() for parameter in self._parameters]
 
-    def __call__(self, x: Tensor, state: Tensor, layout: AttentionMetadata) -> list[Tensor]:
+    def __call__(self, x: Tensor, state: Tensor, layout: PagedLayout) -> list[Tensor]:
         before = self._convolve(x, self._before, None, state, layout, activation=None)
         return [x * share + before * (1 - share) for share in self.shares]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import ShortConvSpec
-from quire_ops import QuantizedTokens, ShortConvWeights, ops
+from quire_ops import PagedLayout, QuantizedTokens, ShortConvWeights, ops
 
 __all__ = ["GatedShortConvolution", "ShortConvolution"]
 
@@ -39,7 +39,7 @@ class ShortConvolution:
         self.weight = self._weight.take()[:, 0].t().contiguous().t()
         self.bias = None if self._bias is None else self._bias.take()
 
-    def __call__(self, x: Tensor, state: Tensor, layout: AttentionMetadata) -> Tensor:
+    def __call__(self, x: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
         """`state` [num_blocks, taps - 1, channels]: see `quire_ops.recurrent`."""
         out: Tensor = self._convolve(x, self.weight, self.bias, state, layout, activation=self._activation)
         return out

@@ -159,13 +159,13 @@ class Network:
     @property
     def tree_refusals(self) -> tuple[str, ...]:
         """Parts of the network that read a step's tokens in the order of the cache, and cannot read them as trees
-        (`AttentionMetadata.paths`); empty where none does."""
+        (`PagedLayout.paths`); empty where none does."""
         return ("a network of Transformers",) if self.loads_itself else self._refusals("trees")
 
     def _refusals(self, ability: str) -> tuple[str, ...]:
         """Parts of the network that attend or keep states, and lack an ability that backends declare."""
         refusals = []
-        if not getattr(self.attention_backend.abilities, ability):
+        if not getattr(self.attention_backend.op_backend, ability):
             refusals.append(f"attention backend {self.attention_backend.name}")
         refusals += [
             f"op {backend.op.name} of backend {backend.name}"

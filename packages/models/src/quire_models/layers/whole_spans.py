@@ -1,6 +1,6 @@
 """Attention in which the tokens of an image see all of the image (Gemma 3, Gemma team 2025, sec. 2.1).
 
-Backends know trees of tokens (`AttentionMetadata.paths`): which tokens each one sees, by name. An image is such a tree,
+Backends know trees of tokens (`PagedLayout.paths`): which tokens each one sees, by name. An image is such a tree,
 in which every token follows all the others. Worked out on the host, in steps with media alone.
 """
 
@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_attention import AttentionMetadata, ForwardBatch
+from quire_attention import ForwardBatch
+from quire_ops import PagedLayout
 
 __all__ = ["with_whole_spans"]
 
@@ -46,7 +47,7 @@ def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None]) -> Forw
     return dataclasses.replace(batch, attention=attention, group_of_layer=tuple(kind_of_layer))
 
 
-def _with_paths(metadata: AttentionMetadata, paths: Tensor) -> AttentionMetadata:
+def _with_paths(metadata: PagedLayout, paths: Tensor) -> PagedLayout:
     return dataclasses.replace(metadata, paths=paths, paths_have_windows=True, derived={})
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire_attention import AttentionMetadata, ForwardBatch, MediaEmbeds
+from quire_attention import ForwardBatch, MediaEmbeds
 from quire_interfaces import CheckpointError, read_json
 from quire_models.config import ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.transformers_backend.towers import TransformersTowers, drop_towers
-from quire_ops import LoraTokens
+from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
 
 __all__ = ["TransformersLM"]
 
@@ -126,11 +126,11 @@ class TransformersLM(Network):
 
     def _try(self) -> None:
         """One token through the network: what cannot work is said at the start, not by the first request."""
-        config, backend = self.config, self.attention_backend
-        shape = backend.kv_cache_shape(2, 1, config.num_kv_heads, config.head_dim)
+        config = self.config
+        shape = kv_cache_shape(2, 1, config.num_kv_heads, config.head_dim)
         caches = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(config.num_layers))
         one = torch.ones(1, dtype=torch.int32, device=self.device)
-        metadata = AttentionMetadata(
+        metadata = PagedLayout(
             query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device=self.device),
             seq_lens=one,
             block_table=one[None],
@@ -279,8 +279,8 @@ class PagedAttention:
         kv_cache, metadata = self.batch.of_layer(layer)
         key, value = (part.repeat_interleave(config.num_kv_heads // heads, dim=1) for part in (key, value))
         key, value, query = (self._of_cache(part) for part in (key, value, query))
-        self._backend.write(key, value, kv_cache, metadata)
-        out = self._backend.forward(
+        self._backend.write_kv_cache(key, value, kv_cache, metadata.slot_mapping)
+        out = self._backend.paged_attention(
             query,
             kv_cache,
             metadata,

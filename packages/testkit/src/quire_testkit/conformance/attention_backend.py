@@ -1,7 +1,7 @@
 """What every `AttentionBackend` must do, as tests to inherit. Needs torch and quire_attention.
 
     class TestMyBackend(AttentionBackendSuite):
-        def make_backend(self): return MyBackend(...)
+        def make_backend(self): return AttentionBackend("mine", op_table())
 
 Each test attends densely, one token at a time in float64, and compares. Slots that must not be read hold NaN.
 """
@@ -13,9 +13,9 @@ import random
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionBackend, AttentionMetadata
-from quire_interfaces import kv_row_bytes
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_attention import AttentionBackend
+from quire_interfaces import KV_CACHE_DTYPES, kv_row_bytes
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, kv_cache_shape, ops
 from quire_ops.kv_reference import decode_row, encode_row
 
 __all__ = ["AttentionBackendSuite"]
@@ -37,35 +37,30 @@ class AttentionBackendSuite:
 
     def test_declares_itself(self) -> None:
         backend = self.make_backend()
-        assert backend.name
-        shape = backend.kv_cache_shape(5, self._block_size(backend), KV_HEADS, HEAD_DIM)
-        assert shape[0] == 5
-        elements = 1
-        for size in shape:
-            elements *= size
-        assert elements == 5 * self._block_size(backend) * 2 * KV_HEADS * HEAD_DIM
+        assert backend.name == backend.op_backend.name
+        assert backend.op_backend.op is ops.paged_attention
 
     def test_steps_equal_dense_attention(self) -> None:
-        for dtype in self.make_backend().abilities.dtypes:
+        for dtype in self.make_backend().op_backend.dtypes or (torch.float32, torch.bfloat16, torch.float16):
             self._run(dtype, window=None, soft_cap=None)
 
     def test_sliding_window(self) -> None:
-        if self.make_backend().abilities.sliding_window:
+        if self._has("sliding_window"):
             for window in (1, 7, 1000):
                 self._run(torch.float32, window=window, soft_cap=None)
 
     def test_soft_cap(self) -> None:
-        if self.make_backend().abilities.soft_cap:
+        if self._has("soft_cap"):
             self._run(torch.float32, window=None, soft_cap=2.0)
 
     def test_sinks(self) -> None:
-        if self.make_backend().abilities.sinks:
+        if self._has("sinks"):
             sinks = torch.linspace(-2.0, 2.0, KV_HEADS * GROUP)
             for window in (None, 7):
                 self._run(torch.float32, window=window, soft_cap=None, sinks=sinks)
 
     def test_alibi_slopes(self) -> None:
-        if self.make_backend().abilities.alibi:
+        if self._has("alibi"):
             slopes = torch.logspace(-0.5, -2.5, KV_HEADS * GROUP)
             for window in (None, 7):
                 self._run(torch.float32, window=window, soft_cap=None, alibi_slopes=slopes)
@@ -77,14 +72,16 @@ class AttentionBackendSuite:
 
     def test_narrow_caches(self) -> None:
         kv_scale = torch.tensor([[0.5, 3.0], [2.0, 0.1]])
-        for name in sorted(self.make_backend().abilities.cache_dtypes - {"float32", "bfloat16", "float16"}):
+        cache_dtypes = self.make_backend().op_backend.cache_dtypes
+        names = KV_CACHE_DTYPES if cache_dtypes is None else cache_dtypes
+        for name in sorted(set(names) - {"float32", "bfloat16", "float16"}):
             for window, scale in ((7, None), (None, kv_scale)):
                 self._run(torch.float32, window=window, soft_cap=None, cache_dtype=name, kv_scale=scale,
                           chunks=NARROW_CHUNKS)  # fmt: skip
 
-    def _block_size(self, backend: AttentionBackend) -> int:
-        sizes = backend.abilities.block_sizes
-        return 8 if sizes is None else min(sizes)
+    def _has(self, feature: str) -> bool:
+        features = self.make_backend().op_backend.features
+        return features is None or feature in features
 
     def _run(
         self,
@@ -101,7 +98,7 @@ class AttentionBackendSuite:
     ) -> list[Tensor]:
         """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
         backend = self.make_backend()
-        block_size = self._block_size(backend)
+        block_size = 8
         rng = random.Random(0)
         lengths = [sum(parts) for parts in chunks]
         tokens = [self._tokens(i, length, dtype) for i, length in enumerate(lengths)]
@@ -115,7 +112,7 @@ class AttentionBackendSuite:
         num_blocks = 1 + sum(map(len, tables))
         kept = dtype if cache_dtype is None else CACHE_TORCH_DTYPES[cache_dtype]
         row_size = HEAD_DIM if cache_dtype is None else kv_row_bytes(cache_dtype, HEAD_DIM) // kept.itemsize
-        cache = torch.empty(backend.kv_cache_shape(num_blocks, block_size, KV_HEADS, row_size), dtype=kept)
+        cache = torch.empty(kv_cache_shape(num_blocks, block_size, KV_HEADS, row_size), dtype=kept)
         cache.view(torch.uint8).fill_(255)  # NaN, or the NaN of a scale, in every format
         outputs: list[list[Tensor]] = [[], [], []]
         done = [0, 0, 0]
@@ -124,8 +121,8 @@ class AttentionBackendSuite:
             parts = [(i, done[i], done[i] + chunks[i][step]) for i in chosen]
             metadata = self._metadata(parts, tables, block_size)
             query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
-            backend.write(key, value, cache, metadata, kv_scale=kv_scale)
-            out = backend.forward(
+            backend.write_kv_cache(key, value, cache, metadata.slot_mapping, kv_scale)
+            out = backend.paged_attention(
                 query,
                 cache,
                 metadata,
@@ -168,15 +165,13 @@ class AttentionBackendSuite:
         query, key, value = (torch.randn(length, n, HEAD_DIM, generator=generator).to(dtype) for n in heads)
         return query, key, value
 
-    def _metadata(
-        self, parts: list[tuple[int, int, int]], tables: list[list[int]], block_size: int
-    ) -> AttentionMetadata:
+    def _metadata(self, parts: list[tuple[int, int, int]], tables: list[list[int]], block_size: int) -> PagedLayout:
         widest = max(len(tables[i]) for i, _, _ in parts)
         starts = [0]
         for _, begin, end in parts:
             starts.append(starts[-1] + end - begin)
         slots = [tables[i][p // block_size] * block_size + p % block_size for i, a, b in parts for p in range(a, b)]
-        return AttentionMetadata(
+        return PagedLayout(
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor([end for _, _, end in parts], dtype=torch.int32),
             block_table=torch.tensor(
