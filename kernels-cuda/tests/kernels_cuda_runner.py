@@ -63,7 +63,7 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "quire_ops.backends",
         "quire_models.layers.scope",
-        "quire_attention.selection",
+        "quire_attention.backend",
         "quire_lora.slots",
         "quire_runner.runner",
     ):

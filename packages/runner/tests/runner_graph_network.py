@@ -160,7 +160,7 @@ def add_torch_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         "quire_lora.slots",
         "quire_ops.backends",
         "quire_models.layers.scope",
-        "quire_attention.selection",
+        "quire_attention.backend",
         "quire_runner.runner",
     ):
         monkeypatch.setattr(f"{place}.op_table", lambda: table)
