@@ -44,6 +44,10 @@ async def test_an_item_is_what_the_processor_makes(preparer: MediaPreparer) -> N
     image = random_image()
     (stored,) = await preparer.prepare([MediaSource(modality=IMAGE, url=data_url(encoded(image)))])
     assert preparer.placeholders == {"image": "<image>"}
+    text, order = preparer.expand("this <image>, not <image>", [stored], [(12, 25)])
+    assert text == "this " + "<image>" * 4 + ", not <image>"
+    media = preparer.place(order, [1, *stored.embed_token_ids * 4, 2])
+    assert (media.spans[0].start, media.spans[0].length, media.positions) == (1, 4, b"")
     assert stored.item.num_embeds == 4
     assert stored.text == "<image>" * 4
     pixels = read_features(stored.item)["pixel_values"]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from multimodal_processors import FAMILIES
-from multimodal_samples import random_image, tone
+from multimodal_samples import random_image, tone, video
 
 from quire_interfaces import CheckpointError, MediaItem, Modality
-from quire_multimodal import MediaError, StoredItem, expand_placeholders, find_spans
-from quire_multimodal.decode import VideoFrames
+from quire_multimodal import MediaBounds, MediaError, StoredItem, expand_placeholders, find_spans
+from quire_multimodal.decode import VideoFrames, decode_video
 from quire_multimodal.processor import ItemProcessor, ProcessedItem
 
 HAS_TORCH = importlib.util.find_spec("torchvision") is not None
@@ -108,6 +108,44 @@ def _check_together(
     for name in joint.keys() - TEXTS - set(padded):
         parts = [item.features[name] for item in items]
         np.testing.assert_array_equal(np.concatenate(parts, axis=axis), joint[name], err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl", "glm4v"])
+def test_frames_of_a_video_are_those_that_the_processor_takes(
+    family: str, processor_folder: Callable[[str], Path]
+) -> None:
+    ours = ItemProcessor.from_folder(processor_folder(family))
+    data = video(num_frames=40, fps=8)
+    arguments = {"do_sample_frames": True, **({"fps": 4} if family == "qwen3_vl" else {"num_frames": 10})}
+    taken = ours.decode(Modality.VIDEO, data, arguments)
+    everything = decode_video(data, MediaBounds(), lambda count, fps: range(count)).frames
+    metadata = {"total_num_frames": 40, "fps": 8.0, "duration": 5.0, "height": 48, "width": 64}
+    _, tensors = ours._ways[Modality.VIDEO]
+    joint = ours.processor(
+        text=[ours.placeholder(Modality.VIDEO)],
+        videos=[everything],
+        video_metadata=[metadata],
+        return_tensors=tensors,
+        **arguments,
+    )
+    item = ours.process(Modality.VIDEO, taken, arguments)
+    for name in joint.keys() - TEXTS:
+        np.testing.assert_array_equal(item.features[name], np.asarray(joint[name]), err_msg=name)
+    assert ours.processor.tokenizer(item.text)["input_ids"] == joint["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "num_frames"),
+    [({"num_frames": 5}, 5), ({"fps": 2}, 10), ({"fps": 2, "num_frames": 4}, 4), ({"num_frames": -1}, 40)],
+)
+def test_frames_of_a_video_as_the_server_says(
+    options: dict[str, int], num_frames: int, processor_folder: Callable[[str], Path]
+) -> None:
+    ours = ItemProcessor.from_folder(processor_folder("qwen2_5_vl"), io_options={"video": options})
+    taken = ours.decode(Modality.VIDEO, video(num_frames=40, fps=8))
+    assert len(taken.indices) == num_frames
+    assert taken.indices[0] == 0
+    assert taken.indices[-1] == 39
 
 
 def test_what_reaches_no_embedding_and_unknown_arguments(processor_folder: Callable[[str], Path]) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,27 @@ import pytest
 from multimodal_samples import encoded, random_image
 
 from quire_interfaces import EngineDeadError
-from quire_multimodal import MediaError
-from quire_multimodal.workers import WorkerPool, WorkerSettings
+from quire_multimodal import MediaConfig, MediaError
+from quire_multimodal.workers import WorkerPool
+
+_threads = ThreadPoolExecutor(32)
 
 
 @pytest.fixture(scope="module")
-def settings(processor_folder: Callable[[str], Path]) -> WorkerSettings:
-    return WorkerSettings(folder=str(processor_folder("llava")), niceness=3)
+def folder(processor_folder: Callable[[str], Path]) -> Path:
+    return processor_folder("llava")
 
 
 @pytest.fixture(scope="module")
-def pool(settings: WorkerSettings) -> Iterator[WorkerPool]:
-    pool = WorkerPool(settings, num_workers=2, timeout_s=60)
+def pool(folder: Path) -> Iterator[WorkerPool]:
+    pool = WorkerPool(folder, MediaConfig(media_processes=2, media_niceness=3))
     yield pool
     pool.close()
 
 
 def submit(pool: WorkerPool, path: Path, seed: int = 0, size: int = 30) -> Future[dict[str, Any]]:
     message = {"modality": "image", "form": "encoded", "arguments": {}, "path": str(path / str(seed))}
-    return pool.submit(message, encoded(random_image(size, size, seed)))
+    return _threads.submit(pool.prepare, message, encoded(random_image(size, size, seed)))
 
 
 def test_items_are_prepared_by_several_processes(pool: WorkerPool, tmp_path: Path) -> None:
@@ -66,13 +68,17 @@ def test_an_item_that_kills_twice_fails_alone(pool: WorkerPool, tmp_path: Path) 
             for pid in pool.process_ids():
                 os.kill(pid, signal.SIGKILL)
 
+    for pid in pool.process_ids():
+        os.kill(pid, signal.SIGSTOP)  # none is done before it dies
+    future = submit(pool, tmp_path, 1)
     killer = threading.Thread(target=kill)
     killer.start()
-    future = submit(pool, tmp_path, 1, size=200)
-    with pytest.raises(MediaError, match="died, twice") as failure:
-        future.result()
-    stopped.set()
-    killer.join()
+    try:
+        with pytest.raises(MediaError, match="died, twice") as failure:
+            future.result()
+    finally:
+        stopped.set()
+        killer.join()
     assert failure.value.code == "media_processing_failed"
     assert submit(pool, tmp_path, 2).result()["num_embeds"] == 4
 
@@ -81,16 +87,16 @@ def test_bad_items_are_answers(pool: WorkerPool, tmp_path: Path) -> None:
     message = {"modality": "image", "form": "encoded", "arguments": {}, "path": str(tmp_path / "x")}
     before = pool.process_ids()
     with pytest.raises(MediaError, match="no image"):
-        pool.submit(message, b"nothing").result()
+        pool.prepare(message, b"nothing")
     with pytest.raises(MediaError, match="takes no audio") as failure:
-        pool.submit({**message, "modality": "audio"}, b"").result()
+        pool.prepare({**message, "modality": "audio"}, b"")
     assert failure.value.code == "unsupported_media"
     assert set(before) <= set(pool.process_ids())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_deadlines_and_closing(settings: WorkerSettings, tmp_path: Path) -> None:
-    pool = WorkerPool(settings, timeout_s=0.5)
+def test_deadlines_and_closing(folder: Path, tmp_path: Path) -> None:
+    pool = WorkerPool(folder, MediaConfig(media_timeout_s=0.5))
     (pid,) = pool.process_ids()
     os.kill(pid, signal.SIGSTOP)  # as an item that takes for ever
     with pytest.raises(MediaError, match=r"took more than 0\.5 s"):
@@ -98,17 +104,17 @@ def test_deadlines_and_closing(settings: WorkerSettings, tmp_path: Path) -> None
     assert pool.process_ids() == []
     waiting = [submit(pool, tmp_path, seed) for seed in range(3)]
     pool.close()
-    failures = [each.exception() for each in waiting]
+    failures = [each.exception(timeout=60) for each in waiting]
     assert all(failure is None or isinstance(failure, (EngineDeadError, MediaError)) for failure in failures)
     assert isinstance(submit(pool, tmp_path).exception(), EngineDeadError)
 
 
-def test_processes_end_with_their_owner(settings: WorkerSettings, tmp_path: Path) -> None:
+def test_processes_end_with_their_owner(folder: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom quire_multimodal.workers import WorkerPool, WorkerSettings\n"
-        "print(*WorkerPool(WorkerSettings(folder=sys.argv[1])).process_ids(), flush=True)\ntime.sleep(600)\n"
+        "import sys, time\nfrom quire_multimodal import MediaConfig\nfrom quire_multimodal.workers import WorkerPool\n"
+        "print(*WorkerPool(sys.argv[1], MediaConfig()).process_ids(), flush=True)\ntime.sleep(600)\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code, settings.folder], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
     owner.kill()

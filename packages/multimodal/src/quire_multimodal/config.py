@@ -101,3 +101,13 @@ class MediaConfig(Settings):
         512, help="Most frames of a video that the model is shown.", unit="frames", check=at_least(1)
     )
     media_max_seconds: float = setting(3600.0, help="Longest sound or video.", unit="seconds", check=at_least(0.001))
+
+    @property
+    def image_backend(self) -> str:
+        """Which of its image processors Transformers is asked for: "pil" or "torchvision"."""
+        return str((self.mm_processor_kwargs or {}).get("backend", "pil"))
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Largest media that are decoded: the fields of `MediaBounds`."""
+        return {name: getattr(self, f"media_{name}") for name in ("max_pixels", "max_frames", "max_seconds")}

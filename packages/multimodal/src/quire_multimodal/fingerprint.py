@@ -1,4 +1,4 @@
-"""What else than the media decides what a processor makes of them."""
+"""What the files of a checkpoint say of media, and what else than the media decides what a processor makes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "read_config"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "video_preprocessor_config.json")
 
@@ -23,3 +23,10 @@ def fingerprint(folder: Path | str, arguments: Mapping[str, Any] | None = None) 
     versions = [importlib.metadata.version(name) for name in ("transformers", "pillow")]
     digest.update(json.dumps([versions, dict(arguments or {})], sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json, with the fields of its thinker over its own; empty without one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    return {**config, **config.get("thinker_config", {})}

@@ -14,18 +14,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import FeatureArray, MediaItem, Modality
+from quire_interfaces import FeatureArray, MediaItem, Modality, PromptMedia
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
-from quire_multimodal.fingerprint import fingerprint
+from quire_multimodal.fingerprint import fingerprint, read_config
+from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
+from quire_multimodal.spans import expand_placeholders, find_spans
 from quire_multimodal.store import MediaStore, StoredItem
-from quire_multimodal.workers import WorkerPool, WorkerSettings
+from quire_multimodal.workers import WorkerPool
 
 __all__ = ["MediaPreparer", "MediaStats"]
 
@@ -71,25 +73,13 @@ class MediaPreparer:
         store_base: Path | None = None,
     ) -> None:
         self.config = config or MediaConfig()
-        self._arguments = dict(self.config.mm_processor_kwargs or {})
-        backend = str(self._arguments.pop("backend", "pil"))
-        self._workers = WorkerPool(
-            WorkerSettings(
-                folder=str(folder),
-                backend=backend,
-                embed_token_ids=embed_token_ids or {},
-                bounds={
-                    "max_pixels": self.config.media_max_pixels,
-                    "max_frames": self.config.media_max_frames,
-                    "max_seconds": self.config.media_max_seconds,
-                },
-                io_options=self.config.media_io_kwargs or {},
-                niceness=self.config.media_niceness,
-            ),
-            num_workers=self.config.media_processes,
-            timeout_s=self.config.media_timeout_s,
-        )
-        self._fingerprint = fingerprint(folder, {"backend": backend, "io": self.config.media_io_kwargs})
+        self._arguments = {
+            name: each for name, each in (self.config.mm_processor_kwargs or {}).items() if name != "backend"
+        }
+        self._workers = WorkerPool(folder, self.config, embed_token_ids)
+        how = {"backend": self.config.image_backend, "io": self.config.media_io_kwargs, **self.config.bounds}
+        self._fingerprint = fingerprint(folder, how)
+        self._scheme = PositionScheme.from_config(read_config(Path(folder)))
         self.placeholders: Mapping[str, str] = self._workers.placeholders
         """Token that a chat template writes for an item, by modality: what the model takes."""
         for modality, reason in self._workers.unusable.items():
@@ -113,45 +103,62 @@ class MediaPreparer:
             MediaError: naming the part of the request whose medium cannot be used; none is kept then.
             OverloadedError: the shared memory is full of items in use.
         """
-        self._check_limits(sources)
-        tasks = [asyncio.wrap_future(self._loaders.submit(self._prepare_one, each, arguments)) for each in sources]
+        futures = self._submit(sources, arguments)
         try:
-            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         except asyncio.CancelledError:
-            for task in tasks:
-                task.add_done_callback(self._release_result)
+            for future in futures:
+                future.add_done_callback(self._release_result)
             raise
-        return self._all_or_none(results)
+        return self._all_or_none(futures)
 
     def prepare_now(
         self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None = None
     ) -> list[StoredItem]:
         """`prepare` for callers without an event loop; blocks."""
+        futures = self._submit(sources, arguments)
+        wait(futures)
+        return self._all_or_none(futures)
+
+    def _submit(self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None) -> list[Future[StoredItem]]:
         self._check_limits(sources)
-        futures = [self._loaders.submit(self._prepare_one, each, arguments) for each in sources]
-        results: list[StoredItem | BaseException] = []
-        for future in futures:
-            error = future.exception()
-            results.append(future.result() if error is None else error)
-        return self._all_or_none(results)
+        return [self._loaders.submit(self._prepare_one, source, arguments) for source in sources]
 
-    def _all_or_none(self, results: Sequence[StoredItem | BaseException]) -> list[StoredItem]:
-        items = [result for result in results if isinstance(result, StoredItem)]
-        for result in results:
-            if isinstance(result, BaseException):
-                self.release(items)
-                raise result
-        return items
+    def _all_or_none(self, futures: Sequence[Future[StoredItem]]) -> list[StoredItem]:
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            for future in futures:
+                self._release_result(future)
+            raise errors[0]
+        return [future.result() for future in futures]
 
-    def _release_result(self, task: asyncio.Future[StoredItem]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self.release([task.result()])
+    def _release_result(self, future: Future[StoredItem]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.release([future.result()])
 
     def release(self, items: Iterable[StoredItem]) -> None:
         """The request that held these items has ended."""
         with self._lock:
             for stored in items:
                 self._store.release(stored.item.key)
+
+    def expand(
+        self, text: str, items: Sequence[StoredItem], literal: Iterable[tuple[int, int]] = ()
+    ) -> tuple[str, list[StoredItem]]:
+        """`expand_placeholders` with the placeholders of this model."""
+        return expand_placeholders(text, items, self.placeholders, literal)
+
+    def place(self, items: Sequence[StoredItem], token_ids: Sequence[int]) -> PromptMedia:
+        """What a prompt carries of its media: their spans, and positions where the network wants them.
+
+        Args:
+            items: In the order of the prompt, as `expand` returns them.
+            token_ids: Of the expanded text.
+
+        Raises:
+            MediaError: the tokens are not those of the items.
+        """
+        return place_media(items, find_spans(items, token_ids), len(token_ids), self._scheme)
 
     def _check_limits(self, sources: Sequence[MediaSource]) -> None:
         limits = self.config.limit_mm_per_prompt or {}
@@ -227,7 +234,7 @@ class MediaPreparer:
         assert media is not None
         start, path = time.monotonic(), self._store.path(key)
         job = {"modality": str(modality), "form": media.form, "arguments": dict(arguments), "path": str(path)}
-        answer = self._workers.submit({**job, **media.fields}, media.data).result()
+        answer = self._workers.prepare({**job, **media.fields}, media.data)
         item = MediaItem(
             modality=modality,
             key=key,

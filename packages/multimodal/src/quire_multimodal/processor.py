@@ -7,7 +7,6 @@ modality needs it; whoever imports this module decides what may be imported.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from quire_interfaces import CheckpointError, Modality
 from quire_multimodal.bounds import MediaBounds
 from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video
 from quire_multimodal.errors import MediaError
+from quire_multimodal.fingerprint import read_config
 
 __all__ = ["ItemProcessor", "ProcessedItem"]
 
@@ -229,7 +229,7 @@ class ItemProcessor:
         elif modality == Modality.AUDIO:
             features, texts = processor._process_audio([value], **merged)
         else:
-            features, texts = processor._process_videos([value.frames], **merged, **_video_arguments(value))
+            features, texts = processor._process_videos([value.frames], **merged | _video_arguments(value))
         return features, texts[0]
 
     def _call_joint(
@@ -284,10 +284,7 @@ def _sample(modality: Modality, part: Any) -> Any:
 
 def _config_token_ids(folder: Path) -> dict[str, list[int]]:
     """Tokens that take embeddings, by modality, as config.json names them: what the networks themselves look for."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) if path.is_file() else {}
-    config = {**config.get("thinker_config", {}), **config}
-    ids = {}
+    config, ids = read_config(folder), {}
     for modality in _ARGUMENTS:
         names = (f"{modality}_token_id", f"{modality}_token_index")
         value = next((config[name] for name in names if isinstance(config.get(name), int)), None)

@@ -1,82 +1,56 @@
 """Preparing processes: started, asked, replaced when they die, ended when an item takes too long.
 
-Each is asked by a thread of its own, one item after another. A process that dies takes one item with it: it is tried
-once more in a new process, and fails when that one dies too.
+Each prepares one item at a time. A process that dies takes one item with it: it is tried once more in a new process,
+and fails when that one dies too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from quire_interfaces import CheckpointError, EngineDeadError
+from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 from quire_multimodal.frames import receive, send
 
-__all__ = ["WorkerPool", "WorkerSettings"]
+__all__ = ["WorkerPool"]
 
 _START_TIMEOUT_S = 300.0
 _ATTEMPTS = 2
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 """Of the processes: each has one core, and what the library says about missing torch is meant."""
-_ENDING = "media are not prepared any more: the server is ending"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What a preparing process is started with."""
-
-    folder: str
-    """Of the checkpoint whose processor runs."""
-    backend: str = "pil"
-    """Of the image processor: "pil" or "torchvision"."""
-    embed_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
-    """Tokens that take embeddings, by modality."""
-    bounds: Mapping[str, Any] = field(default_factory=dict)
-    """Of `MediaBounds`."""
-    io_options: Mapping[str, Any] = field(default_factory=dict)
-    """How media are decoded, by modality."""
-    niceness: int = 10
-    """How far it stands back behind other processes."""
 
 
 class _Worker:
-    """One process. Not thread-safe.
+    """One process; not thread-safe, but for `process.kill()`."""
 
-    Raises:
-        CheckpointError: it cannot load the processor.
-        EOFError: it died while starting.
-    """
-
-    def __init__(self, settings: WorkerSettings, uses_torch: bool) -> None:
-        ours, theirs = socket.socketpair()
-        self._connection = ours
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
         command = [sys.executable, "-m", "quire_multimodal.worker", str(theirs.fileno())]
         environment = {**os.environ, **_ENVIRONMENT}
         with theirs:
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
             )
-        fields = {name: getattr(settings, name) for name in WorkerSettings.__slots__}
-        try:
-            answer = self.ask({**fields, "uses_torch": uses_torch}, b"", _START_TIMEOUT_S)
-        except BaseException:
-            self.end()
-            raise
+
+    def load(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Have it load the processor; its answer says what can be prepared.
+
+        Raises:
+            CheckpointError: it cannot; the process has ended.
+            EOFError: it died.
+        """
+        answer = self.ask(settings, b"", _START_TIMEOUT_S)
         if "error" in answer:
-            self.end()
             raise CheckpointError(answer["error"])
-        self.placeholders: dict[str, str] = answer["placeholders"]
-        self.unusable: dict[str, str] = answer["unusable"]
+        return answer
 
     def ask(self, message: dict[str, Any], data: bytes | memoryview, timeout_s: float) -> dict[str, Any]:
         """Its answer.
@@ -105,122 +79,103 @@ class WorkerPool:
     """Preparing processes of one processor. Thread-safe.
 
     Args:
-        settings: What each is started with.
-        num_workers: How many; all but the first start when there is work for them.
-        timeout_s: Longest time for one item, in seconds.
+        folder: Of the checkpoint.
+        config: Bounds, and how many processes there are: all but the first start when there is work for them.
+        embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
 
     Raises:
         CheckpointError: the processor cannot be loaded, with torch or without.
     """
 
-    def __init__(self, settings: WorkerSettings, *, num_workers: int = 1, timeout_s: float = 120.0) -> None:
-        self._settings, self._timeout_s = settings, timeout_s
-        first = self._start_first()
-        self.placeholders = first.placeholders
-        """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
-        self.unusable = first.unusable
-        """Modalities that the processor has and that cannot be prepared, with the reason."""
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._workers: list[_Worker | None] = [first, *[None] * (num_workers - 1)]
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._serve, args=(index,), name=f"media-{index}", daemon=True)
-            for index in range(num_workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _start_first(self) -> _Worker:
-        """A process without torch where the processor loads without, which starts faster and takes less memory."""
-        self.uses_torch = self._settings.backend == "torchvision"
+    def __init__(
+        self, folder: Path | str, config: MediaConfig, embed_token_ids: Mapping[str, list[int]] | None = None
+    ) -> None:
+        self._num_workers, self._timeout_s, self._closed = config.media_processes, config.media_timeout_s, False
+        self.uses_torch = config.image_backend == "torchvision"
+        self._settings = {
+            "folder": str(folder),
+            "backend": config.image_backend,
+            "bounds": config.bounds,
+            "embed_token_ids": embed_token_ids or {},
+            "io_options": config.media_io_kwargs or {},
+            "niceness": config.media_niceness,
+        }
+        self._workers: set[_Worker] = set()
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # those that run are taken first
         try:
-            return _Worker(self._settings, self.uses_torch)
-        except (CheckpointError, EOFError) as error:
-            if self.uses_torch:
-                raise CheckpointError(f"the processor cannot be loaded: {error}") from error
-        self.uses_torch = True
-        try:
-            return _Worker(self._settings, True)
+            try:
+                first, loaded = self._start()
+            except CheckpointError:  # a process without torch starts faster and takes less memory, where it can do all
+                if self.uses_torch:
+                    raise
+                self.uses_torch = True
+                first, loaded = self._start()
         except EOFError as error:
             raise CheckpointError("a preparing process died while it loaded the processor") from error
+        self.placeholders: dict[str, str] = loaded["placeholders"]
+        """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
+        self.unusable: dict[str, str] = loaded["unusable"]
+        """Modalities that the processor has and that cannot be prepared, with the reason."""
+        for worker in (*[None] * (self._num_workers - 1), first):
+            self._idle.put(worker)
 
-    def submit(self, message: dict[str, Any], data: bytes | memoryview = b"") -> Future[dict[str, Any]]:
-        """Have an item prepared.
+    def _start(self) -> tuple[_Worker, dict[str, Any]]:
+        """A new process, and what it says of its processor."""
+        worker = _Worker()
+        self._workers.add(worker)
+        try:
+            return worker, worker.load({**self._settings, "uses_torch": self.uses_torch})
+        except BaseException:
+            self._end(worker)
+            raise
+
+    def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            self._workers.discard(worker)
+            worker.end()
+
+    def prepare(self, message: dict[str, Any], data: bytes | memoryview = b"") -> dict[str, Any]:
+        """Have an item prepared by the next process that is free; blocks.
 
         Returns:
-            The answer of the process; as exception a `MediaError` where the item cannot be prepared.
+            The answer of the process.
+
+        Raises:
+            MediaError: the item cannot be prepared.
+            EngineDeadError: the pool is closed.
         """
-        job = _Job(message, data)
-        if self._closed:
-            job.future.set_exception(EngineDeadError(_ENDING))
-        else:
-            self._jobs.put(job)
-        return job.future
+        worker = self._idle.get()
+        try:
+            for _ in range(_ATTEMPTS):
+                if self._closed:
+                    raise EngineDeadError("media are not prepared any more: the server is ending")
+                try:
+                    worker = worker or self._start()[0]
+                    answer = worker.ask(message, data, self._timeout_s)
+                except (EOFError, TimeoutError) as error:
+                    self._end(worker)
+                    worker = None
+                    if isinstance(error, EOFError):
+                        continue
+                    reason = f"it took more than {self._timeout_s:g} s to prepare"
+                    raise MediaError(reason, code="media_processing_failed") from None
+                if "error" in answer:
+                    raise MediaError(answer["error"], code=answer["code"])
+                return answer
+            raise MediaError("the process that prepared it died, twice", code="media_processing_failed")
+        finally:
+            self._idle.put(worker)
 
     def process_ids(self) -> list[int]:
         """Of the processes that run."""
-        running = [worker.process for worker in self._workers if worker is not None]
-        return [process.pid for process in running if process.poll() is None]
+        return [worker.process.pid for worker in tuple(self._workers) if worker.process.poll() is None]
 
     def close(self) -> None:
-        """End the processes; items that are not prepared fail."""
+        """End the processes; items that are being prepared fail."""
         self._closed = True
-        for _ in self._threads:
-            self._jobs.put(None)
-        for worker in self._workers:
-            if worker is not None:
-                worker.process.kill()
-        for thread in self._threads:
-            thread.join()
-        for worker in self._workers:
-            if worker is not None:
-                worker.end()
-        self._workers = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._jobs.get_nowait()
-                if job is not None:
-                    job.future.set_exception(EngineDeadError(_ENDING))
-
-    def _serve(self, index: int) -> None:
-        while not self._closed and (job := self._jobs.get()) is not None:
-            if not job.future.set_running_or_notify_cancel():
-                continue
-            try:
-                answer = self._ask(index, job)
-            except Exception as error:
-                job.future.set_exception(error)
-                continue
-            if "error" in answer:
-                job.future.set_exception(MediaError(answer["error"], code=answer["code"]))
-            else:
-                job.future.set_result(answer)
-
-    def _ask(self, index: int, job: _Job) -> dict[str, Any]:
-        for _ in range(_ATTEMPTS):
-            if self._closed:
-                raise EngineDeadError(_ENDING)
-            try:
-                worker = self._workers[index] or _Worker(self._settings, self.uses_torch)
-                self._workers[index] = worker
-                return worker.ask(job.message, job.data, self._timeout_s)
-            except TimeoutError:
-                self._drop(index)
-                raise MediaError(
-                    f"it took more than {self._timeout_s:g} s to prepare", code="media_processing_failed"
-                ) from None
-            except EOFError:
-                self._drop(index)
-        raise MediaError("the process that prepared it died, twice", code="media_processing_failed")
-
-    def _drop(self, index: int) -> None:
-        worker, self._workers[index] = self._workers[index], None
-        if worker is not None:
-            worker.end()
-
-
-@dataclass(slots=True)
-class _Job:
-    message: dict[str, Any]
-    data: bytes | memoryview
-    future: Future[dict[str, Any]] = field(default_factory=Future)
+        for worker in tuple(self._workers):
+            worker.process.kill()
+        for _ in range(self._num_workers):  # each comes back as soon as its process is gone
+            self._end(self._idle.get())
+        for _ in range(self._num_workers):
+            self._idle.put(None)  # for who waits: it is told
