@@ -19,7 +19,9 @@ from quire_engine.length_limits import check_prompt_length, resolve_max_tokens
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
 from quire_engine.params_resolver import ParamsResolver, check_token_ids
 from quire_interfaces import (
+    Modality,
     ModelNotFoundError,
+    PromptMedia,
     RenderedPrompt,
     RequestError,
     RequestOptions,
@@ -122,6 +124,8 @@ class InputProcessor:
             self._check_encoder_prompt(params)
             self._check_ids("decoder_prompt", prompt.decoder_token_ids or ())
             continued_ids = self._info.decoder_prompt(prompt.decoder_token_ids)
+        if prompt.media is not None:
+            self._check_media(prompt.media)
         params = self._resolver.resolve(params)
         self._check_abilities(params, options)
         if params.max_tokens == 0:
@@ -197,6 +201,17 @@ class InputProcessor:
                 param="prompt_logprobs",
                 code="unsupported",
             )
+
+    def _check_media(self, media: PromptMedia) -> None:
+        for span in media.spans:
+            modality = span.item.modality
+            if modality not in self._info.modalities and modality != Modality.EMBEDS:
+                takes = ", ".join(self._info.modalities) or "text alone"
+                raise RequestError(
+                    f"the prompt has a medium of kind {modality}, and this engine takes {takes}",
+                    param="prompt",
+                    code="unsupported_media",
+                )
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         if len(token_ids) == 0:

@@ -164,6 +164,8 @@ class EngineInfo:
     """Most tokens of a prompt where an encoder reads it (`max_model_len` is then the decoder's); 0 without one."""
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder begins with, where an encoder reads the prompt."""
+    modalities: tuple[str, ...] = ()
+    """Media that prompts may hold: "image", "video", "audio"; none where the engine takes text alone."""
     num_blocks: int = 0
     """KV cache blocks, without the null block."""
     block_size: int = 0

@@ -40,7 +40,15 @@ from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
 from quire_runner.config import RunnerConfig
-from quire_scheduler import AdapterGate, EncoderRule, KVTransfers, Scheduler, SchedulerConfig, SharedPromptRule
+from quire_scheduler import (
+    AdapterGate,
+    EncoderRule,
+    KVTransfers,
+    MediaRule,
+    Scheduler,
+    SchedulerConfig,
+    SharedPromptRule,
+)
 from quire_spec_decode import HEAD_METHODS, DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
@@ -88,7 +96,8 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         CheckpointError: the model is not understood.
         ConfigError: a replaced field that the network does not read.
     """
-    return ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
+    model = ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
+    return dataclasses.replace(model, media=None) if config.model.language_model_only else model
 
 
 def build_renderer(
@@ -347,6 +356,9 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     if tier is not None:
         rules.append(KVTransfers(allocator, tier.connector))
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
+    if (media := blueprint.model.media) is not None:
+        size, step_tokens = plan.encoder_cache_size, scheduler_config.max_num_batched_tokens
+        rules.append(MediaRule(size, size, step_tokens, keeps_spans_whole=media.is_bidirectional))
     scheduler = Scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
     may_release = tier is None and config.runner.device.startswith("cpu")

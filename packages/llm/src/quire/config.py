@@ -131,6 +131,11 @@ class ModelSettings(Settings):
         unit="tokens",
         check=_no_length,
     )
+    language_model_only: bool = setting(
+        False,
+        help="Of a model that takes images, videos or sounds, build the language model alone: it serves texts, and "
+        "takes less memory.",
+    )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
         None,

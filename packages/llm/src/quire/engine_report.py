@@ -58,6 +58,7 @@ def engine_info(
         max_model_len=plan.max_model_len,
         vocab_size=model.vocab_size,
         max_encoder_len=plan.max_encoder_len,
+        modalities=() if model.media is None else tuple(map(str, model.media.modalities)),
         decoder_start_token_ids=model.decoder_start_token_ids,
         num_blocks=plan.kv_plan.num_blocks - 1,
         block_size=plan.block_size,

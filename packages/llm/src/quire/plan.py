@@ -40,6 +40,9 @@ from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
 __all__ = ["MemoryPlan", "advice", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
+MAX_DEFAULT_ENCODER_CACHE = 16_384
+"""Most embeddings of media that are kept where nobody says how many."""
+
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
 
@@ -55,6 +58,8 @@ class MemoryPlan:
     max_model_len: int
     max_encoder_len: int
     """Most tokens that the network's encoder reads for one request; 0 for a network without one."""
+    encoder_cache_size: int
+    """Most embeddings of media that are kept; 0 for a network that takes none."""
     ledger_bytes: dict[str, int]
     """What -> bytes, in the order of a start-up; "KV cache" is the last."""
     kv_plan: KVCachePlan
@@ -191,6 +196,16 @@ class _Resolved:
     """What the model's files set without effect."""
 
     @property
+    def encoder_cache_size(self) -> int:
+        """Most embeddings of media that are kept; 0 without towers."""
+        if self.model.media is None:
+            return 0
+        step_tokens = self.config.scheduler.max_num_batched_tokens
+        return self.config.scheduler.encoder_cache_size or max(
+            step_tokens, min(self.max_model_len, MAX_DEFAULT_ENCODER_CACHE)
+        )
+
+    @property
     def one_block(self) -> KVCachePlan:
         """The smallest KV cache there can be."""
         return plan_kv_cache(self.specs, num_blocks=1 + len(self.specs))
@@ -276,6 +291,9 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         if config.lora.lora_merge_after and resolved.linear_method == "plain":
             numbers = sum(outputs * inputs for outputs, inputs in linear_shapes(model))
             ledger["weights without the adapter in them"] = numbers * dtype_bytes
+    if model.media is not None:
+        # The kept ones, and as many that a tower is just making.
+        ledger["embeddings of media"] = 2 * resolved.encoder_cache_size * model.media.width * dtype_bytes
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
     return ledger
@@ -306,6 +324,7 @@ def _with_kv_cache(resolved: _Resolved, ledger: dict[str, int], free: int) -> Me
         linear_method=resolved.linear_method,
         max_model_len=resolved.max_model_len,
         max_encoder_len=resolved.model.max_encoder_len,
+        encoder_cache_size=resolved.encoder_cache_size,
         ledger_bytes=ledger,
         kv_plan=plan,
         block_size=resolved.block_size,

@@ -161,7 +161,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     ),
     **_answer(
         "models take text only, so that nothing of this kind is computed",
-        language_model_only=_BOTH, limit_mm_per_prompt=_ANY, media_io_kwargs=_ANY, mm_processor_kwargs=_ANY,
+        limit_mm_per_prompt=_ANY, media_io_kwargs=_ANY, mm_processor_kwargs=_ANY,
         mm_processor_cache_gb=_ANY, mm_processor_cache_type=_ANY, mm_hasher_algorithm=_ANY,
         mm_shm_cache_max_object_size_mb=_ANY, mm_encoder_attn_backend=_ANY, mm_encoder_attn_dtype=_ANY,
         mm_encoder_fp8_scale_path=_ANY, mm_encoder_fp8_scale_save_path=_ANY, mm_encoder_fp8_scale_save_margin=_ANY,

@@ -65,6 +65,14 @@ class SchedulerConfig(Settings):
         unit="requests",
         check=_whole(0),
     )
+    encoder_cache_size: int | None = setting(
+        None,
+        help="Most embeddings of images, videos and sounds that are kept for use again; also the largest item, and "
+        "what one step encodes. Empty: as many as the context has tokens, at most 16,384, but at least "
+        "max_num_batched_tokens.",
+        unit="embeddings",
+        check=_whole(1),
+    )
     num_speculative_tokens: int = setting(
         0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=_whole(0)
     )
