@@ -23,6 +23,7 @@ LINE_FLAGS = {
     "drafts of recurrent layers": "--num-speculative-tokens, --max-num-seqs",
     "rows": "--max-num-seqs, --max-model-len",
     "graphs": "--cuda-graph-sizes, --enforce-eager",
+    "embeddings of media": "--encoder-cache-size, --max-model-len, --language-model-only",
     "adapters": "--max-loras, --max-lora-rank, --no-enable-lora",
     "weights without the adapter in them": "--lora-merge-after",
     "KV cache": "--max-model-len, --kv-cache-dtype, --kv-cache-memory-bytes",
