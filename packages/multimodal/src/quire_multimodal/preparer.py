@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from quire_interfaces import FeatureArray, MediaItem, Modality, PromptMedia
+from quire_interfaces import FeatureArray, MediaItem, Modality, OverloadedError, PromptMedia
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import fingerprint, read_config
@@ -33,6 +33,8 @@ __all__ = ["MediaPreparer", "MediaStats"]
 
 _log = logging.getLogger(__name__)
 _NUM_LOADERS = 32
+_MAX_WAITING = 1024
+"""Media that may wait at the same time, of all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,17 @@ class MediaStats:
     """Embeddings of those items."""
     num_seconds: float = 0.0
     """Time that preparing processes took for them, waiting included."""
+
+
+class _Order(NamedTuple):
+    """An item that a prompt asks for."""
+
+    key: str
+    modality: Modality
+    media: LoadedMedia | None
+    """None where only its uuid is given."""
+    arguments: dict[str, Any]
+    """Of the processor."""
 
 
 class MediaPreparer:
@@ -88,6 +101,7 @@ class MediaPreparer:
         self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="media-load")
         self._lock = threading.Lock()
         self._preparing: dict[str, Future[None]] = {}
+        self._num_waiting = 0
         self._counts: dict[str, Counter[str]] = {str(modality): Counter() for modality in Modality}
 
     async def prepare(
@@ -101,7 +115,7 @@ class MediaPreparer:
 
         Raises:
             MediaError: naming the part of the request whose medium cannot be used; none is kept then.
-            OverloadedError: the shared memory is full of items in use.
+            OverloadedError: the shared memory is full of items in use, or too many media are waiting.
         """
         futures = self._submit(sources, arguments)
         try:
@@ -122,6 +136,10 @@ class MediaPreparer:
 
     def _submit(self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None) -> list[Future[StoredItem]]:
         self._check_limits(sources)
+        with self._lock:
+            if self._num_waiting and self._num_waiting + len(sources) > _MAX_WAITING:
+                raise OverloadedError(f"{self._num_waiting} media of other requests are waiting; try again later")
+            self._num_waiting += len(sources)
         return [self._loaders.submit(self._prepare_one, source, arguments) for source in sources]
 
     def _all_or_none(self, futures: Sequence[Future[StoredItem]]) -> list[StoredItem]:
@@ -179,12 +197,15 @@ class MediaPreparer:
         try:
             merged = {**self._arguments, **(arguments or {})}
             media = None if source.url is None and source.value is None else load(source, self.config)
-            key = self._key(source, media, merged)
+            order = _Order(self._key(source, media, merged), source.modality, media, merged)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1
-            return self._acquire(key, source.modality, media, merged)
+            return self._acquire(order)
         except MediaError as error:
             raise error.at(source.param) from None
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
 
     def _key(self, source: MediaSource, media: LoadedMedia | None, arguments: Mapping[str, Any]) -> str:
         """Names the content and all that prepares it."""
@@ -197,60 +218,53 @@ class MediaPreparer:
             raise MediaError(f"mm_processor_kwargs must be JSON: {error}") from None
         return hashlib.sha256(named.encode()).hexdigest()
 
-    def _acquire(
-        self, key: str, modality: Modality, media: LoadedMedia | None, arguments: Mapping[str, Any]
-    ) -> StoredItem:
-        """The item with this key, which whoever comes first has prepared."""
+    def _acquire(self, order: _Order) -> StoredItem:
+        """The item, which whoever comes first has prepared."""
         was_there = True
         while True:
             with self._lock:
-                stored = self._store.acquire(key)
+                stored = self._store.acquire(order.key)
                 if stored is not None:
-                    self._counts[modality]["num_hits"] += was_there
+                    self._counts[order.modality]["num_hits"] += was_there
                     return stored
-                other = self._preparing.get(key)
+                other = self._preparing.get(order.key)
                 if other is None:
-                    if media is None:
-                        message = f"no {modality} of this uuid is there: send it with its data"
-                        raise MediaError(message, code="media_not_cached")
-                    own = self._preparing[key] = Future()
+                    own = self._preparing[order.key] = Future()
             if other is not None:
                 other.result()  # raises what the other one met
                 continue
             was_there = False
             try:
-                stored = self._prepare(key, modality, media, arguments)
+                stored = self._prepare(order)
             except BaseException as error:
                 with self._lock:
-                    del self._preparing[key]
+                    self._store.discard(order.key)
+                    del self._preparing[order.key]
                 own.set_exception(error)
                 raise
             own.set_result(None)
             return stored
 
-    def _prepare(
-        self, key: str, modality: Modality, media: LoadedMedia | None, arguments: Mapping[str, Any]
-    ) -> StoredItem:
-        assert media is not None
+    def _prepare(self, order: _Order) -> StoredItem:
+        """Have a process prepare the item, and take it into the store."""
+        key, modality, media, arguments = order
+        if media is None:
+            message = f"no {modality} of this uuid is there: send it with its data"
+            raise MediaError(message, code="media_not_cached")
         start, path = time.monotonic(), self._store.path(key)
-        job = {"modality": str(modality), "form": media.form, "arguments": dict(arguments), "path": str(path)}
+        job = {"modality": str(modality), "form": media.form, "arguments": arguments, "path": str(path)}
         answer = self._workers.prepare({**job, **media.fields}, media.data)
-        item = MediaItem(
-            modality=modality,
-            key=key,
-            num_embeds=answer["num_embeds"],
-            path=str(path),
-            features=tuple(FeatureArray(name, kind, tuple(shape), at) for name, kind, shape, at in answer["features"]),
-        )
-        stored = StoredItem(
-            item, answer["text"], tuple(answer["embed_token_ids"]), answer["facts"], answer["num_bytes"]
-        )
+        features = tuple(FeatureArray(name, kind, tuple(shape), at) for name, kind, shape, at in answer["features"])
+        num_embeds = answer["num_embeds"]
+        item = MediaItem(modality=modality, key=key, num_embeds=num_embeds, path=str(path), features=features)
+        token_ids = tuple(answer["embed_token_ids"])
+        stored = StoredItem(item, answer["text"], token_ids, answer["facts"], answer["num_bytes"])
         with self._lock:
             self._store.add(stored)
             del self._preparing[key]
             counts = self._counts[modality]
             counts["num_items"] += 1
-            counts["num_embeds"] += item.num_embeds
+            counts["num_embeds"] += num_embeds
             counts["num_seconds"] += time.monotonic() - start  # type: ignore[assignment]
         return stored
 

@@ -66,7 +66,7 @@ def write_features(path: Path, features: Mapping[str, NDArray[Any]]) -> tuple[li
     for name, array in features.items():
         layout.append(FeatureArray(name, str(array.dtype), array.shape, offset))
         offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    partial = path.with_name(f"{path.name}.partial")
+    partial = _partial(path)
     with partial.open("wb") as file:
         for place, array in zip(layout, features.values(), strict=True):
             file.seek(place.offset)
@@ -74,6 +74,10 @@ def write_features(path: Path, features: Mapping[str, NDArray[Any]]) -> tuple[li
         file.truncate(max(offset, 1))
     partial.rename(path)
     return layout, max(offset, 1)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 def read_features(item: MediaItem) -> dict[str, NDArray[Any]]:
@@ -138,10 +142,15 @@ class MediaStore:
         """
         self._make_room(self.max_bytes - stored.num_bytes)
         if self.num_bytes + stored.num_bytes > self.max_bytes:
-            self.path(stored.item.key).unlink(missing_ok=True)
+            self.discard(stored.item.key)
             raise OverloadedError("the shared memory for media is full of items in use; try again later")
         self._entries[stored.item.key] = _Entry(stored, 1)
         self.num_bytes += stored.num_bytes
+
+    def discard(self, key: str) -> None:
+        """Remove what a failed preparation may have left."""
+        for path in (self.path(key), _partial(self.path(key))):
+            path.unlink(missing_ok=True)
 
     def release(self, key: str) -> None:
         """One user fewer; an item without any stays as long as there is room."""

@@ -19,14 +19,14 @@ from quire_interfaces import Modality, QuireError, RequestError
 from quire_multimodal.bounds import MediaBounds
 from quire_multimodal.decode import VideoFrames
 from quire_multimodal.frames import receive, send
-from quire_multimodal.processor import ItemProcessor, ProcessedItem
+from quire_multimodal.processor import ItemProcessor
 from quire_multimodal.store import write_features
 
 __all__: list[str] = []
 
 _TORCH = ("torch", "torchvision", "torchaudio")
 _MAX_FACT_BYTES = 4096
-"""Integer arrays up to this size go back with the answer: grids of patches, from which positions are counted."""
+"""Arrays up to this size go back with the answer: grids of patches, from which positions are counted."""
 
 
 def main() -> None:
@@ -76,21 +76,22 @@ def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[
         encoded = job["form"] == "encoded"
         value = processor.decode(modality, data, arguments) if encoded else _raw_value(job, data)
         item = processor.process(modality, value, arguments)
+        features, num_bytes = write_features(Path(job["path"]), item.features)
     except RequestError as error:
         return {"error": str(error), "code": error.code}
     except MemoryError:
         return {"error": f"there is no memory for this {modality}", "code": "media_too_large"}
-    features, num_bytes = write_features(Path(job["path"]), item.features)
-    facts = {name: array.tolist() for name, array in item.features.items() if _is_fact(array)}
-    return {**_described(item), "features": features, "num_bytes": num_bytes, "facts": facts}
-
-
-def _described(item: ProcessedItem) -> dict[str, Any]:
-    return {"text": item.text, "num_embeds": item.num_embeds, "embed_token_ids": item.embed_token_ids}
-
-
-def _is_fact(array: np.ndarray[Any, Any]) -> bool:
-    return array.nbytes <= _MAX_FACT_BYTES and array.ndim <= 2
+    except OSError as error:
+        return {"error": f"there is no room for this {modality}: {error}", "code": "media_processing_failed"}
+    small = {name: array for name, array in item.features.items() if array.nbytes <= _MAX_FACT_BYTES}
+    return {
+        "text": item.text,
+        "num_embeds": item.num_embeds,
+        "embed_token_ids": item.embed_token_ids,
+        "features": features,
+        "num_bytes": num_bytes,
+        "facts": {name: array.tolist() for name, array in small.items() if array.ndim <= 2},
+    }
 
 
 def _raw_value(job: dict[str, Any], data: bytes) -> Any:
@@ -100,7 +101,7 @@ def _raw_value(job: dict[str, Any], data: bytes) -> Any:
         return np.frombuffer(data, np.float32)
     pixels = np.frombuffer(data, np.uint8).reshape(shape)
     if job["form"] == "image":
-        return PIL.Image.fromarray(pixels, "RGB")
+        return PIL.Image.fromarray(pixels)
     return VideoFrames(pixels, list(range(shape[0])), shape[0], job["fps"])
 
 
