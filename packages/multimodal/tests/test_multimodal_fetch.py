@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from quire_interfaces import Modality
-from quire_multimodal import FetchPolicy, MediaConfig, MediaError, MediaSource, fetch, is_public
+from quire_multimodal import MediaConfig, MediaError, MediaSource, fetch, is_public
 from quire_multimodal.sources import load
 
-LOCAL = FetchPolicy(allow_private=True, max_bytes=1000, max_redirects=3, timeout_s=5)
+LOCAL = MediaConfig(
+    allow_private_media_addresses=True, media_max_bytes=1000, media_max_redirects=3, media_fetch_timeout_s=5
+)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -180,7 +182,7 @@ def test_what_goes_wrong_is_said(host: Any, path: str, code: str, message: str) 
 def test_who_dribbles_is_left(host: Any, path: str) -> None:
     start = time.monotonic()
     with pytest.raises(MediaError, match=r"not there within 0\.3 s"):
-        fetch(host.url + path, FetchPolicy(allow_private=True, timeout_s=0.3))
+        fetch(host.url + path, MediaConfig(allow_private_media_addresses=True, media_fetch_timeout_s=0.3))
     assert time.monotonic() - start >= 0.29
 
 
@@ -191,15 +193,15 @@ def test_who_dribbles_is_left(host: Any, path: str) -> None:
 )  # fmt: skip
 def test_private_addresses_are_not_asked(url: str) -> None:
     with pytest.raises(MediaError, match="not public") as failure:
-        fetch(url, FetchPolicy())
+        fetch(url, MediaConfig())
     assert failure.value.code == "media_not_allowed"
 
 
 def test_a_redirect_is_checked_like_the_first_address(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = FetchPolicy(allow_private=True, allowed_domains=("127.0.0.1",))
-    assert fetch(f"{host.url}/good", policy) == b"hello"
+    config = MediaConfig(allow_private_media_addresses=True, allowed_media_domains=("127.0.0.1",))
+    assert fetch(f"{host.url}/good", config) == b"hello"
     with pytest.raises(MediaError, match="not fetched from localhost"):
-        fetch(f"{host.url}/to/http://localhost:{host.server_port}/good", policy)
+        fetch(f"{host.url}/to/http://localhost:{host.server_port}/good", config)
     assert [path for _, path in host.requests] == ["/good", f"/to/http://localhost:{host.server_port}/good"]
 
 
@@ -233,14 +235,14 @@ def test_one_private_address_among_others_is_enough_to_refuse(monkeypatch: pytes
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("93.184.216.34", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with pytest.raises(MediaError, match="not public"):
-        fetch("http://media.test/", FetchPolicy())
+        fetch("http://media.test/", MediaConfig())
 
 
 def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait() and [])
     with pytest.raises(MediaError, match=r"not there within 0\.1 s"):
-        fetch("http://media.test/", FetchPolicy(timeout_s=0.1))
+        fetch("http://media.test/", MediaConfig(media_fetch_timeout_s=0.1))
     answer.set()
 
 

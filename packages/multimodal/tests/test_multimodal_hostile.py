@@ -15,11 +15,11 @@ import PIL.Image
 import pytest
 from multimodal_samples import encoded, random_image, sound, tone, video
 
-from quire_multimodal import MediaBounds, MediaError
+from quire_multimodal import MediaConfig, MediaError
 from quire_multimodal.bounds import container_format
 from quire_multimodal.decode import decode_audio, decode_image, decode_video
 
-BOUNDS = MediaBounds(max_pixels=1_000_000, max_frames=16, max_seconds=10)
+BOUNDS = MediaConfig(media_max_pixels=1_000_000, media_max_frames=16, media_max_seconds=10)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -186,7 +186,7 @@ def test_the_sound_of_a_video() -> None:
     with pytest.raises(MediaError, match="no sound"):
         decode_audio(video(), 8000, BOUNDS)
     with pytest.raises(MediaError, match=r"longer than 0\.5 s|more than the 0\.5 s"):
-        decode_audio(file.getvalue(), 8000, MediaBounds(max_seconds=0.5))
+        decode_audio(file.getvalue(), 8000, MediaConfig(media_max_seconds=0.5))
 
 
 def test_a_wav_header_that_lies() -> None:
@@ -209,15 +209,15 @@ def test_videos() -> None:
 @pytest.mark.parametrize(
     ("data", "bounds", "message"),
     [
-        (video(20), {"max_frames": 16}, "20 frames of the video would be shown"),
-        (video(12), {"max_pixels": 1000}, "64 x 48 pixels"),
-        (video(12, fps=1), {"max_seconds": 5}, "12 s long"),
+        (video(20), {"media_max_frames": 16}, "20 frames of the video would be shown"),
+        (video(12), {"media_max_pixels": 1000}, "64 x 48 pixels"),
+        (video(12, fps=1), {"media_max_seconds": 5}, "12 s long"),
         (sound(), {}, "no video in it"),
     ],
 )
 def test_videos_out_of_bounds(data: bytes, bounds: dict[str, Any], message: str) -> None:
     with pytest.raises(MediaError, match=message):
-        decode_video(data, MediaBounds(**bounds), every)
+        decode_video(data, MediaConfig(**bounds), every)
 
 
 @pytest.mark.parametrize(

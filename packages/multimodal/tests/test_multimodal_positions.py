@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quire_interfaces import MediaItem, Modality
-from quire_multimodal import MediaError, PositionScheme, StoredItem, find_spans, mrope_positions, place_media
+from quire_multimodal import MediaError, PositionScheme, StoredItem, find_spans, place_media
+from quire_multimodal.positions import mrope_positions
 
 IMAGE, VIDEO, AUDIO, START, END, AUDIO_START, AUDIO_END = 900, 901, 902, 910, 911, 912, 913
 MERGE = 2

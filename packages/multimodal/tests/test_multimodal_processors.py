@@ -13,7 +13,7 @@ from multimodal_processors import FAMILIES
 from multimodal_samples import random_image, tone, video
 
 from quire_interfaces import CheckpointError, MediaItem, Modality
-from quire_multimodal import MediaBounds, MediaError, StoredItem, expand_placeholders, find_spans
+from quire_multimodal import MediaConfig, MediaError, StoredItem, expand_placeholders, find_spans
 from quire_multimodal.decode import VideoFrames, decode_video
 from quire_multimodal.processor import ItemProcessor, ProcessedItem
 
@@ -58,9 +58,9 @@ def test_items_equal_the_joint_call(family: str, processor_folder: Callable[[str
     spec = FAMILIES[family]
     if spec.needs_torch and not HAS_TORCH:
         with pytest.raises(CheckpointError):
-            ItemProcessor.from_folder(processor_folder(family))
+            ItemProcessor.from_folder(processor_folder(family), MediaConfig())
         return
-    ours = ItemProcessor.from_folder(processor_folder(family))
+    ours = ItemProcessor.from_folder(processor_folder(family), MediaConfig())
     assert not ours.unusable
     assert {str(each) for each in ours.modalities} == {
         name.removesuffix("_token") for name in spec.tokens if name in ("image_token", "video_token", "audio_token")
@@ -114,11 +114,11 @@ def _check_together(
 def test_frames_of_a_video_are_those_that_the_processor_takes(
     family: str, processor_folder: Callable[[str], Path]
 ) -> None:
-    ours = ItemProcessor.from_folder(processor_folder(family))
+    ours = ItemProcessor.from_folder(processor_folder(family), MediaConfig())
     data = video(num_frames=40, fps=8)
     arguments = {"do_sample_frames": True, **({"fps": 4} if family == "qwen3_vl" else {"num_frames": 10})}
     taken = ours.decode(Modality.VIDEO, data, arguments)
-    everything = decode_video(data, MediaBounds(), lambda count, fps: range(count)).frames
+    everything = decode_video(data, MediaConfig(), lambda count, fps: range(count)).frames
     metadata = {"total_num_frames": 40, "fps": 8.0, "duration": 5.0, "height": 48, "width": 64}
     _, tensors = ours._ways[Modality.VIDEO]
     joint = ours.processor(
@@ -141,7 +141,7 @@ def test_frames_of_a_video_are_those_that_the_processor_takes(
 def test_frames_of_a_video_as_the_server_says(
     options: dict[str, int], num_frames: int, processor_folder: Callable[[str], Path]
 ) -> None:
-    ours = ItemProcessor.from_folder(processor_folder("qwen2_5_vl"), io_options={"video": options})
+    ours = ItemProcessor.from_folder(processor_folder("qwen2_5_vl"), MediaConfig(media_io_kwargs={"video": options}))
     taken = ours.decode(Modality.VIDEO, video(num_frames=40, fps=8))
     assert len(taken.indices) == num_frames
     assert taken.indices[0] == 0
@@ -149,7 +149,7 @@ def test_frames_of_a_video_as_the_server_says(
 
 
 def test_what_reaches_no_embedding_and_unknown_arguments(processor_folder: Callable[[str], Path]) -> None:
-    ours = ItemProcessor.from_folder(processor_folder("llava"))
+    ours = ItemProcessor.from_folder(processor_folder("llava"), MediaConfig())
     with pytest.raises(MediaError, match="mm_processor_kwargs") as failure:
         ours.process(Modality.IMAGE, random_image(), {"do_resize": "perhaps"})
     assert failure.value.code == "invalid_media"

@@ -6,12 +6,10 @@ no torch (a preparing process may, where a processor needs it).
 
 from __future__ import annotations
 
-from quire_multimodal.bounds import MediaBounds
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
-from quire_multimodal.fetch import FetchPolicy, fetch, is_public
-from quire_multimodal.fingerprint import fingerprint
-from quire_multimodal.positions import PositionScheme, mrope_positions, place_media
+from quire_multimodal.fetch import fetch, is_public
+from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.preparer import MediaPreparer, MediaStats
 from quire_multimodal.sources import MediaSource
 from quire_multimodal.spans import expand_placeholders, find_spans
@@ -20,8 +18,6 @@ from quire_multimodal.store import MediaStore, StoredItem, read_features
 __version__ = "0.1.0"
 
 __all__ = [
-    "FetchPolicy",
-    "MediaBounds",
     "MediaConfig",
     "MediaError",
     "MediaPreparer",
@@ -33,9 +29,7 @@ __all__ = [
     "expand_placeholders",
     "fetch",
     "find_spans",
-    "fingerprint",
     "is_public",
-    "mrope_positions",
     "place_media",
     "read_features",
 ]

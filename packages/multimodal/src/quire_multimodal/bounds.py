@@ -8,39 +8,19 @@ from __future__ import annotations
 
 import io
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import PIL.Image
 
+from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = [
-    "IMAGE_FORMATS",
-    "MediaBounds",
-    "check_audio",
-    "check_image",
-    "check_video",
-    "container_format",
-    "open_image",
-]
+__all__ = ["check_audio", "check_image", "check_video", "container_format", "open_image"]
 
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are read, as Pillow names them."""
 _RATES_HZ = (1_000, 384_000)
 _MAX_CHANNELS = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaBounds:
-    """Largest media that are decoded."""
-
-    max_pixels: int = 100_000_000
-    """Width times height of an image or of a frame."""
-    max_frames: int = 512
-    """Frames of a video that the model is shown."""
-    max_seconds: float = 3600.0
-    """Length of a sound or video."""
 
 
 def open_image(data: bytes) -> PIL.Image.Image:
@@ -52,40 +32,40 @@ def open_image(data: bytes) -> PIL.Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own bound on pixels is wider or narrower than ours
-            return PIL.Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+            return PIL.Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS)
     except PIL.Image.DecompressionBombError as error:
         raise MediaError(f"the image is too large: {error}", code="media_too_large") from None
     except Exception as error:  # plugins raise what they like on headers that lie
-        raise MediaError(f"no image that can be read ({', '.join(IMAGE_FORMATS)})") from error
+        raise MediaError(f"no image that can be read ({', '.join(_IMAGE_FORMATS)})") from error
 
 
-def check_image(image: PIL.Image.Image, bounds: MediaBounds) -> None:
+def check_image(image: PIL.Image.Image, config: MediaConfig) -> None:
     """Refuse an image that would be too large once decoded.
 
     Raises:
-        MediaError: more pixels than `bounds` allow.
+        MediaError: more pixels than `config` allows.
     """
-    _check_pixels("image", image.width, image.height, bounds)
+    _check_pixels("image", image.width, image.height, config)
 
 
-def _check_pixels(kind: str, width: int, height: int, bounds: MediaBounds) -> None:
+def _check_pixels(kind: str, width: int, height: int, config: MediaConfig) -> None:
     if width < 1 or height < 1:
         raise MediaError(f"the {kind} has no pixels ({width} x {height})")
-    if width * height > bounds.max_pixels:
+    if width * height > config.media_max_pixels:
         raise MediaError(
-            f"the {kind} has {width} x {height} pixels, more than the {bounds.max_pixels:,} allowed",
+            f"the {kind} has {width} x {height} pixels, more than the {config.media_max_pixels:,} allowed",
             code="media_too_large",
         )
 
 
-def check_audio(rate: int, channels: int, seconds: float | None, bounds: MediaBounds) -> None:
+def check_audio(rate: int, channels: int, seconds: float | None, config: MediaConfig) -> None:
     """Refuse a sound that would be too long, or that no device made.
 
     Args:
         rate: Samples of each channel in a second.
         channels: Number of channels.
         seconds: Length that the header says; None where it says none.
-        bounds: What is allowed.
+        config: What is allowed.
 
     Raises:
         MediaError: out of bounds.
@@ -94,30 +74,30 @@ def check_audio(rate: int, channels: int, seconds: float | None, bounds: MediaBo
         raise MediaError(f"the sound has {rate} samples per second, not {_RATES_HZ[0]} to {_RATES_HZ[1]}")
     if not 1 <= channels <= _MAX_CHANNELS:
         raise MediaError(f"the sound has {channels} channels, not 1 to {_MAX_CHANNELS}")
-    _check_seconds("sound", seconds, bounds)
+    _check_seconds("sound", seconds, config)
 
 
-def check_video(stream: Any, bounds: MediaBounds) -> None:
+def check_video(stream: Any, config: MediaConfig) -> None:
     """Refuse a video whose frames are too large or that is too long.
 
     Args:
         stream: PyAV's video stream.
-        bounds: What is allowed.
+        config: What is allowed.
 
     Raises:
         MediaError: out of bounds.
     """
     if stream.codec_context is None:
         raise MediaError("the video has a codec that is not read")
-    _check_pixels("video", stream.codec_context.width, stream.codec_context.height, bounds)
+    _check_pixels("video", stream.codec_context.width, stream.codec_context.height, config)
     seconds = None if stream.duration is None or stream.time_base is None else float(stream.duration * stream.time_base)
-    _check_seconds("video", seconds, bounds)
+    _check_seconds("video", seconds, config)
 
 
-def _check_seconds(kind: str, seconds: float | None, bounds: MediaBounds) -> None:
-    if seconds is not None and seconds > bounds.max_seconds:
+def _check_seconds(kind: str, seconds: float | None, config: MediaConfig) -> None:
+    if seconds is not None and seconds > config.media_max_seconds:
         raise MediaError(
-            f"the {kind} is {seconds:.0f} s long, more than the {bounds.max_seconds:g} s allowed",
+            f"the {kind} is {seconds:.0f} s long, more than the {config.media_max_seconds:g} s allowed",
             code="media_too_large",
         )
 

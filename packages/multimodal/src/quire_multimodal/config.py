@@ -106,8 +106,3 @@ class MediaConfig(Settings):
     def image_backend(self) -> str:
         """Which of its image processors Transformers is asked for: "pil" or "torchvision"."""
         return str((self.mm_processor_kwargs or {}).get("backend", "pil"))
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """Largest media that are decoded: the fields of `MediaBounds`."""
-        return {name: getattr(self, f"media_{name}") for name in ("max_pixels", "max_frames", "max_seconds")}

@@ -6,6 +6,7 @@ that answers differently the second time (DNS rebinding) is not asked a second t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -14,11 +15,11 @@ import threading
 import time
 import urllib.parse
 from concurrent.futures import Future
-from dataclasses import dataclass
 
+from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = ["FetchPolicy", "fetch", "is_public"]
+__all__ = ["fetch", "is_public"]
 
 _CHUNK_BYTES = 1 << 18
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -30,20 +31,6 @@ _NOT_PUBLIC = tuple(
 )
 """Clouds' own services (Azure, Oracle), relays of tunnels, local NAT64, Teredo and other tunnels, site-local: what
 `ipaddress` takes for global in some versions of Python."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchPolicy:
-    """What may be fetched."""
-
-    allowed_domains: tuple[str, ...] = ()
-    """Hosts, exactly; empty for every one."""
-    allow_private: bool = False
-    """Whether addresses may be private, loopback, link-local or of a cloud's own services."""
-    max_bytes: int = 256 << 20
-    max_redirects: int = 5
-    timeout_s: float = 10.0
-    """Seconds for everything, redirects included."""
 
 
 def is_public(address: str) -> bool:
@@ -60,43 +47,45 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
-def fetch(url: str, policy: FetchPolicy) -> bytes:
+def fetch(url: str, config: MediaConfig) -> bytes:
     """The body at a URL; blocks.
 
     Raises:
         MediaError: not allowed, not there, too large or too slow.
     """
-    deadline = time.monotonic() + policy.timeout_s
-    for _ in range(policy.max_redirects + 1):
+    deadline = time.monotonic() + config.media_fetch_timeout_s
+    for _ in range(config.media_max_redirects + 1):
         try:
-            body, url = _fetch_once(url, policy, deadline)
+            body, url = _fetch_once(url, config, deadline)
         except MediaError:
             raise
         except TimeoutError:
-            raise _failed(f"not there within {policy.timeout_s:g} s") from None
+            raise _failed(f"not there within {config.media_fetch_timeout_s:g} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = time.monotonic() >= deadline  # the watch has shut the connection down
-            reason = f"not there within {policy.timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+            reason = (
+                f"not there within {config.media_fetch_timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+            )
             raise _failed(reason) from None
         if body is not None:
             return body
-    raise _failed(f"more than {policy.max_redirects} redirects")
+    raise _failed(f"more than {config.media_max_redirects} redirects")
 
 
 def _failed(reason: str) -> MediaError:
     return MediaError(f"it cannot be fetched: {reason}", code="media_fetch_failed")
 
 
-def _fetch_once(url: str, policy: FetchPolicy, deadline: float) -> tuple[bytes | None, str]:
+def _fetch_once(url: str, config: MediaConfig, deadline: float) -> tuple[bytes | None, str]:
     """The body, or None and where it is instead."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname
     if parts.scheme not in ("http", "https") or not host:
         raise MediaError("only http and https URLs are fetched", code="media_not_allowed")
-    if policy.allowed_domains and host not in policy.allowed_domains:
+    if config.allowed_media_domains and host not in config.allowed_media_domains:
         raise MediaError(f"media are not fetched from {host} (--allowed-media-domains)", code="media_not_allowed")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    with _connect(host, port, policy, deadline) as plain:
+    with _connect(host, port, config, deadline) as plain:
         watch = threading.Timer(max(deadline - time.monotonic(), 0), _shut_down, [plain])
         watch.daemon = True
         watch.start()
@@ -110,22 +99,20 @@ def _fetch_once(url: str, policy: FetchPolicy, deadline: float) -> tuple[bytes |
             headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", "Connection": "close"}
             connection.request("GET", target, headers=headers)
             with connection.getresponse() as response:
-                return _read(response, url, policy, deadline)
+                return _read(response, url, config, deadline)
         finally:
             watch.cancel()
 
 
 def _shut_down(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # closed already
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # closed already
 
 
-def _connect(host: str, port: int, policy: FetchPolicy, deadline: float) -> socket.socket:
+def _connect(host: str, port: int, config: MediaConfig, deadline: float) -> socket.socket:
     """A connection to an address that is allowed: the first of the host's that answers."""
     addresses = _resolve(host, port, deadline)
-    if not policy.allow_private and not all(map(is_public, addresses)):
+    if not config.allow_private_media_addresses and not all(map(is_public, addresses)):
         raise MediaError(f"media are not fetched from {host}: its address is not public", code="media_not_allowed")
     last: OSError | None = None
     for address in addresses:
@@ -155,7 +142,7 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
 
 
 def _read(
-    response: http.client.HTTPResponse, url: str, policy: FetchPolicy, deadline: float
+    response: http.client.HTTPResponse, url: str, config: MediaConfig, deadline: float
 ) -> tuple[bytes | None, str]:
     if response.status in _REDIRECTS:
         location = response.getheader("Location")
@@ -165,11 +152,11 @@ def _read(
     if response.status != 200:
         raise _failed(f"the server answers {response.status}")
     pieces, total = [], 0
-    while piece := response.read(min(_CHUNK_BYTES, policy.max_bytes + 1 - total)):
+    while piece := response.read(min(_CHUNK_BYTES, config.media_max_bytes + 1 - total)):
         pieces.append(piece)
         total += len(piece)
-        if total > policy.max_bytes or (response.length or 0) + total > policy.max_bytes:
-            message = f"it has more than the {policy.max_bytes:,} bytes allowed"
+        if total > config.media_max_bytes or (response.length or 0) + total > config.media_max_bytes:
+            message = f"it has more than the {config.media_max_bytes:,} bytes allowed"
             raise MediaError(message, code="media_too_large")
         if time.monotonic() >= deadline:
             raise TimeoutError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ __all__ = ["fingerprint", "read_config"]
 _FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "video_preprocessor_config.json")
 
 
-def fingerprint(folder: Path | str, arguments: Mapping[str, Any] | None = None) -> str:
+def fingerprint(folder: Path | str, arguments: Any = None) -> str:
     """Names what a processor makes of the same media: hex digest of its files and arguments and of the library."""
     digest = hashlib.sha256()
     for name in _FILES:
         path = Path(folder) / name
         digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
     versions = [importlib.metadata.version(name) for name in ("transformers", "pillow")]
-    digest.update(json.dumps([versions, dict(arguments or {})], sort_keys=True, default=str).encode())
+    digest.update(json.dumps([versions, arguments], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 

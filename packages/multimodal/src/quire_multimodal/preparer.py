@@ -90,8 +90,7 @@ class MediaPreparer:
             name: each for name, each in (self.config.mm_processor_kwargs or {}).items() if name != "backend"
         }
         self._workers = WorkerPool(folder, self.config, embed_token_ids)
-        how = {"backend": self.config.image_backend, "io": self.config.media_io_kwargs, **self.config.bounds}
-        self._fingerprint = fingerprint(folder, how)
+        self._fingerprint = fingerprint(folder, [self.config.image_backend, self.config.media_io_kwargs])
         self._scheme = PositionScheme.from_config(read_config(Path(folder)))
         self.placeholders: Mapping[str, str] = self._workers.placeholders
         """Token that a chat template writes for an item, by modality: what the model takes."""
@@ -140,7 +139,14 @@ class MediaPreparer:
             if self._num_waiting and self._num_waiting + len(sources) > _MAX_WAITING:
                 raise OverloadedError(f"{self._num_waiting} media of other requests are waiting; try again later")
             self._num_waiting += len(sources)
-        return [self._loaders.submit(self._prepare_one, source, arguments) for source in sources]
+        futures = [self._loaders.submit(self._prepare_one, source, arguments) for source in sources]
+        for future in futures:
+            future.add_done_callback(self._count_down)
+        return futures
+
+    def _count_down(self, _: Future[StoredItem]) -> None:
+        with self._lock:
+            self._num_waiting -= 1
 
     def _all_or_none(self, futures: Sequence[Future[StoredItem]]) -> list[StoredItem]:
         errors = [error for future in futures if (error := future.exception()) is not None]
@@ -203,9 +209,6 @@ class MediaPreparer:
             return self._acquire(order)
         except MediaError as error:
             raise error.at(source.param) from None
-        finally:
-            with self._lock:
-                self._num_waiting -= 1
 
     def _key(self, source: MediaSource, media: LoadedMedia | None, arguments: Mapping[str, Any]) -> str:
         """Names the content and all that prepares it."""

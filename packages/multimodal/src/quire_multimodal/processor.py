@@ -17,7 +17,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from quire_interfaces import CheckpointError, Modality
-from quire_multimodal.bounds import MediaBounds
+from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
@@ -50,51 +50,51 @@ class ItemProcessor:
 
     Args:
         processor: A `ProcessorMixin` of Transformers.
+        config: Largest media that are decoded, and how they are.
         embed_token_ids: Tokens that take embeddings, by modality, where the processor does not say them rightly.
-        bounds: Largest media that are decoded.
-        io_options: How media are decoded, by modality (`media_io_kwargs`).
     """
 
     def __init__(
         self,
         processor: Any,
-        *,
+        config: MediaConfig,
         embed_token_ids: Mapping[str, Sequence[int]] | None = None,
-        bounds: MediaBounds | None = None,
-        io_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.processor = processor
-        self.bounds = bounds or MediaBounds()
+        self.config = config
         self._embed_token_ids = dict(embed_token_ids or {})
-        self._io_options = dict(io_options or {})
+        self._io_options: Mapping[str, Any] = config.media_io_kwargs or {}
         self._ways: dict[Modality, tuple[str, str]] = {}
         self.unusable = self.check()
         """Modalities that cannot be prepared, with the reason."""
 
     @classmethod
-    def from_folder(cls, folder: Path | str, backend: str = "pil", **others: Any) -> ItemProcessor:
-        """The processor of a checkpoint.
-
-        Args:
-            folder: Of the checkpoint.
-            backend: Of the image processor: "pil", or "torchvision"; where there is none of the kind, the other.
-            others: Of `ItemProcessor`.
+    def from_folder(
+        cls, folder: Path | str, config: MediaConfig, embed_token_ids: Mapping[str, Sequence[int]] | None = None
+    ) -> ItemProcessor:
+        """The processor of a checkpoint; its image processor is of the kind that `config` names, or of the other one
+        where that cannot be used.
 
         Raises:
             CheckpointError: the folder has no processor, or it cannot be loaded here.
         """
         transformers = importlib.import_module("transformers")
-        try:
-            processor = transformers.AutoProcessor.from_pretrained(str(folder))
-            if hasattr(processor, "image_processor"):  # the others have no Pillow to choose
-                images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend=backend)
-                processor.image_processor = images
-        except Exception as error:
-            raise CheckpointError(f"{folder}: the processor cannot be loaded: {error}") from error
-        if not hasattr(processor, "_process_images"):
-            raise CheckpointError(f"{folder}: {type(processor).__name__} is no processor of media")
-        ids = {**_config_token_ids(Path(folder)), **others.pop("embed_token_ids", {})}
-        return cls(processor, embed_token_ids=ids, **others)
+        ids = {**_config_token_ids(Path(folder)), **(embed_token_ids or {})}
+        tries: list[ItemProcessor] = []
+        for backend in dict.fromkeys((config.image_backend, "torchvision")):
+            try:
+                processor = transformers.AutoProcessor.from_pretrained(str(folder))
+                if hasattr(processor, "image_processor"):  # the others have no Pillow to choose
+                    images = transformers.AutoImageProcessor.from_pretrained(str(folder), backend=backend)
+                    processor.image_processor = images
+            except Exception as error:
+                raise CheckpointError(f"{folder}: the processor cannot be loaded: {error}") from error
+            if not hasattr(processor, "_process_images"):
+                raise CheckpointError(f"{folder}: {type(processor).__name__} is no processor of media")
+            tries.append(cls(processor, config, ids))
+            if not tries[-1].unusable:
+                break
+        return min(tries, key=lambda each: len(each.unusable))
 
     @property
     def modalities(self) -> list[Modality]:
@@ -124,11 +124,11 @@ class ItemProcessor:
         if modality not in self._ways:
             raise MediaError(f"this model takes no {modality}", code="unsupported_media")
         if modality == Modality.IMAGE:
-            return decode_image(data, self.bounds, options)
+            return decode_image(data, self.config, options)
         if modality == Modality.AUDIO:
-            return decode_audio(data, int(part.sampling_rate), self.bounds)
+            return decode_audio(data, int(part.sampling_rate), self.config)
         merged = self._merged(modality, arguments)
-        return decode_video(data, self.bounds, lambda count, fps: self._frame_indices(count, fps, merged))
+        return decode_video(data, self.config, lambda count, fps: self._frame_indices(count, fps, merged))
 
     def _frame_indices(self, num_frames: int, fps: float, merged: Mapping[str, Any]) -> Sequence[int]:
         """Frames that the processor would take of a video: its own sampling, or evenly as the server says."""

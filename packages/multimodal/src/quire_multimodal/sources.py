@@ -16,8 +16,9 @@ import PIL.Image
 
 from quire_interfaces import Modality
 from quire_multimodal.config import MediaConfig
+from quire_multimodal.decode import to_rgb
 from quire_multimodal.errors import MediaError
-from quire_multimodal.fetch import FetchPolicy, fetch
+from quire_multimodal.fetch import fetch
 
 __all__ = ["LoadedMedia", "MediaSource", "load"]
 
@@ -48,7 +49,7 @@ class LoadedMedia:
     form: str = "encoded"
     """"encoded", or the raw "image", "video" or "samples"."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Shape and rate of raw forms."""
+    """Shape of raw pixels."""
 
     def digest(self) -> str:
         """Hex sha256 of the bytes and of how they are read."""
@@ -86,14 +87,7 @@ def _load_url(url: str, config: MediaConfig) -> bytes:
     if scheme == "data":
         return _decode_data_url(url, config.media_max_bytes)
     if scheme in ("http", "https"):
-        policy = FetchPolicy(
-            allowed_domains=config.allowed_media_domains,
-            allow_private=config.allow_private_media_addresses,
-            max_bytes=config.media_max_bytes,
-            max_redirects=config.media_max_redirects,
-            timeout_s=config.media_fetch_timeout_s,
-        )
-        return fetch(url, policy)
+        return fetch(url, config)
     if scheme == "file":
         return _read_file(url, config)
     raise MediaError("the URL must begin with data:, http:, https: or file:", code="unsupported_media")
@@ -134,9 +128,9 @@ def _read_file(url: str, config: MediaConfig) -> bytes:
 
 def _load_value(modality: Modality, value: Any) -> LoadedMedia:
     if isinstance(value, PIL.Image.Image) and modality == Modality.IMAGE:
-        value = np.asarray(value.convert("RGB"))
+        value = np.asarray(to_rgb(value))
     if isinstance(value, (list, tuple)) and modality == Modality.VIDEO and len(value):
-        value = np.stack([np.asarray(frame.convert("RGB") if hasattr(frame, "convert") else frame) for frame in value])
+        value = np.stack([np.asarray(to_rgb(each) if isinstance(each, PIL.Image.Image) else each) for each in value])
     if not isinstance(value, np.ndarray):
         raise MediaError(f"{type(value).__name__} is no {modality} that is read", code="unsupported_media")
     if modality == Modality.AUDIO and value.ndim == 1 and value.dtype.kind == "f":
@@ -144,7 +138,4 @@ def _load_value(modality: Modality, value: Any) -> LoadedMedia:
     wanted = {Modality.IMAGE: 3, Modality.VIDEO: 4}.get(modality)
     if value.ndim != wanted or value.shape[-1] != 3 or value.dtype != np.uint8:
         raise MediaError(f"an array of {value.dtype} {list(value.shape)} is no {modality} that is read")
-    fields: dict[str, Any] = {"shape": list(value.shape)}
-    if modality == Modality.VIDEO:
-        fields["fps"] = 24.0
-    return LoadedMedia(value.tobytes(), str(modality), fields)
+    return LoadedMedia(value.tobytes(), str(modality), {"shape": list(value.shape)})

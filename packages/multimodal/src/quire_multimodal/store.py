@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,12 +48,6 @@ class StoredItem:
     """Small feature arrays as nested lists, by name: grids of patches and lengths, from which positions are counted."""
     num_bytes: int
     """Of the file."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    stored: StoredItem
-    num_users: int = 0
 
 
 def write_features(path: Path, features: Mapping[str, NDArray[Any]]) -> tuple[list[FeatureArray], int]:
@@ -114,12 +108,13 @@ class MediaStore:
             self.folder.mkdir(mode=0o700)
             self._lock = os.open(self.folder, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._items: OrderedDict[str, StoredItem] = OrderedDict()
+        self._num_users: Counter[str] = Counter()
         self.num_bytes = 0
         """Bytes of all files."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._items)
 
     def path(self, key: str) -> Path:
         """File of the item with this key, whether it is there or not."""
@@ -127,12 +122,11 @@ class MediaStore:
 
     def acquire(self, key: str) -> StoredItem | None:
         """The item, kept until it is released; None if it is not there."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        entry.num_users += 1
-        return entry.stored
+        stored = self._items.get(key)
+        if stored is not None:
+            self._items.move_to_end(key)
+            self._num_users[key] += 1
+        return stored
 
     def add(self, stored: StoredItem) -> None:
         """Take in an item whose file is written, with one user.
@@ -144,7 +138,8 @@ class MediaStore:
         if self.num_bytes + stored.num_bytes > self.max_bytes:
             self.discard(stored.item.key)
             raise OverloadedError("the shared memory for media is full of items in use; try again later")
-        self._entries[stored.item.key] = _Entry(stored, 1)
+        self._items[stored.item.key] = stored
+        self._num_users[stored.item.key] = 1
         self.num_bytes += stored.num_bytes
 
     def discard(self, key: str) -> None:
@@ -154,9 +149,8 @@ class MediaStore:
 
     def release(self, key: str) -> None:
         """One user fewer; an item without any stays as long as there is room."""
-        entry = self._entries[key]
-        assert entry.num_users > 0, "released more often than acquired"
-        entry.num_users -= 1
+        assert self._num_users[key] > 0, "released more often than acquired"
+        self._num_users[key] -= 1
         self._make_room(self.cache_bytes)
 
     def clear(self) -> None:
@@ -167,10 +161,11 @@ class MediaStore:
         """Unlink unused files, oldest first, until all take at most `num_bytes` or none is left."""
         if self.num_bytes <= num_bytes:
             return
-        for key in [key for key, entry in self._entries.items() if not entry.num_users]:
+        for key in [key for key in self._items if not self._num_users[key]]:
             if self.num_bytes <= num_bytes:
                 return
-            self.num_bytes -= self._entries.pop(key).stored.num_bytes
+            self.num_bytes -= self._items.pop(key).num_bytes
+            del self._num_users[key]
             self.path(key).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -179,14 +174,14 @@ class MediaStore:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
-        self._entries.clear()
+        self._items.clear()
         self.num_bytes = 0
 
     def check_integrity(self) -> None:
-        """Check that files, entries and the count of bytes agree; raises AssertionError where they do not."""
-        assert self.num_bytes == sum(entry.stored.num_bytes for entry in self._entries.values())
+        """Check that files, items and the count of bytes agree; raises AssertionError where they do not."""
+        assert self.num_bytes == sum(stored.num_bytes for stored in self._items.values())
         files = {path.name for path in self.folder.iterdir() if path.suffix != ".partial"}
-        assert files == set(self._entries), "files and entries differ"
+        assert files == set(self._items) == set(self._num_users), "files and items differ"
 
 
 def _roomy_folder(num_bytes: int) -> Path:

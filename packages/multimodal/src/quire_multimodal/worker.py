@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 
 from quire_interfaces import Modality, QuireError, RequestError
-from quire_multimodal.bounds import MediaBounds
+from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames
 from quire_multimodal.frames import receive, send
 from quire_multimodal.processor import ItemProcessor
@@ -25,6 +25,8 @@ from quire_multimodal.store import write_features
 __all__: list[str] = []
 
 _TORCH = ("torch", "torchvision", "torchaudio")
+_RAW_FPS = 24.0
+"""Frames in a second of a video that is given as an array."""
 _MAX_FACT_BYTES = 4096
 """Arrays up to this size go back with the answer: grids of patches, from which positions are counted."""
 
@@ -35,7 +37,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be lost, nor taken for an answer
     try:
         settings, _ = receive(connection)
-        os.nice(settings["niceness"])
+        os.nice(settings["config"]["media_niceness"])
         processor = _load(settings, connection)
         while processor is not None:
             job, data = receive(connection)
@@ -51,11 +53,7 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         processor = ItemProcessor.from_folder(
-            settings["folder"],
-            settings["backend"],
-            embed_token_ids=settings["embed_token_ids"],
-            bounds=MediaBounds(**settings["bounds"]),
-            io_options=settings["io_options"],
+            settings["folder"], MediaConfig(**settings["config"]), settings["embed_token_ids"]
         )
     except QuireError as error:
         send(connection, {"error": str(error)})
@@ -96,13 +94,12 @@ def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[
 
 def _raw_value(job: dict[str, Any], data: bytes) -> Any:
     """What a caller in Python has decoded already: pixels of an image or of frames, or samples."""
-    shape = job["shape"]
     if job["form"] == "samples":
         return np.frombuffer(data, np.float32)
-    pixels = np.frombuffer(data, np.uint8).reshape(shape)
+    pixels = np.frombuffer(data, np.uint8).reshape(job["shape"])
     if job["form"] == "image":
         return PIL.Image.fromarray(pixels)
-    return VideoFrames(pixels, list(range(shape[0])), shape[0], job["fps"])
+    return VideoFrames(pixels, list(range(len(pixels))), len(pixels), _RAW_FPS)
 
 
 if __name__ == "__main__":

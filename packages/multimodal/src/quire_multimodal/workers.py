@@ -6,6 +6,7 @@ and fails when that one dies too.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import socket
@@ -93,13 +94,8 @@ class WorkerPool:
         self._num_workers, self._timeout_s, self._closed = config.media_processes, config.media_timeout_s, False
         self.uses_torch = config.image_backend == "torchvision"
         self._settings = {
-            "folder": str(folder),
-            "backend": config.image_backend,
-            "bounds": config.bounds,
-            "embed_token_ids": embed_token_ids or {},
-            "io_options": config.media_io_kwargs or {},
-            "niceness": config.media_niceness,
-        }
+            "folder": str(folder), "config": dataclasses.asdict(config), "embed_token_ids": embed_token_ids or {}
+        }  # fmt: skip
         self._workers: set[_Worker] = set()
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # those that run are taken first
         try:
