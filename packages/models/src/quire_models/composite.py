@@ -57,6 +57,9 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "ForVisionText2Text", "
 _WRAPPED = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model|text_model|llm|language)\.(?P<rest>.+)")
 """Name of a tensor of the language model, where it has a prefix of its own."""
 
+_LAYERS = ("blocks", "encoder.layers")
+"""What layers are called where a class gives all its parts the names of its tower's."""
+
 
 class LanguagePart(NamedTuple):
     """The language model of a checkpoint of several modalities."""
@@ -131,7 +134,11 @@ class LanguageNames:
         """The language model's own name of a tensor; None for a tensor of a tower."""
         if (wrapped := _WRAPPED.fullmatch(name)) is not None:
             rest = wrapped["rest"]
-            return rest if rest.startswith((f"{self.body}.", f"{self.head}.")) else f"{self.body}.{rest}"
+            rest = rest if rest.startswith((f"{self.body}.", f"{self.head}.")) else f"{self.body}.{rest}"
+            for layers in _LAYERS if "layers" in self.parts else ():
+                if rest.startswith(f"{self.body}.{layers}.") and layers.partition(".")[0] not in self.parts:
+                    return rest.replace(layers, "layers", 1)
+            return rest
         name = name.removeprefix("thinker.")
         first, _, rest = name.partition(".")
         if name.startswith(f"{self.head}.") or (first == self.body and rest.partition(".")[0] in self.parts):

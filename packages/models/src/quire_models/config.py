@@ -155,7 +155,9 @@ class ModelConfig:
             model_type=entry.model_type,
             network=network,
             text_architecture="" if part is None else part.architecture,
-            media=None if part is None else _media(replaced, architecture, network),
+            media=None
+            if part is None
+            else media_spec(replaced, architecture, network.hidden_size, config, is_native=entry.is_native),
             language_names=None if part is None else language_names(network),
             dtype=stored_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -270,11 +272,6 @@ class ModelConfig:
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`."""
         return self.network.kv_cache_specs(block_size, dtype)
-
-
-def _media(values: Mapping[str, Any], architecture: str, network: NetworkSpec) -> MediaSpec | None:
-    ropes = (getattr(mixer, "rope", None) for mixer in network.mixers)
-    return media_spec(values, architecture, network.hidden_size, ropes)
 
 
 def _check_overrides(overrides: Mapping[str, Any], known: set[str], architecture: str, field: str) -> None:

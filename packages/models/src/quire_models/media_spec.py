@@ -5,12 +5,11 @@ Knows which media a network takes and how its language model places them; does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import Modality
-from quire_models.rope_config import RopeConfig
+from quire_interfaces import Fields, Modality
 
 __all__ = ["MediaSpec", "media_spec"]
 
@@ -29,6 +28,7 @@ _BIDIRECTIONAL = frozenset({"gemma3"})
 UNSERVED: dict[str, str] = {
     "gemma3n": "its layers take embeddings of token ids of their own",
     "gemma4": "its layers take embeddings of token ids of their own",
+    "mllama": "some of its layers attend to an image's patches (cross attention)",
     "ovis2": "the marks around an image have embeddings that its tower gives",
 }
 """`model_type` of networks whose text is served, but not their media -> the reason."""
@@ -45,8 +45,8 @@ class MediaSpec:
     """Width of an embedding: that of the residual stream, times 1 + `num_deepstack`."""
     num_deepstack: int = 0
     """First layers behind which further features are added (Bai et al. 2025, "Qwen3-VL", DeepStack)."""
-    mrope: RopeConfig | None = None
-    """Rotation by time, height and width (M-RoPE); None where positions are counted."""
+    has_mrope: bool = False
+    """Tokens have three positions, of time, height and width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
     """Weights of the towers, connectors included, as far as files are there to be counted."""
     is_bidirectional: bool = False
@@ -54,7 +54,7 @@ class MediaSpec:
 
 
 def media_spec(
-    values: Mapping[str, Any], architecture: str, hidden_size: int, ropes: Iterable[Any]
+    values: Mapping[str, Any], architecture: str, hidden_size: int, text: Fields, *, is_native: bool = True
 ) -> MediaSpec | None:
     """The towers that a config.json speaks of; None for a language model alone, and for towers that are not served.
 
@@ -62,7 +62,8 @@ def media_spec(
         values: The file.
         architecture: Its class.
         hidden_size: Width of the language model.
-        ropes: Rotations of the language model's mixers, None for those without.
+        text: The language model's part.
+        is_native: The language model is Quire's own; Transformers' takes features at its input alone.
     """
     inner = values.get("thinker_config")
     values = inner if isinstance(inner, Mapping) else values
@@ -72,11 +73,14 @@ def media_spec(
     vision = values.get("vision_config")
     deepstack = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
     depth = len(deepstack) if isinstance(deepstack, list) else 0
+    if depth and not is_native:
+        return None
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
     return MediaSpec(
         architecture=architecture,
         modalities=found,
         width=hidden_size * (1 + depth),
         num_deepstack=depth,
-        mrope=next((rope for rope in ropes if rope is not None and rope.mrope_section), None),
+        has_mrope=isinstance(rope, Mapping) and rope.get("mrope_section") is not None,
         is_bidirectional=values.get("model_type") in _BIDIRECTIONAL,
     )

@@ -133,6 +133,8 @@ def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> 
         return [(name, tensor)]
     if tuple(tensor.shape) == packed.shape:
         return packed.split(tensor)
+    if tensor.ndim == 3 and tuple(tensor.mT.shape) == packed.shape:  # experts with their inputs first (Qwen3-VL)
+        return packed.split(tensor.mT)
     wrong.update((part, "") for part, _ in packed.split(torch.empty(packed.shape, device="meta")))
     wrong[name] = f"{name} is {list(tensor.shape)}, should be {list(packed.shape)}"
     return []

@@ -12,7 +12,7 @@ from quire_models.families.qwen2_moe import qwen_moe, sparse_layers
 from quire_models.mixer_spec import GatedDeltaSpec
 from quire_models.spec import CheckpointNames, FeedForwardSpec, NetworkSpec, NormSpec
 
-__all__ = ["spec", "spec_of_qwen3_5"]
+__all__ = ["spec", "spec_of_qwen3_5", "spec_of_qwen3_5_moe"]
 
 
 def spec(config: Fields) -> NetworkSpec:
@@ -32,6 +32,14 @@ def spec_of_qwen3_5(config: Fields) -> NetworkSpec:
     """Feed-forward networks in every layer. Text has one position per token, whatever `mrope_section` says."""
     sizes = _sizes(config, intermediate_size=12288)
     return _network(config, sizes, [sizes.gated_mlp()] * sizes.num_layers, by_key_head=False)
+
+
+def spec_of_qwen3_5_moe(config: Fields) -> NetworkSpec:
+    """Experts in every layer, beside one that all tokens share."""
+    sizes = _sizes(config, intermediate_size=512)
+    shared = config.integer("shared_expert_intermediate_size", default=512, minimum=1)
+    moe = qwen_moe(config, sizes, inner=512, shared=shared, renormalize=True)
+    return _network(config, sizes, [moe] * sizes.num_layers, by_key_head=False)
 
 
 def _sizes(config: Fields, *, intermediate_size: int) -> DecoderSizes:

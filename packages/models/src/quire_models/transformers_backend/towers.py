@@ -42,10 +42,16 @@ class TransformersTowers:
         dtype: What floating-point inputs and embeddings are in.
 
         Raises:
-            CheckpointError: Its class has no function for a modality.
+            CheckpointError: Its class has no function for any modality.
         """
         self._spec, self._dtype, self._device = spec, dtype, next(model.parameters()).device
-        self._encoders = {kind: _encoder(model, kind) for kind in spec.modalities}
+        encoders = {kind: _encoder(model, kind) for kind in spec.modalities}
+        self._encoders = {kind: encoder for kind, encoder in encoders.items() if encoder is not None}
+        if not self._encoders:
+            raise CheckpointError(
+                f"Transformers' {type(model).__name__} has no {' and no '.join(_ENCODERS[kind] for kind in encoders)}: "
+                "its media are not served; build it for text alone (language_model_only)"
+            )
         self._num_parameters = sum(parameter.numel() for tower in _towers(model) for parameter in tower.parameters())
 
     @property
@@ -186,14 +192,15 @@ def _no_embeddings(self: Any) -> None:
     """The embedding is not there."""
 
 
-def _encoder(model: Any, modality: Modality) -> Callable[..., Any]:
+def _encoder(model: Any, modality: Modality) -> Callable[..., Any] | None:
+    """What encodes an item of this modality in a network; None where nothing does."""
     if (own := CLASS_ENCODERS.get((type(model).__name__, modality))) is not None:
         return own(model)
     name = _ENCODERS[modality]
     for module in (getattr(model, "model", None), model):
         if (encoder := getattr(module, name, None)) is not None:
             return encoder  # type: ignore[no-any-return]
-    raise CheckpointError(f"Transformers' {type(model).__name__} has no {name}")
+    return None
 
 
 def _flat(features: Any) -> Tensor:

@@ -81,6 +81,17 @@ RECURRENT_CASES: dict[str, ParityCase] = {
     "Qwen3_5ForCausalLM": _recurrent(
         "Qwen3_5TextConfig", num_hidden_layers=4, head_dim=16, **DELTA_FIELDS, weight_scale=0.1
     ),
+    "Qwen3_5MoeForCausalLM": _recurrent(
+        "Qwen3_5MoeTextConfig",
+        num_hidden_layers=4,
+        head_dim=16,
+        **DELTA_FIELDS,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        weight_scale=0.1,
+    ),
     "GraniteMoeHybridForCausalLM": _recurrent(
         "GraniteMoeHybridConfig",
         **MAMBA2_FIELDS,

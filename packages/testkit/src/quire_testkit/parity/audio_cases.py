@@ -1,0 +1,108 @@
+"""Tiny configurations of architectures that hear."""
+
+from __future__ import annotations
+
+from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.media_parts import text
+
+__all__ = ["AUDIO_CASES"]
+
+AUDIO_CASES: dict[str, ParityCase] = {
+    "Qwen2AudioForConditionalGeneration": ParityCase(
+        config="Qwen2AudioConfig",
+        fields={
+            "text_config": text("qwen2"),
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "num_mel_bins": 16,
+                "max_source_positions": 30,
+            },
+            "audio_token_index": 190,
+        },
+    ),
+    "VoxtralForConditionalGeneration": ParityCase(
+        config="VoxtralConfig",
+        fields={
+            "text_config": text("llama", head_dim=16),
+            "audio_config": {
+                "model_type": "voxtral_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 32,
+            },
+            "audio_token_id": 190,
+        },
+    ),
+    "GlmAsrForConditionalGeneration": ParityCase(
+        config="GlmAsrConfig",
+        fields={
+            "audio_token_id": 190,
+            "text_config": text("llama", head_dim=16),
+            "audio_config": {
+                "model_type": "glmasr_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "GraniteSpeechForConditionalGeneration": ParityCase(
+        config="GraniteSpeechConfig",
+        fields={
+            "audio_token_index": 190,
+            "text_config": text("granite"),
+            "encoder_config": {
+                "model_type": "granite_speech_encoder",
+                "num_heads": 2,
+                "output_dim": 64,
+                "num_layers": 2,
+                "input_dim": 16,
+                "hidden_dim": 32,
+                "feedforward_mult": 2,
+                "dim_head": 16,
+            },
+            "projector_config": {
+                "model_type": "blip_2_qformer",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "encoder_hidden_size": 32,
+                "cross_attention_frequency": 2,
+                "max_position_embeddings": 64,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Qwen3ASRForConditionalGeneration": ParityCase(
+        config="Qwen3ASRConfig",
+        fields={
+            "audio_token_id": 190,
+            "audio_config": {
+                "model_type": "qwen3_asr_encoder",
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "d_model": 32,
+                "num_mel_bins": 16,
+                "output_dim": 64,
+                "max_position_embeddings": 64,
+            },
+            "text_config": text("qwen3", head_dim=16, sliding_window=None),
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+"""Architecture -> its case."""
