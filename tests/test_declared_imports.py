@@ -27,7 +27,7 @@ LOADED_BY_NAME = {
     "kernels-cuda": {"triton"},
     "packages/multimodal": {
         "av", "soundfile", "soxr",  # where a medium needs them
-        "torchvision",  # by video processors of transformers
+        "num2words", "torchvision",  # by processors of transformers
     },
 }  # fmt: skip
 """Member -> what it declares because others load it for it."""

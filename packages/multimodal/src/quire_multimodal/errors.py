@@ -13,8 +13,8 @@ class MediaError(RequestError):
     Args:
         message: What is wrong, as a sentence without its beginning: the medium.
         param: Part of the request, as the API names it ("messages[1].content[0]").
-        code: Machine-readable reason: "invalid_media", "media_too_large", "unsupported_media", "media_not_allowed",
-            "media_fetch_failed", "media_processing_failed", "media_not_cached".
+        code: Machine-readable reason: "invalid_media", "media_too_large", "too_many_media", "unsupported_media",
+            "media_not_allowed", "media_fetch_failed", "media_processing_failed", "media_not_cached".
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_media") -> None:

@@ -25,8 +25,11 @@ __all__ = ["WorkerPool"]
 
 _START_TIMEOUT_S = 300.0
 _ATTEMPTS = 2
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-"""Of the processes: each has one core, and what the library says about missing torch is meant."""
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
+    "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
+"""Of the processes: each has one core, torch is missing on purpose, and strangers write no warnings into our log."""
 
 
 class _Worker:
