@@ -76,6 +76,7 @@ def make_rows(dtype: torch.dtype, rng: random.Random) -> DecodeRows:
         group_of_layer=GROUP_OF_LAYER,
         kv_caches=tuple(caches),
         lora_slots=np.full(NUM_ROWS, -1, dtype=np.int32),
+        position_deltas=np.array([-(length // 2) for length in lengths]),
         sample_table=make_sample_table(NUM_ROWS, VOCAB, rng.getrandbits(32)),
     )
 
@@ -89,6 +90,7 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
         group_of_layer=rows.group_of_layer,
         kv_caches=tuple(cache.to(dtype, copy=True) for cache in rows.kv_caches),
         lora_slots=rows.lora_slots.copy(),
+        position_deltas=rows.position_deltas.copy(),
         sample_table=rows.sample_table,
     )
 

@@ -69,6 +69,7 @@ class _DecodeStep:
             cache_format=self._decoder.cache_format,
             lora_slots=rows.lora_slots.ctypes.data,
             max_lora_rank=self._decoder.adapters.max_rank,
+            position_deltas=rows.position_deltas.ctypes.data,
             sample_table=ctypes.addressof(self._sample_table),
             embedding_factor=network.embedding_factor,
             logits_factor=network.logits_factor,

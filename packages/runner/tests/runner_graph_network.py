@@ -36,6 +36,8 @@ class DeviceNetwork(TinyNetwork):
             return super().forward(batch)
         self.num_forwards += 1
         x = self._embed(batch.input_ids, batch.positions)
+        if batch.media is not None:
+            x[batch.media.token_index] = batch.media.embeds.double()
         for layer, window in enumerate(self.windows):
             cache, metadata = batch.of_layer(layer)
             query, key, value = self._project(layer, x)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from runner_graph_network import DeviceNetwork, add_torch_ops
 from runner_harness import FULL, HYBRID, VOCAB_SIZE, WIDTH, Engine, TinyNetwork, make_request
 from torch import Tensor
 
 from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia, Request
 from quire_scheduler import MediaRule
+from quire_testkit.recorded_graph import record_graph
 
 
 def make_item(folder: Path, key: str, pixels: Tensor, *, is_encoded: bool = False) -> MediaItem:
@@ -108,6 +111,34 @@ def test_random_requests(tmp_path: Path, seed: int, depth: int, rotated: bool) -
         outcome = outcomes[request.request_id]
         assert outcome.error is None
         assert outcome.token_ids == pictures.reference_tokens(engine.network, request), request.request_id
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decode_steps_behind_media_stay_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    add_torch_ops(monkeypatch)
+    pictures = Pictures(tmp_path, seed)
+    engine = Engine(
+        DeviceNetwork(FULL),
+        capture=record_graph,
+        max_num_seqs=4,
+        rules=[MediaRule(64, 64, 64)],
+        config={"rotates_by_axes": True},
+    )
+    requests = [pictures.request(f"r{n}", num_spans=n % 3, rotated=True) for n in range(9)]
+    for request in requests:
+        request.max_tokens = 25
+        if request.media is not None:
+            request.media = dataclasses.replace(request.media, position_delta=-(1 + len(request.request_id)))
+    outcomes = engine.run(*requests)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert graphs.failure is None
+    assert graphs.captured
+    for request in requests:
+        expected = pictures.reference_tokens(engine.network, request)
+        assert outcomes[request.request_id].token_ids == expected, request.request_id
+    assert engine.network.num_forwards < engine.num_steps / 2, "decodes run kernel by kernel"
+    engine.close()
 
 
 def test_a_picture_is_encoded_once_and_shared_by_the_prefix_cache(tmp_path: Path) -> None:

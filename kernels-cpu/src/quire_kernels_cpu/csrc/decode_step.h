@@ -96,6 +96,7 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
     }
     const Entries entries{a.rows, a.starts, ends, n};
     gather_tokens(a.token_ids, a.row_len, entries, ids, positions, query_start_loc, seq_lens);
+    for (int64_t s = 0; s < n; ++s) positions[s] += a.position_deltas[a.rows[s]];
 
     const auto num_blocks = [&](int64_t g) { return (longest + a.tables[g].block_size - 1) / a.tables[g].block_size; };
     int64_t total = 0;

@@ -214,6 +214,7 @@ struct DecodeArguments {
     int64_t cache_format;
     const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
     int64_t max_lora_rank;      // 0: there are no adapters
+    const int64_t* position_deltas;  // [R] added to a token's place in its row, for its rotation
     const SampleTable* sample_table;
     double embedding_factor, logits_factor;
     double soft_cap;  // of logits, after the factor; 0 for none

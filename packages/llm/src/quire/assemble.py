@@ -408,6 +408,7 @@ def _runner_config(blueprint: Blueprint) -> RunnerConfig:
         num_speculative_tokens=num_drafts,
         draft_depth=speculative.num_speculative_tokens if num_drafts else 0,
         draft_topk=speculative.eagle_topk,
+        rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.mrope is not None,
     )
 
 

@@ -20,6 +20,7 @@ DERIVED = frozenset(
     {
         ("runner", "draft_depth"),
         ("runner", "draft_topk"),
+        ("runner", "rotates_by_axes"),
         ("runner", "dtype"),
         ("runner", "max_model_len"),
         ("runner", "max_num_batched_tokens"),

@@ -67,6 +67,8 @@ class DecodeRows:
     """Per layer, as `RunDecoder` takes them."""
     lora_slots: NDArray[np.int32]
     """[R] slot of each row's adapter, -1 for none."""
+    position_deltas: HostInts
+    """[R] number that is added to a token's place in its row, for its rotation; never above 0."""
     sample_table: SampleTable
     """How each row's tokens are chosen."""
 
@@ -149,7 +151,7 @@ class _ReferenceDecodeStep:
         ]
         rotations = [rotation(int(ends.max())) for rotation in network.rotations]
         x = embedding(inputs.input_ids, network.embedding) * network.embedding_factor
-        positions = inputs.positions
+        positions = inputs.positions + torch.from_numpy(kept.position_deltas[which])
         lora = LoraTokens.of(kept.lora_slots[which])
         turns = [(cos[positions], sin[positions]) for cos, sin in rotations]
         hidden = self._run_stack(x, turns, layouts, kept.group_of_layer, kept.kv_caches, kept.states, lora=lora)

@@ -52,6 +52,9 @@ class RunnerConfig(Settings):
     draft_topk: int = setting(
         1, help="Guesses that go on at each depth of a draft tree; 1 drafts chains.", unit="tokens", check=at_least(1)
     )
+    rotates_by_axes: bool = setting(
+        False, help="Whether prompts bring positions of three axes (M-RoPE), as the model says."
+    )
     num_threads: int | None = setting(
         None,
         help="Threads that torch's operators use on the CPU; None leaves torch's own choice.",

@@ -70,6 +70,9 @@ class PaddedDecode:
         inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
         batch.lora = lora
+        places = batch.positions
+        if rows.device_position_deltas is not None:
+            batch.positions = places + rows.device_position_deltas.index_select(0, spans[0])
         hidden = self._hidden(batch, features)
         sampled: tuple[Tensor, ...]
         if mode is SampleMode.ARGMAX:
@@ -77,9 +80,9 @@ class PaddedDecode:
         else:
             edits = DeviceEdits(rows.token_ids, spans[4], self.bitmask)
             logits = self._network.compute_logits(hidden)
-            sampled = self._sampler.sample_in_mode(mode, logits, spans[0], batch.positions, edits)
-        places = torch.add(spans[2], spans[0], alpha=rows.row_len)
-        rows.token_ids.view(-1).index_copy_(0, places, sampled[0].to(torch.int32))
+            sampled = self._sampler.sample_in_mode(mode, logits, spans[0], places, edits)
+        behind = torch.add(spans[2], spans[0], alpha=rows.row_len)
+        rows.token_ids.view(-1).index_copy_(0, behind, sampled[0].to(torch.int32))
         return sampled
 
     def _hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:

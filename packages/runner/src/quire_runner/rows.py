@@ -125,6 +125,7 @@ class Rows:
         "_num_fills",
         "adapter_slots",
         "block_tables",
+        "device_position_deltas",
         "encoder_lens",
         "encoder_tables",
         "failed",
@@ -133,6 +134,7 @@ class Rows:
         "media",
         "num_prompt_tokens",
         "num_tokens",
+        "position_deltas",
         "prompt_logprobs",
         "row_len",
         "row_tables",
@@ -173,6 +175,13 @@ class Rows:
         the scheduler heard of the failure must leave the row alone."""
         self.media: dict[int, PromptMedia] = {}
         """Row -> what stands among the tokens of its prompt; only rows with media."""
+        self.position_deltas: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
+        """[R] number that is added to the place of a token behind the prompt, for its position; where it is above 0,
+        steps run op by op and it stands in `media` alone."""
+        self.device_position_deltas: Tensor | None = None
+        """The same on the device, for captured steps; None where all positions are places."""
+        if config.rotates_by_axes:
+            self.device_position_deltas = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.prompt_logprobs: dict[int, int] = {}
         """Row -> how many of the most likely tokens; only rows that asked."""
         self.block_tables = tuple(
@@ -217,6 +226,7 @@ class Rows:
             kv_caches=kv_caches,
             states=states,
             lora_slots=self.lora_slots,
+            position_deltas=self.position_deltas,
             sample_table=self.sampling.sample_table,
         )
 
@@ -252,6 +262,7 @@ class Rows:
             table.fill(new.row, block_ids)
         if new.media is not None:
             self.media[new.row] = new.media
+            self._set_position_delta(new.row, min(0, new.media.position_delta))
         if new.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs[new.row] = new.sampling_params.prompt_logprobs
         self.sampling.set_row(
@@ -264,10 +275,20 @@ class Rows:
         )
         self.grammars.fill(new)
 
+    def _set_position_delta(self, row: int, delta: int) -> None:
+        if self.position_deltas[row] != delta:
+            self.position_deltas[row] = delta
+            if self.device_position_deltas is not None:
+                self.device_position_deltas[row] = delta
+
     def has_media_from(self, row: int, position: int) -> bool:
-        """Whether tokens of a row take embeddings or have other positions than their places, from a position on."""
+        """Whether tokens of a row, from a position on, take embeddings, or have positions that `position_deltas` does
+        not tell."""
         media = self.media.get(row)
-        return media is not None and (media.position_delta != 0 or position < media.spans[-1].end)
+        if media is None:
+            return False
+        is_prompt = bool(media.positions) and position < self.num_prompt_tokens[row]
+        return is_prompt or media.position_delta > 0 or position < media.spans[-1].end
 
     def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
         """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether
@@ -326,6 +347,7 @@ class Rows:
         self.encoder_lens[row] = 0
         self.failed.pop(row, None)
         self.media.pop(row, None)
+        self._set_position_delta(row, 0)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)
         self.grammars.free(row)

@@ -113,6 +113,7 @@ class ModelDrafting(RowDrafter):
                 group_of_layer=cache.group_of_layer,
                 kv_caches=cache.caches,
                 lora_slots=np.full(len(rows.num_tokens), -1, dtype=np.int32),
+                position_deltas=np.zeros(len(rows.num_tokens), dtype=np.int64),
                 sample_table=SampleTable.greedy(len(rows.num_tokens), network.config.vocab_size, rows.token_ids.device),
             )
         )
