@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from multimodal_samples import data_url, encoded, random_image
 
-from quire_interfaces import CheckpointError, Modality
+from quire_interfaces import CheckpointError, Modality, OverloadedError
 from quire_multimodal import MediaConfig, MediaError, MediaPreparer, MediaSource, read_features
 
 IMAGE = Modality.IMAGE
@@ -25,7 +27,8 @@ def folder(processor_folder: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MediaPreparer]:
     base = tmp_path_factory.mktemp("store")
-    preparer = MediaPreparer(folder, MediaConfig(limit_mm_per_prompt={"image": 5}), store_base=base)
+    config = MediaConfig(limit_mm_per_prompt={"image": 5}, enable_mm_embeds=True)
+    preparer = MediaPreparer(folder, config, embeds_width=8, store_base=base)
     yield preparer
     preparer.close()
     assert list(base.iterdir()) == []
@@ -119,6 +122,47 @@ async def test_a_process_that_dies_is_replaced(preparer: MediaPreparer) -> None:
     preparer.release(await preparer.prepare([MediaSource(modality=IMAGE, value=random_image(seed=4))]))
     (second,) = preparer._workers.process_ids()
     assert second != first
+
+
+async def test_embeddings_of_a_caller(preparer: MediaPreparer) -> None:
+    embeds = np.random.default_rng(0).random((3, 8), np.float32)
+    grid = {"image_grid_thw": [[1, 2, 6]]}
+    source = MediaSource(modality=IMAGE, value=embeds, is_embeds=True, facts=grid)
+    (stored,) = await preparer.prepare([source])
+    assert stored.item.is_encoded
+    assert (stored.text, stored.item.num_embeds, stored.facts) == ("<image>" * 3, 3, grid)
+    np.testing.assert_array_equal(read_features(stored.item)["embeds"], embeds)
+    (other,) = await preparer.prepare([MediaSource(modality=IMAGE, value=embeds, is_embeds=True)])
+    assert other.item.key != stored.item.key, "its positions are others"
+    preparer.release([stored, other])
+    with pytest.raises(MediaError, match=r"must be \[N, 8\]"):
+        await preparer.prepare([MediaSource(modality=IMAGE, value=embeds[:, :7], is_embeds=True)])
+    with pytest.raises(MediaError, match="--enable-prompt-embeds"):
+        await preparer.prepare([MediaSource(modality=Modality.EMBEDS, value=embeds, is_embeds=True)])
+
+
+async def test_a_request_that_is_cancelled_holds_nothing(preparer: MediaPreparer) -> None:
+    for delay in (0, 0.002, 0.01, 0.05):
+        sources = [MediaSource(modality=IMAGE, value=random_image(300, 300, seed)) for seed in range(5)]
+        task = asyncio.create_task(preparer.prepare(sources))
+        await asyncio.sleep(delay)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            preparer.release(await task)
+    preparer.release(await preparer.prepare([MediaSource(modality=IMAGE, value=random_image(seed=9))]))
+    while preparer._num_waiting:
+        await asyncio.sleep(0.01)
+
+
+async def test_too_many_that_wait_are_refused(preparer: MediaPreparer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_multimodal.preparer._MAX_WAITING", 4)
+    sources = [MediaSource(modality=IMAGE, value=random_image(seed=seed)) for seed in range(4)]
+    first = asyncio.create_task(preparer.prepare(sources))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="are waiting"):
+        await preparer.prepare(sources[:1])
+    preparer.release(await first)
+    preparer.release(await preparer.prepare(sources[:1]))
 
 
 async def test_limits_per_prompt(preparer: MediaPreparer) -> None:

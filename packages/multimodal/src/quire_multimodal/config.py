@@ -63,6 +63,15 @@ class MediaConfig(Settings):
     allowed_media_domains: tuple[str, ...] = setting(
         (), help="Hosts that media may be fetched from; empty allows every host with a public address."
     )
+    enable_mm_embeds: bool = setting(
+        False,
+        help="Take embeddings that callers have computed instead of images, videos and sounds. Wrong ones give wrong "
+        "answers, to who sends them.",
+        check=_boolean,
+    )
+    enable_prompt_embeds: bool = setting(
+        False, help="Take prompts as embeddings that callers have computed.", check=_boolean
+    )
     allow_private_media_addresses: bool = setting(
         False,
         help="Fetch media from private, loopback and link-local addresses too. Requests can then reach whatever this "

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 from quire_interfaces import FeatureArray, MediaItem, Modality, OverloadedError, PromptMedia
 from quire_multimodal.config import MediaConfig
+from quire_multimodal.embeds import read_embeds
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import fingerprint, read_config
 from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
 from quire_multimodal.spans import expand_placeholders, find_spans
-from quire_multimodal.store import MediaStore, StoredItem
+from quire_multimodal.store import MediaStore, StoredItem, write_features
 from quire_multimodal.workers import WorkerPool
 
 __all__ = ["MediaPreparer", "MediaStats"]
@@ -62,6 +63,8 @@ class _Order(NamedTuple):
     """None where only its uuid is given."""
     arguments: dict[str, Any]
     """Of the processor."""
+    facts: Mapping[str, Any]
+    """Of embeddings."""
 
 
 class MediaPreparer:
@@ -71,6 +74,7 @@ class MediaPreparer:
         folder: Of the checkpoint.
         config: Bounds, sources, processes, memory.
         embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
+        embeds_width: Width of the embeddings that the network takes, for those that callers have computed.
         store_base: Folder in which the store makes its own; shared memory if not said.
 
     Raises:
@@ -83,6 +87,7 @@ class MediaPreparer:
         config: MediaConfig | None = None,
         *,
         embed_token_ids: Mapping[str, list[int]] | None = None,
+        embeds_width: int | None = None,
         store_base: Path | None = None,
     ) -> None:
         self.config = config or MediaConfig()
@@ -101,6 +106,7 @@ class MediaPreparer:
         self._lock = threading.Lock()
         self._preparing: dict[str, Future[None]] = {}
         self._num_waiting = 0
+        self._embeds_width = embeds_width
         self._counts: dict[str, Counter[str]] = {str(modality): Counter() for modality in Modality}
 
     async def prepare(
@@ -190,7 +196,12 @@ class MediaPreparer:
         for source in sources:
             modality = source.modality
             seen[modality] += 1
-            if modality not in self.placeholders:
+            is_prompt = modality == Modality.EMBEDS
+            flag = "enable_prompt_embeds" if is_prompt else "enable_mm_embeds"
+            if (source.is_embeds or is_prompt) and not getattr(self.config, flag):
+                message = f"this server takes no embeddings of callers (--{flag.replace('_', '-')})"
+                raise MediaError(message, code="unsupported_media").at(source.param)
+            if modality not in self.placeholders and not is_prompt:
                 takes = ", ".join(self.placeholders) or "text only"
                 message = f"this model takes no {modality} (it takes: {takes})"
                 raise MediaError(message, code="unsupported_media").at(source.param)
@@ -203,7 +214,8 @@ class MediaPreparer:
         try:
             merged = {**self._arguments, **(arguments or {})}
             media = None if source.url is None and source.value is None else load(source, self.config)
-            order = _Order(self._key(source, media, merged), source.modality, media, merged)
+            key = self._key(source, media, {**merged, "facts": dict(source.facts)})
+            order = _Order(key, source.modality, media, merged, source.facts)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1
             return self._acquire(order)
@@ -250,16 +262,21 @@ class MediaPreparer:
 
     def _prepare(self, order: _Order) -> StoredItem:
         """Have a process prepare the item, and take it into the store."""
-        key, modality, media, arguments = order
+        key, modality, media, arguments, facts = order
         if media is None:
             message = f"no {modality} of this uuid is there: send it with its data"
             raise MediaError(message, code="media_not_cached")
-        start, path = time.monotonic(), self._store.path(key)
-        job = {"modality": str(modality), "form": media.form, "arguments": arguments, "path": str(path)}
-        answer = self._workers.prepare({**job, **media.fields}, media.data)
+        start, path, is_encoded = time.monotonic(), self._store.path(key), media.form == "embeds"
+        if is_encoded:
+            answer = {**self._take_embeds(modality, media.data, path), "facts": facts}
+        else:
+            job = {"modality": str(modality), "form": media.form, "arguments": arguments, "path": str(path)}
+            answer = self._workers.prepare({**job, **media.fields}, media.data)
         features = tuple(FeatureArray(name, kind, tuple(shape), at) for name, kind, shape, at in answer["features"])
         num_embeds = answer["num_embeds"]
-        item = MediaItem(modality=modality, key=key, num_embeds=num_embeds, path=str(path), features=features)
+        item = MediaItem(
+            modality=modality, key=key, num_embeds=num_embeds, path=str(path), features=features, is_encoded=is_encoded
+        )
         token_ids = tuple(answer["embed_token_ids"])
         stored = StoredItem(item, answer["text"], token_ids, answer["facts"], answer["num_bytes"])
         with self._lock:
@@ -270,6 +287,18 @@ class MediaPreparer:
             counts["num_embeds"] += num_embeds
             counts["num_seconds"] += time.monotonic() - start  # type: ignore[assignment]
         return stored
+
+    def _take_embeds(self, modality: Modality, data: bytes, path: Path) -> dict[str, Any]:
+        """Write embeddings that the caller has computed into the store; no process has to prepare anything."""
+        embeds = read_embeds(data, self._embeds_width)
+        features, num_bytes = write_features(path, {"embeds": embeds})
+        answer = {"num_embeds": len(embeds), "features": features, "num_bytes": num_bytes}
+        if modality == Modality.EMBEDS:
+            return {**answer, "text": "", "embed_token_ids": []}
+        if modality not in self._workers.frames:
+            raise MediaError(f"this model takes no embeddings of {modality}", code="unsupported_media")
+        before, token, after, token_id = self._workers.frames[modality]
+        return {**answer, "text": f"{before}{token * len(embeds)}{after}", "embed_token_ids": [token_id]}
 
     def stats(self) -> dict[str, MediaStats]:
         """What was asked for and prepared since the start, by modality."""

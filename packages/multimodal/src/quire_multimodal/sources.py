@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import io
 import re
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ class MediaSource:
     value: Any = None
     """Encoded bytes; or an image of Pillow; or an array: uint8 [height, width, 3] of an image, uint8 [frames, height,
     width, 3] of a video, float [samples] of a sound at the rate of the processor."""
+    is_embeds: bool = False
+    """Whether the value is the embeddings themselves, as `torch.save` or `numpy.save` writes them or float [N, W]."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of embeddings: what positions are counted from, as in {"image_grid_thw": [[1, 8, 8]]}."""
     uuid: str | None = None
     """The caller's own name of the content, which stands for its hash."""
     param: str | None = None
@@ -47,7 +53,7 @@ class LoadedMedia:
 
     data: bytes
     form: str = "encoded"
-    """"encoded", or the raw "image", "video" or "samples"."""
+    """"encoded", "embeds", or the raw "image", "video" or "samples"."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Shape of raw pixels."""
 
@@ -64,7 +70,13 @@ def load(source: MediaSource, config: MediaConfig) -> LoadedMedia:
     Raises:
         MediaError: not there, not allowed, too large, or no such kind of source.
     """
-    if source.url is not None:
+    if source.is_embeds and isinstance(source.value, np.ndarray):
+        file = io.BytesIO()
+        np.save(file, source.value, allow_pickle=False)
+        media = LoadedMedia(file.getvalue(), "embeds")
+    elif source.is_embeds:
+        media = LoadedMedia(bytes(source.value), "embeds")
+    elif source.url is not None:
         media = LoadedMedia(_load_url(source.url, config))
     elif isinstance(source.value, (bytes, bytearray, memoryview)):
         media = LoadedMedia(bytes(source.value))
@@ -72,7 +84,7 @@ def load(source: MediaSource, config: MediaConfig) -> LoadedMedia:
         media = _load_value(source.modality, source.value)
     if not media.data:
         raise MediaError(f"the {source.modality} is empty")
-    if media.form == "encoded" and len(media.data) > config.media_max_bytes:
+    if media.form in ("encoded", "embeds") and len(media.data) > config.media_max_bytes:
         raise too_many_bytes(config.media_max_bytes)
     return media
 

@@ -63,7 +63,7 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
         send(connection, {"error": f"{settings['folder']}: {reasons}"})
         return None
     placeholders = {str(each): processor.placeholder(each) for each in processor.modalities}
-    send(connection, {"placeholders": placeholders, "unusable": processor.unusable})
+    send(connection, {"placeholders": placeholders, "unusable": processor.unusable, "frames": processor.frames})
     return processor
 
 

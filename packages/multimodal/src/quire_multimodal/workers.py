@@ -113,6 +113,8 @@ class WorkerPool:
             raise CheckpointError("a preparing process died while it loaded the processor") from error
         self.placeholders: dict[str, str] = loaded["placeholders"]
         """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
+        self.frames: dict[str, list[Any]] = loaded["frames"]
+        """Fields of an `EmbedFrame`, by modality."""
         self.unusable: dict[str, str] = loaded["unusable"]
         """Modalities that the processor has and that cannot be prepared, with the reason."""
         for worker in (*[None] * (self._num_workers - 1), first):
