@@ -116,6 +116,14 @@ async def test_one_bad_item_fails_its_request_and_leaves_nothing(preparer: Media
     preparer.release(await preparer.prepare([good]))
 
 
+async def test_a_request_cannot_take_all_memory(preparer: MediaPreparer) -> None:
+    before, side = preparer._workers.process_ids(), 10**6
+    huge = {"size": {"height": side, "width": side}, "crop_size": {"height": side, "width": side}}
+    with pytest.raises(MediaError, match="the processor refuses the image"):
+        await preparer.prepare([MediaSource(modality=IMAGE, value=random_image())], huge)
+    assert preparer._workers.process_ids() == before
+
+
 async def test_a_process_that_dies_is_replaced(preparer: MediaPreparer) -> None:
     (first,) = preparer._workers.process_ids()
     os.kill(first, signal.SIGKILL)

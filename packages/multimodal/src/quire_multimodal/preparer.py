@@ -54,7 +54,7 @@ class MediaStats:
     """Time that preparing processes took for them, waiting included."""
 
 
-class _Order(NamedTuple):
+class _Query(NamedTuple):
     """An item that a prompt asks for."""
 
     key: str
@@ -215,10 +215,10 @@ class MediaPreparer:
             merged = {**self._arguments, **(arguments or {})}
             media = None if source.url is None and source.value is None else load(source, self.config)
             key = self._key(source, media, {**merged, "facts": dict(source.facts)})
-            order = _Order(key, source.modality, media, merged, source.facts)
+            query = _Query(key, source.modality, media, merged, source.facts)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1
-            return self._acquire(order)
+            return self._acquire(query)
         except MediaError as error:
             raise error.at(source.param) from None
 
@@ -233,36 +233,36 @@ class MediaPreparer:
             raise MediaError(f"mm_processor_kwargs must be JSON: {error}") from None
         return hashlib.sha256(named.encode()).hexdigest()
 
-    def _acquire(self, order: _Order) -> StoredItem:
+    def _acquire(self, query: _Query) -> StoredItem:
         """The item, which whoever comes first has prepared."""
         was_there = True
         while True:
             with self._lock:
-                stored = self._store.acquire(order.key)
+                stored = self._store.acquire(query.key)
                 if stored is not None:
-                    self._counts[order.modality]["num_hits"] += was_there
+                    self._counts[query.modality]["num_hits"] += was_there
                     return stored
-                other = self._preparing.get(order.key)
+                other = self._preparing.get(query.key)
                 if other is None:
-                    own = self._preparing[order.key] = Future()
+                    own = self._preparing[query.key] = Future()
             if other is not None:
                 other.result()  # raises what the other one met
                 continue
             was_there = False
             try:
-                stored = self._prepare(order)
+                stored = self._prepare(query)
             except BaseException as error:
                 with self._lock:
-                    self._store.discard(order.key)
-                    del self._preparing[order.key]
+                    self._store.discard(query.key)
+                    del self._preparing[query.key]
                 own.set_exception(error)
                 raise
             own.set_result(None)
             return stored
 
-    def _prepare(self, order: _Order) -> StoredItem:
+    def _prepare(self, query: _Query) -> StoredItem:
         """Have a process prepare the item, and take it into the store."""
-        key, modality, media, arguments, facts = order
+        key, modality, media, arguments, facts = query
         if media is None:
             message = f"no {modality} of this uuid is there: send it with its data"
             raise MediaError(message, code="media_not_cached")
@@ -295,9 +295,9 @@ class MediaPreparer:
         answer = {"num_embeds": len(embeds), "features": features, "num_bytes": num_bytes}
         if modality == Modality.EMBEDS:
             return {**answer, "text": "", "embed_token_ids": []}
-        if modality not in self._workers.frames:
+        if modality not in self._workers.embeds_texts:
             raise MediaError(f"this model takes no embeddings of {modality}", code="unsupported_media")
-        before, token, after, token_id = self._workers.frames[modality]
+        before, token, after, token_id = self._workers.embeds_texts[modality]
         return {**answer, "text": f"{before}{token * len(embeds)}{after}", "embed_token_ids": [token_id]}
 
     def stats(self) -> dict[str, MediaStats]:

@@ -22,7 +22,7 @@ from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, dec
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
 
-__all__ = ["EmbedFrame", "ItemProcessor", "ProcessedItem"]
+__all__ = ["EmbedsText", "ItemProcessor", "ProcessedItem"]
 
 _DEFAULT_NUM_FRAMES = 32
 """Frames of a video where neither the processor nor the request says how many (vLLM's number)."""
@@ -45,7 +45,7 @@ class ProcessedItem:
     """Arguments of the tower, as the processor's joint call returns them for this item alone."""
 
 
-class EmbedFrame(NamedTuple):
+class EmbedsText(NamedTuple):
     """The text of an item around its embeddings, of which each stands as one token."""
 
     before: str
@@ -74,8 +74,9 @@ class ItemProcessor:
         self._embed_token_ids = dict(embed_token_ids or {})
         self._io_options: Mapping[str, Any] = config.media_io_kwargs or {}
         self._ways: dict[Modality, tuple[str, str]] = {}
-        self.frames: dict[Modality, EmbedFrame] = {}
-        """What stands around the embeddings of an item whose tokens for them follow each other, by modality."""
+        self.embeds_texts: dict[Modality, EmbedsText] = {}
+        """Texts of items whose tokens for embeddings follow each other, by modality: they tell the text of an item with
+        any number of embeddings."""
         self.unusable = self.check()
         """Modalities that cannot be prepared, with the reason."""
 
@@ -171,7 +172,7 @@ class ItemProcessor:
             for way in self._possible_ways():
                 self._ways[modality] = way
                 try:
-                    self._take_frame(modality, self.process(modality, _sample(modality, self._part(modality))))
+                    self._take_embeds_text(modality, self.process(modality, _sample(modality, self._part(modality))))
                 except MediaError as error:
                     reasons.setdefault(modality, str(error))
                 else:
@@ -181,11 +182,11 @@ class ItemProcessor:
                 del self._ways[modality]
         return reasons
 
-    def _take_frame(self, modality: Modality, item: ProcessedItem) -> None:
+    def _take_embeds_text(self, modality: Modality, item: ProcessedItem) -> None:
         token = self.processor.tokenizer.convert_ids_to_tokens(item.embed_token_ids[0])
         before, run, after = item.text.partition(token * item.num_embeds)
         if run:
-            self.frames[modality] = EmbedFrame(before, token, after, item.embed_token_ids[0])
+            self.embeds_texts[modality] = EmbedsText(before, token, after, item.embed_token_ids[0])
 
     def _possible_ways(self) -> list[tuple[str, str]]:
         """How to call the processor, the best first: by its steps, unless its class has a joint call of its own."""

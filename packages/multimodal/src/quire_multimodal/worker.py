@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -18,9 +19,9 @@ import PIL.Image
 from quire_interfaces import Modality, QuireError, RequestError
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames
-from quire_multimodal.frames import receive, send
 from quire_multimodal.processor import ItemProcessor
 from quire_multimodal.store import write_features
+from quire_multimodal.worker_messages import receive, send
 
 __all__: list[str] = []
 
@@ -37,6 +38,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be lost, nor taken for an answer
     try:
         settings, _ = receive(connection)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_memory_bytes() // 2, hard))  # whatever size a request asks for
         os.nice(settings["config"]["media_niceness"])
         processor = _load(settings, connection)
         while processor is not None:
@@ -44,6 +47,11 @@ def main() -> None:
             send(connection, _answer(processor, job, data))
     except (EOFError, OSError):
         return  # the owner is gone, and with it whoever could want an answer
+
+
+def _memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor | None:
@@ -63,7 +71,10 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
         send(connection, {"error": f"{settings['folder']}: {reasons}"})
         return None
     placeholders = {str(each): processor.placeholder(each) for each in processor.modalities}
-    send(connection, {"placeholders": placeholders, "unusable": processor.unusable, "frames": processor.frames})
+    send(
+        connection,
+        {"placeholders": placeholders, "unusable": processor.unusable, "embeds_texts": processor.embeds_texts},
+    )
     return processor
 
 

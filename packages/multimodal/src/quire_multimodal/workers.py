@@ -19,7 +19,7 @@ from typing import Any
 from quire_interfaces import CheckpointError, EngineDeadError
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
-from quire_multimodal.frames import receive, send
+from quire_multimodal.worker_messages import receive, send
 
 __all__ = ["WorkerPool"]
 
@@ -113,8 +113,8 @@ class WorkerPool:
             raise CheckpointError("a preparing process died while it loaded the processor") from error
         self.placeholders: dict[str, str] = loaded["placeholders"]
         """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
-        self.frames: dict[str, list[Any]] = loaded["frames"]
-        """Fields of an `EmbedFrame`, by modality."""
+        self.embeds_texts: dict[str, list[Any]] = loaded["embeds_texts"]
+        """Fields of an `EmbedsText`, by modality."""
         self.unusable: dict[str, str] = loaded["unusable"]
         """Modalities that the processor has and that cannot be prepared, with the reason."""
         for worker in (*[None] * (self._num_workers - 1), first):
