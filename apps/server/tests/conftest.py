@@ -172,7 +172,7 @@ class LiveServer:
             for each in mcp_servers.values():
                 await each.close()
         finally:
-            await self.llm.client.shutdown(0.0)
+            await self.llm.shutdown()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the server's event loop."""

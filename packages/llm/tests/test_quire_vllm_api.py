@@ -26,6 +26,7 @@ def test_signatures_begin_as_in_vllm() -> None:
     assert chat == [
         "messages", "sampling_params", "use_tqdm", "lora_request", "chat_template", "chat_template_content_format",
         "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs",
+        "mm_processor_kwargs",
     ]  # fmt: skip
 
 

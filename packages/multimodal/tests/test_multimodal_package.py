@@ -28,7 +28,7 @@ def test_readme_example_runs() -> None:
 
 
 def test_import_loads_only_what_it_needs() -> None:
-    loaded = python("import quire_multimodal, sys; print(*sys.modules)").split()
+    loaded = python("from quire_multimodal import MediaPreparer; import sys; print(*sys.modules)").split()
     ours = {name.split(".")[0] for name in loaded if name.startswith("quire_")}
     assert ours == {"quire_multimodal", "quire_interfaces"}
     assert not {"torch", "transformers", "av", "soundfile", "soxr", "msgspec", "pydantic"} & set(loaded)

@@ -222,7 +222,7 @@ def test_an_endless_template_is_stopped_once_while_it_is_asked(tokenizer, monkey
     sandbox = renderer._templates._sandbox
     monkeypatch.setattr(sandbox, "run", lambda *args, run=sandbox.run: runs.append(1) or run(*args))
     renderer.check_templates()
-    assert len(runs) == 2  # the first probe is one message
+    assert len(runs) == 3  # the first two probes, of contents and of roles, are one message each
     assert renderer.render_chat(say("sa")).text == "a"
 
 

@@ -116,7 +116,7 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     """
     params = context.sampling_params(body)
     return ChatTurn(
-        messages=readable_messages(as_tool_messages(body.messages)),
+        messages=readable_messages(as_tool_messages(body.messages), context.modalities),
         params=params,
         beams=beam_search_params(body, params),
         tool_use=_tool_use(body),
@@ -124,6 +124,7 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
         chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
+        mm_processor_kwargs=body.mm_processor_kwargs,
         add_special_tokens=bool(body.add_special_tokens),
         include_reasoning=body.include_reasoning,
         thinking_token_budget=body.thinking_token_budget,

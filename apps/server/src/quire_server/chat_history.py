@@ -7,9 +7,10 @@ Wrong messages stay as they are, for the renderer to refuse. Knows no engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from quire_renderers import modality_of
 from quire_server.client_tools import INPUT
 from quire_server.content_text import content_text
 
@@ -18,18 +19,27 @@ __all__ = ["readable_messages"]
 _TEXT = ("text", "input_text", "output_text", "refusal")
 
 
-def readable_messages(messages: Sequence[Any]) -> list[Any]:
-    """The messages, those that need no change as they are."""
+def readable_messages(messages: Sequence[Any], modalities: Collection[str] = ()) -> list[Any]:
+    """The messages, those that need no change as they are.
+
+    Args:
+        messages: As they were sent.
+        modalities: What the model takes beside text; a model that takes any gets all media, of which others are refused
+            by name.
+    """
     newest = len(messages) - 1 if messages and _role(messages[-1]) == "user" else None
     return [
-        _readable(message, is_new=index == newest) if isinstance(message, dict) else message
+        _readable(message, modalities, is_new=index == newest) if isinstance(message, dict) else message
         for index, message in enumerate(messages)
     ]
 
 
-def _readable(message: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
+def _readable(message: dict[str, Any], modalities: Collection[str], *, is_new: bool) -> dict[str, Any]:
     content, calls = message.get("content"), message.get("tool_calls")
-    if isinstance(content, list) and not is_new and any(_is_unreadable(part) for part in content):
+    has_media = bool(modalities) and isinstance(content, list) and any(map(_is_medium, content))
+    if has_media:
+        pass  # the renderer tells media from the rest
+    elif isinstance(content, list) and not is_new and any(_is_unreadable(part) for part in content):
         message = {**message, "content": content_text(content, "content", is_new=False)}
     if isinstance(calls, list) and any(_is_custom(call) for call in calls):
         message = {**message, "tool_calls": [_as_function(call) if _is_custom(call) else call for call in calls]}
@@ -38,6 +48,10 @@ def _readable(message: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
 
 def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, dict) else None
+
+
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, dict) and modality_of(part.get("type")) is not None
 
 
 def _is_unreadable(part: Any) -> bool:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
-from quire_interfaces import ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import Modality, ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
 from quire_observability import EngineMetrics
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
@@ -86,6 +86,14 @@ class ServerContext:
         self.api_keys = read_api_keys(self.config)
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Kinds of media that conversations may hold, which are then not told to the model in lines of text. Where the
+        operator wants text only of a model that takes more, all kinds: each is refused."""
+        if self.llm.config.model.language_model_only:
+            return tuple(map(str, (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)))
+        return () if self.llm.media is None else tuple(self.llm.media.placeholders)
 
     def of_caller(self, caller: Caller) -> ServerContext:
         """This server for requests of another caller."""

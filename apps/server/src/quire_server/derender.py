@@ -154,6 +154,7 @@ async def chat_answer(
 
     with naming_inside("chat_request", chat.field_names()):
         prepared = await prepare_turn(context, make_turn, is_large=body.is_large)
+    prepared.release_media()
     length = prompt_length(body.prompt_tokens, len(prepared.prompt.token_ids) if asked is not None else 0, response)
     if asked is None:
         prepared.prompt = RenderedPrompt(token_ids=body.prompt_token_ids or response.prompt_token_ids or [])

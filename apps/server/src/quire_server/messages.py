@@ -24,7 +24,7 @@ from quire_renderers import (
     replace_lone_surrogates,
 )
 from quire_server.body import read_model
-from quire_server.context import ServerContext, in_thread_when, unless_disconnected
+from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import messages_error_body, naming_fields
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.request_ids import answer_id
@@ -59,7 +59,7 @@ async def count_tokens(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, CountTokensRequest)
     context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        prompt = await in_thread_when(body.is_large, lambda: render_turn(context, messages_turn(context, body)))
+        prompt = await render_turn(context, lambda: messages_turn(context, body), is_large=body.is_large)
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
 
@@ -72,6 +72,7 @@ def messages_turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         tool_use=body.tool_use(),
         continue_final_message=body.prefills(conversation),
         chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
+        mm_processor_kwargs=body.mm_processor_kwargs,
         include_reasoning=body.shows_thinking(),
         thinking_token_budget=body.thinking_budget(),
         fills_context=True,

@@ -131,6 +131,7 @@ class SamplingFields(
     truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_embeds: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     kv_transfer_params: Any = None
     add_special_tokens: bool | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
@@ -454,6 +455,7 @@ class TokenizeRequest(Body):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 

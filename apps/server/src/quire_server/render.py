@@ -56,6 +56,7 @@ async def rendered_turn(
         RequestError: naming the field at fault.
     """
     prepared = await prepare_turn(context, make_turn, is_large=body.is_large)
+    prepared.release_media()
 
     def answer() -> Response:
         special = prepared.turn.add_special_tokens

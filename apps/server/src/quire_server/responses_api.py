@@ -156,8 +156,8 @@ class ResponsesService:
             tools = body.tools or ()
             offered = await in_thread_when(True, lambda: client_tools_of(tools, items))
             mcp = await MCPTools.of(tools, context.mcp_servers, offered.shown_names())
-            prompt = await in_thread_when(
-                True, lambda: render_turn(context, self.preparer.turn(context, body, mcp, offered, items))
+            prompt = await render_turn(
+                context, lambda: self.preparer.turn(context, body, mcp, offered, items), is_large=True
             )
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 

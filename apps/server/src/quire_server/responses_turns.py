@@ -176,6 +176,7 @@ class ResponsePreparer:
             params=context.sampling_params(body),
             tool_use=use,
             chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
+            mm_processor_kwargs=body.mm_processor_kwargs,
             include_reasoning=body.include_reasoning,
             thinking_token_budget=body.thinking_token_budget,
             options=context.request_options(body, streams=bool(body.stream or body.background)),

@@ -132,7 +132,7 @@ async def _serve(
             task.cancel()
         for mcp_server in mcp_servers.values():
             await mcp_server.close()
-        await llm.client.shutdown(0.0)
+        await llm.shutdown()
         if watchers and not server.disable_log_stats:
             throughput.tell_totals(metrics.stats, metrics.num_finished)
 

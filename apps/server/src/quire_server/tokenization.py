@@ -23,8 +23,9 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, TokenizeRequest)
     context.resolve_model(body.model)
 
+    token_ids = (await _rendered(context, body)).token_ids
+
     def answer() -> Response:
-        token_ids = _rendered(context, body).token_ids
         fields = {
             "count": len(token_ids),
             "max_model_len": context.llm.engine.info.max_model_len,
@@ -38,24 +39,29 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     return await in_thread_when(body.is_large, answer)
 
 
-def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPrompt:
+async def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPrompt:
     prompt = body.prompt
     if (prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt" if prompt is None else "messages")
     if prompt is not None:
         special = body.add_special_tokens if body.add_special_tokens is not None else True
-        return context.llm.renderer.render_prompt(prompt, add_special_tokens=special)
-    turn = ChatTurn(
-        messages=readable_messages(as_tool_messages(body.messages or [])),
+        renderer = context.llm.renderer
+        return await in_thread_when(body.is_large, lambda: renderer.render_prompt(prompt, add_special_tokens=special))
+    return await render_turn(context, lambda: _turn(context, body), is_large=body.is_large)
+
+
+def _turn(context: ServerContext, body: TokenizeRequest) -> ChatTurn:
+    return ChatTurn(
+        messages=readable_messages(as_tool_messages(body.messages or []), context.modalities),
         params=SamplingParams(),
         tool_use=chat_tool_use(chat_client_tools(body.tools or ()), None, None),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
         chat_template_kwargs=context.template_kwargs(body.chat_template_kwargs),
+        mm_processor_kwargs=body.mm_processor_kwargs,
         add_special_tokens=bool(body.add_special_tokens),
     )
-    return render_turn(context, turn)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

@@ -43,5 +43,12 @@ def truncated(
         )
     if len(prompt.token_ids) <= keep:
         return prompt
+    if prompt.media is not None:
+        raise RequestError(
+            f"the prompt has {len(prompt.token_ids)} tokens and holds media, which cannot be cut; leave "
+            "truncate_prompt_tokens out, or send less",
+            param="truncate_prompt_tokens",
+            code="unsupported_combination",
+        )
     kept_ids = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
     return dataclasses.replace(prompt, token_ids=kept_ids, num_reused_tokens=0)

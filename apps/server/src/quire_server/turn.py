@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire import BeamSearchParams
+from quire.media import HeldMedia
 from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, OutputKind, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import (
@@ -32,6 +33,7 @@ from quire_server.beams import beam_search_outputs
 from quire_server.client_tools import ClientTool
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import HTTPError
+from quire_server.media import hold_media, released_after
 from quire_server.request_warnings import RequestWarning
 from quire_server.structured import check_grammars, thinking_first, with_calls
 from quire_server.thinking_tokens import ThinkingTokens
@@ -62,6 +64,8 @@ class ChatTurn:
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Arguments of the processor of media."""
     add_special_tokens: bool = False
     include_reasoning: bool = True
     """False leaves the reasoning out of the answer."""
@@ -207,6 +211,8 @@ class PreparedTurn:
     """With everything that tools and reasoning add."""
     plan: AnswerPlan
     """What is written into the answer."""
+    media: HeldMedia | None = None
+    """What stands in the prompt, to be released when the answer has ended."""
     is_plain: bool = False
     """Nothing but text is looked for in the output."""
 
@@ -222,6 +228,11 @@ class PreparedTurn:
             for _ in range(self.turn.params.n)
         ]
         return RunningTurn(self.turn, self.prompt, outputs, choices)
+
+    def release_media(self) -> None:
+        """Nothing will be generated for this turn."""
+        if self.media is not None:
+            self.media.release()
 
     def parser(self) -> OutputParser | None:
         """A new parser of an answer; None where there is only text."""
@@ -243,11 +254,16 @@ async def start_turn(
         OverloadedError: the queue is full.
     """
     prepared = await prepare_turn(context, make_turn, is_large=is_large)
-    return await asyncio.to_thread(_run, context, prepared) if is_large else _run(context, prepared)
+    try:
+        return await asyncio.to_thread(_run, context, prepared) if is_large else _run(context, prepared)
+    except BaseException:
+        prepared.release_media()
+        raise
 
 
 def _run(context: ServerContext, prepared: PreparedTurn) -> RunningTurn:
-    return prepared.running(_generate(context, prepared))
+    outputs = _generate(context, prepared)
+    return prepared.running(outputs if prepared.media is None else released_after(outputs, prepared.media))
 
 
 async def prepare_turn(
@@ -270,11 +286,17 @@ async def prepare_turn(
             param="tool_choice",
         )
     await check_grammars(use, form, has_backend=bool(context.llm.engine.info.structured_output_backend))
-    return await in_thread_when(is_large, lambda: _prepared(context, turn, form))
+    held = await hold_media(context, turn.messages, turn.mm_processor_kwargs)
+    try:
+        return await in_thread_when(is_large, lambda: _prepared(context, turn, form, held))
+    except BaseException:
+        if held is not None:
+            held.release()
+        raise
 
 
-def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> PreparedTurn:
-    prompt, use = render_turn(context, turn), turn.tool_use
+def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat, held: HeldMedia | None) -> PreparedTurn:
+    prompt, use = _render(context, turn, held), turn.tool_use
     params = turn.params
     if turn.fills_context and _reaches_past(context, prompt, params):
         params = dataclasses.replace(params, max_tokens=None)
@@ -302,7 +324,7 @@ def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> Prepa
         forced=(form.forced_call(use.name) or "") if use.is_forced else "",
         thinks=form.may_think(prompt.text, _continued(turn), turn.chat_template_kwargs),
     )
-    return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, plan=plan)
+    return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, plan=plan, media=held)
 
 
 def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
@@ -358,12 +380,25 @@ def _continued(turn: ChatTurn) -> str | None:
     return str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None
 
 
-def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
-    """The conversation as token ids.
+async def render_turn(
+    context: ServerContext, make_turn: Callable[[], ChatTurn], *, is_large: bool = False
+) -> RenderedPrompt:
+    """The conversation as token ids, for routes that generate nothing. Arguments as for `start_turn`.
 
     Raises:
         RequestError: naming the message or field at fault.
     """
+    turn = await in_thread_when(is_large, make_turn)
+    held = await hold_media(context, turn.messages, turn.mm_processor_kwargs)
+    try:
+        return await in_thread_when(is_large, lambda: _render(context, turn, held))
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _render(context: ServerContext, turn: ChatTurn, held: HeldMedia | None) -> RenderedPrompt:
+    """The conversation of a turn as token ids. Raises RequestError naming the message or field at fault."""
     if turn.chat_template is not None and not context.config.trust_request_chat_template:
         raise RequestError(
             "this server does not take chat templates from requests; start it with --trust-request-chat-template",
@@ -377,6 +412,7 @@ def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
         chat_template=turn.chat_template,
         chat_template_kwargs=turn.chat_template_kwargs,
         add_special_tokens=turn.add_special_tokens,
+        media=held,
     )
 
 

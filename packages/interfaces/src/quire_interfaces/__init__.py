@@ -52,7 +52,7 @@ from quire_interfaces.kv_transfer import (
     LoadablePrefix,
     TieredBlockAllocator,
 )
-from quire_interfaces.media import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
+from quire_interfaces.media import FeatureArray, MediaItem, MediaSpan, Modality, PreparedMedia, PromptMedia
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
@@ -136,6 +136,7 @@ __all__ = [
     "OverloadedError",
     "PauseState",
     "PrefixCacheMiss",
+    "PreparedMedia",
     "PromptMedia",
     "QuantKey",
     "QuireError",

@@ -7,10 +7,11 @@ memory from then on; what crosses between processes says where.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-__all__ = ["FeatureArray", "MediaItem", "MediaSpan", "Modality", "PromptMedia"]
+__all__ = ["FeatureArray", "MediaItem", "MediaSpan", "Modality", "PreparedMedia", "PromptMedia"]
 
 
 class Modality(enum.StrEnum):
@@ -103,3 +104,24 @@ class PromptMedia:
     def extra_keys(self) -> tuple[tuple[int, int, str], ...]:
         """For `Request.cache_extra_keys`: what token ids do not say."""
         return tuple((span.start, span.end, span.item.key) for span in self.spans)
+
+
+class PreparedMedia(Protocol):
+    """The items of one prompt, prepared, before anybody knows where its tokens are: what a renderer joins text with."""
+
+    placeholders: Mapping[str, str]
+    """Token that stands for an item in the text of a prompt, by modality: what the model takes."""
+
+    def expand(self, text: str) -> str:
+        """The text with each placeholder replaced by the text of its item.
+
+        Raises:
+            RequestError: there are more or fewer placeholders than items.
+        """
+
+    def place(self, token_ids: Sequence[int]) -> PromptMedia:
+        """The spans of the expanded text's tokens, and their positions. Called after `expand`.
+
+        Raises:
+            RequestError: the tokens are not those of the items.
+        """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire_interfaces.media import PromptMedia
+from quire_interfaces.media import PreparedMedia, PromptMedia
 
 __all__ = ["Detokenizer", "RenderedPrompt", "Renderer", "TextDelta", "Tokenizer"]
 
@@ -56,8 +56,10 @@ class Renderer(Protocol):
 
     tokenizer: Tokenizer
 
-    def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt:
-        """A completion prompt, as text or as token ids (checked against the vocabulary).
+    def render_prompt(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, media: PreparedMedia | None = None
+    ) -> RenderedPrompt:
+        """A completion prompt, as text or as token ids (checked against the vocabulary), with its media.
 
         Raises:
             RequestError: naming the field.
@@ -73,8 +75,10 @@ class Renderer(Protocol):
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         add_special_tokens: bool = False,
+        media: PreparedMedia | None = None,
     ) -> RenderedPrompt:
-        """A conversation (OpenAI message dictionaries) through the chat template.
+        """A conversation (OpenAI message dictionaries) through the chat template, with its media: parts of contents
+        whose type `media.placeholders` names, in the order of the items. Without `media`, they are lines of text.
 
         Raises:
             RequestError: naming the message or keyword at fault; a template's own raise_exception becomes one too.

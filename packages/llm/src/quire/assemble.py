@@ -101,16 +101,30 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
 
 
 def build_renderer(
-    config: QuireConfig, folder: Path, model: ModelConfig, chat_template: str | None = None
+    config: QuireConfig,
+    folder: Path,
+    model: ModelConfig,
+    chat_template: str | None = None,
+    *,
+    placeholders: Mapping[str, str] | None = None,
 ) -> ChatRenderer:
     """Tokenizer and chat template of a model folder.
+
+    Args:
+        config: Settings.
+        folder: The model's.
+        model: Its configuration.
+        chat_template: Replaces the checkpoint's own.
+        placeholders: Token that stands for an item in a prompt, by modality; None for text only.
 
     Raises:
         CheckpointError: there is no usable tokenizer.
         ConfigError: `chat_template` does not compile. A model's own may: it serves completions all the same.
     """
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
-    renderer = ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)
+    renderer = ChatRenderer(
+        tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size, placeholders=placeholders
+    )
     if chat_template is not None:
         try:
             renderer.check_templates()
@@ -408,7 +422,7 @@ def _runner_config(blueprint: Blueprint) -> RunnerConfig:
         num_speculative_tokens=num_drafts,
         draft_depth=speculative.num_speculative_tokens if num_drafts else 0,
         draft_topk=speculative.eagle_topk,
-        rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.mrope is not None,
+        rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.has_mrope,
     )
 
 

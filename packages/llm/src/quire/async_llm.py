@@ -6,6 +6,7 @@ This process never imports torch. The server is built on it; so can be any async
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
+from quire.media import MediaFront, media_front
 from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient
 from quire_interfaces import SamplingParams, Tokenizer
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
@@ -29,7 +31,16 @@ class AsyncLLM:
         await llm.ready()
         async for output in llm.engine.generate(llm.renderer.render_prompt("Once"), SamplingParams()):
             ...
-        await llm.client.shutdown()
+        await llm.shutdown()
+
+    Images, videos and sounds are prepared first, and held until the request has ended:
+
+        held = await llm.media.prepare(media_sources(messages))
+        try:
+            prompt = llm.renderer.render_chat(messages, media=held)
+            ...
+        finally:
+            held.release()
 
     Args:
         config: Settings of the whole engine.
@@ -54,6 +65,8 @@ class AsyncLLM:
         """The engine process: its start and its end, pauses, adapters, statistics, health."""
         self._engine: AsyncEngine | None = None
         self._renderer: ChatRenderer | None = None
+        self.media: MediaFront | None = None
+        """What prepares images, videos and sounds; None where the model takes text only, and before `ready`."""
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
@@ -82,11 +95,18 @@ class AsyncLLM:
         try:
             self.folder = model_folder(self.config)
             model_config = read_model_config(self.config, self.folder)
-            self._renderer = build_renderer(self.config, self.folder, model_config, self._chat_template)
+            self.media = await asyncio.to_thread(media_front, self.config, self.folder, model_config)
+            self._renderer = build_renderer(
+                self.config,
+                self.folder,
+                model_config,
+                self._chat_template,
+                placeholders=None if self.media is None else self.media.placeholders,
+            )
             self.generation_defaults = generation_defaults(self.config.model, self.folder)
             info = await self.client.ready()
         except BaseException:
-            await self.client.shutdown(0.0)
+            await self.shutdown()
             raise
         tokenizer = self._renderer.tokenizer
         self._engine = AsyncEngine(
@@ -97,6 +117,12 @@ class AsyncLLM:
             seed=self.config.engine.seed,
         )
         return info
+
+    async def shutdown(self, timeout_s: float = 0.0) -> None:
+        """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""
+        await self.client.shutdown(timeout_s)
+        if self.media is not None:
+            self.media.close()
 
     @property
     def engine(self) -> AsyncEngine:

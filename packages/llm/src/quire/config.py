@@ -35,6 +35,7 @@ from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
 from quire_lora.config import LoraConfig
 from quire_models.compilation import complaint_about
+from quire_multimodal import MediaConfig
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
 from quire_scheduler import SchedulerConfig
@@ -188,6 +189,7 @@ class QuireConfig:
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     structured_output: StructuredOutputConfig = field(default_factory=StructuredOutputConfig)
 
     @staticmethod

@@ -15,6 +15,7 @@ from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire.lora_request import LoRAChoice, LoRARequest
+from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts
@@ -71,7 +72,10 @@ class LLM:
         self.config = config
         self.model_folder = model_folder(config)
         self.model_config = read_model_config(config, self.model_folder)
-        self.renderer = build_renderer(config, self.model_folder, self.model_config)
+        self.media = media_front(config, self.model_folder, self.model_config)
+        """What prepares images, videos and sounds; None where the model takes text only."""
+        placeholders = None if self.media is None else self.media.placeholders
+        self.renderer = build_renderer(config, self.model_folder, self.model_config, placeholders=placeholders)
         self._defaults = generation_defaults(config.model, self.model_folder)
         for note in checkpoint_notes(config.model, self.model_folder):  # servers have them in their report
             logger.warning("%s: %s", config.model.model or self.model_folder, note)
@@ -135,7 +139,8 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are wrong; the message says which one, and none goes on.
         """
-        return self._run(parse_prompts(prompts, self.renderer), sampling_params, use_tqdm, priority, lora_request)
+        parsed = parse_prompts(prompts, self.renderer, self.media)
+        return self._run(parsed, sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -149,12 +154,15 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations, all at once; arguments as for `generate` and `quire_interfaces.Renderer.render_chat`.
 
         Args:
-            messages: One conversation (a list of messages) or many.
+            messages: One conversation (a list of messages) or many. Parts of contents may be images, videos and sounds,
+                by URL or as Python has them: `{"type": "image_pil", "image_pil": image}`.
             chat_template_content_format: Only "auto": the chat template says which form of content it takes.
+            mm_processor_kwargs: Arguments of the model's processor.
 
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none goes on.
@@ -175,6 +183,9 @@ class LLM:
         prompts = []
         for index, conversation in enumerate(conversations):
             with naming_prompt(index, len(conversations)):
+                held = None
+                if self.media is not None:
+                    held = self.media.prepare_now(media_sources(conversation), mm_processor_kwargs)
                 rendered = self.renderer.render_chat(
                     conversation,
                     tools=tools,
@@ -182,8 +193,9 @@ class LLM:
                     continue_final_message=continue_final_message,
                     chat_template=chat_template,
                     chat_template_kwargs=chat_template_kwargs,
+                    media=held,
                 )
-            prompts.append(ParsedPrompt(rendered))
+            prompts.append(ParsedPrompt(rendered, media=held))
         return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
@@ -257,7 +269,7 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
-        parsed = parse_prompts(prompts, self.renderer)
+        parsed = parse_prompts(prompts, self.renderer, self.media)
         bound = resolved_max_logprobs(self.config.model.max_logprobs, self.engine_info.vocab_size)
         searches = []
         for index, each in enumerate(parsed):
@@ -353,6 +365,8 @@ class LLM:
     def close(self) -> None:
         """Give everything back, between two steps; calls of other threads raise EngineDeadError. Idempotent."""
         self._shared.close()
+        if self.media is not None:
+            self.media.close()
 
     def shutdown(self) -> None:
         """`close`, by vLLM's name."""
@@ -372,9 +386,14 @@ class LLM:
         priority: int | Sequence[int],
         lora_request: LoRAChoice | Sequence[LoRAChoice],
     ) -> list[RequestOutput]:
-        requests = self._requests(prompts, sampling_params, priority, lora_request)
-        with progress(len(requests), use_tqdm) as advance:
-            outputs = self._shared.run(requests, advance)
+        try:
+            requests = self._requests(prompts, sampling_params, priority, lora_request)
+            with progress(len(requests), use_tqdm) as advance:
+                outputs = self._shared.run(requests, advance)
+        finally:
+            for prompt in prompts:
+                if prompt.media is not None:
+                    prompt.media.release()
         return [to_request_output(out, each.lora_request) for out, each in zip(outputs, requests, strict=True)]
 
     def _requests(

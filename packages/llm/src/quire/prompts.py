@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict, cast
 
-from quire_interfaces import RenderedPrompt, RequestError
+from quire.media import HeldMedia, MediaFront, prompt_sources
+from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
 
 __all__ = ["ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompts"]
 
@@ -19,6 +20,12 @@ class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str | None]
     """Only prompts with the same salt share what is cached of them."""
+    multi_modal_data: NotRequired[Mapping[str, Any] | None]
+    """Images, videos and sounds whose placeholders stand in the text: modality -> an item, or a list of items."""
+    multi_modal_uuids: NotRequired[Mapping[str, Any] | None]
+    """Names of the items' contents, which stand for their hashes; one that was sent before needs no data."""
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
+    """Arguments of the model's processor."""
 
 
 class TokensPrompt(TypedDict):
@@ -44,13 +51,24 @@ class EncoderDecoderPrompt(TypedDict):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EncoderDecoderPrompt | Mapping[str, Any]
 """Text, token ids, or a dictionary."""
 
-_KEYS = ("prompt", "prompt_token_ids", "encoder_prompt", "decoder_prompt", "cache_salt")
-_MEDIA_KEYS = frozenset(("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "token_type_ids"))
+_KEYS = (
+    "prompt",
+    "prompt_token_ids",
+    "encoder_prompt",
+    "decoder_prompt",
+    "cache_salt",
+    "multi_modal_data",
+    "multi_modal_uuids",
+    "mm_processor_kwargs",
+)
+_UNREAD_KEYS = frozenset(("token_type_ids",))
 """Keys of vLLM's prompts that nothing here reads; taken where they are None."""
 
 
 class _Renderer(Protocol):
-    def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt: ...
+    def render_prompt(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, media: PreparedMedia | None = None
+    ) -> RenderedPrompt: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +77,25 @@ class ParsedPrompt:
 
     rendered: RenderedPrompt
     cache_salt: str | None = None
+    media: HeldMedia | None = None
+    """What stands in it, held until its request has ended."""
 
 
-def parse_prompts(prompts: Prompt | Iterable[Prompt], renderer: _Renderer) -> list[ParsedPrompt]:
+def parse_prompts(
+    prompts: Prompt | Iterable[Prompt], renderer: _Renderer, media: MediaFront | None = None
+) -> list[ParsedPrompt]:
     """One prompt, or several.
+
+    Args:
+        prompts: In any form.
+        renderer: Makes tokens of them.
+        media: Prepares what stands in them; None where the model takes text only.
 
     Raises:
         RequestError: what is no prompt; of several, the message says which one.
     """
     if _is_one_prompt(prompts):
-        return [parse_prompt(cast(Prompt, prompts), renderer)]
+        return [parse_prompt(cast(Prompt, prompts), renderer, media)]
     if not isinstance(prompts, Iterable):
         raise RequestError(
             f"prompts must be a text, token ids, a dictionary, or several of these, got {type(prompts).__name__}",
@@ -78,7 +105,7 @@ def parse_prompts(prompts: Prompt | Iterable[Prompt], renderer: _Renderer) -> li
     parsed = []
     for index, prompt in enumerate(many):
         with naming_prompt(index, len(many)):
-            parsed.append(parse_prompt(cast(Prompt, prompt), renderer))
+            parsed.append(parse_prompt(cast(Prompt, prompt), renderer, media))
     return parsed
 
 
@@ -93,25 +120,42 @@ def naming_prompt(index: int, count: int, field: str = "prompts") -> Iterator[No
         raise
 
 
-def parse_prompt(prompt: Prompt, renderer: _Renderer) -> ParsedPrompt:
-    """
+def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None = None) -> ParsedPrompt:
+    """A prompt ready for the engine; arguments as for `parse_prompts`.
+
     Raises:
         RequestError: it is no prompt, or a dictionary with a key that is not known.
     """
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(renderer.render_prompt(prompt))
     _check_keys(prompt)
-    return ParsedPrompt(_rendered(prompt, renderer), _cache_salt(prompt))
+    held = _held_media(prompt, media)
+    return ParsedPrompt(_rendered(prompt, renderer, held), _cache_salt(prompt), held)
 
 
-def _rendered(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedPrompt:
+def _held_media(prompt: Mapping[str, Any], media: MediaFront | None) -> HeldMedia | None:
+    """The media of the prompt, prepared; None without any."""
+    sources = prompt_sources(prompt)
+    if not sources:
+        return None
+    if media is None:
+        raise RequestError(
+            "this model takes text only, or was started for text only (language_model_only); leave multi_modal_data "
+            "out",
+            param="multi_modal_data",
+            code="unsupported_media",
+        )
+    return media.prepare_now(sources, prompt.get("mm_processor_kwargs"))
+
+
+def _rendered(prompt: Mapping[str, Any], renderer: _Renderer, media: PreparedMedia | None) -> RenderedPrompt:
     if prompt.get("encoder_prompt") is not None:
         return _render_pair(prompt, renderer)
     if prompt.get("decoder_prompt") is not None:
         raise RequestError("decoder_prompt comes with an encoder_prompt only", param="decoder_prompt")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if token_ids is not None:
-        rendered = renderer.render_prompt(token_ids)
+        rendered = renderer.render_prompt(token_ids, media=media)
         if text is None:
             return rendered
         if not isinstance(text, str):
@@ -122,7 +166,7 @@ def _rendered(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedPrompt:
             f"a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'encoder_prompt', got {sorted(prompt)}",
             param="prompt",
         )
-    return renderer.render_prompt(text)
+    return renderer.render_prompt(text, media=media)
 
 
 def _render_pair(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedPrompt:
@@ -142,7 +186,7 @@ def _render_pair(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedProm
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
     for key, value in prompt.items():
-        if key in _KEYS or (key in _MEDIA_KEYS and value is None):
+        if key in _KEYS or (key in _UNREAD_KEYS and value is None):
             continue
         known_keys = ", ".join(_KEYS)
         raise RequestError(f"a prompt dictionary has no key {key!r}; there are {known_keys}", param=str(key))

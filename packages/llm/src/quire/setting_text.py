@@ -9,7 +9,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -102,7 +102,7 @@ def _expected(kind: Any, unit: str) -> str:
         return "true or false"
     if origin is tuple:
         return "whole numbers with commas between them"  # lists of text take any text
-    return "a JSON object" if origin is dict else getattr(kind, "__name__", str(kind))
+    return "a JSON object" if origin in (dict, Mapping) else getattr(kind, "__name__", str(kind))
 
 
 def _convert(kind: Any, text: str) -> Any:
@@ -119,7 +119,7 @@ def _convert(kind: Any, text: str) -> Any:
         if (listed := json_list(text)) is not None:
             return tuple(_convert(item, part) for part in listed)
         return tuple(_convert(item, part.strip()) for part in text.split(",") if part.strip())
-    if origin is dict:
+    if origin in (dict, Mapping):
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")

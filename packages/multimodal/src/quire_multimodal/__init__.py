@@ -1,19 +1,24 @@
 """Images, videos and sounds of prompts: fetched, bounded, prepared by processes of their own, kept in shared memory.
 
 Knows media, processors of checkpoints and placeholders in a prompt's text; knows no engine and no network, and imports
-no torch (a preparing process may, where a processor needs it).
+no torch (a preparing process may, where a processor needs it). Names are loaded on first use (PEP 562), so that whoever
+reads settings alone loads neither numpy nor Pillow.
 """
 
 from __future__ import annotations
 
-from quire_multimodal.config import MediaConfig
-from quire_multimodal.errors import MediaError
-from quire_multimodal.fetch import fetch, is_public
-from quire_multimodal.positions import PositionScheme, place_media
-from quire_multimodal.preparer import MediaPreparer, MediaStats
-from quire_multimodal.sources import MediaSource
-from quire_multimodal.spans import expand_placeholders, find_spans
-from quire_multimodal.store import MediaStore, StoredItem, read_features
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire_multimodal.config import MediaConfig
+    from quire_multimodal.errors import MediaError
+    from quire_multimodal.fetch import fetch, is_public
+    from quire_multimodal.positions import PositionScheme, place_media
+    from quire_multimodal.preparer import MediaPreparer, MediaStats
+    from quire_multimodal.sources import MediaSource
+    from quire_multimodal.spans import expand_placeholders, find_spans
+    from quire_multimodal.store import MediaStore, StoredItem, read_features
 
 __version__ = "0.1.0"
 
@@ -33,3 +38,32 @@ __all__ = [
     "place_media",
     "read_features",
 ]
+
+_MODULE_OF = {
+    "MediaConfig": "config",
+    "MediaError": "errors",
+    "MediaPreparer": "preparer",
+    "MediaSource": "sources",
+    "MediaStats": "preparer",
+    "MediaStore": "store",
+    "PositionScheme": "positions",
+    "StoredItem": "store",
+    "expand_placeholders": "spans",
+    "fetch": "fetch",
+    "find_spans": "spans",
+    "is_public": "fetch",
+    "place_media": "positions",
+    "read_features": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

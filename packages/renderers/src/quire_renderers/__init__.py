@@ -7,6 +7,7 @@ from quire_renderers.config import RendererConfig
 from quire_renderers.detokenizer import IncrementalDetokenizer
 from quire_renderers.fill_in_middle import FillInMiddle
 from quire_renderers.literal_relay import replace_lone_surrogates
+from quire_renderers.media_parts import modality_of
 from quire_renderers.messages import joined_text, left_out, newest_of_user
 from quire_renderers.output_events import (
     CallArguments,
@@ -54,6 +55,7 @@ __all__ = [
     "left_out",
     "load_tokenizer",
     "merge_events",
+    "modality_of",
     "newest_of_user",
     "replace_lone_surrogates",
 ]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, Tokenizer
+from quire_interfaces import ContextLengthError, PreparedMedia, RenderedPrompt, RequestError, Tokenizer
 from quire_renderers.chat_format import ChatFormat
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
@@ -36,6 +36,7 @@ class ChatRenderer:
         config: Limits and cache size.
         vocab_size: The model's vocabulary (rows of its embedding), against which prompt ids are checked; None takes the
             tokenizer's.
+        placeholders: Token that stands for an item in a prompt, by modality; None for a model that reads text only.
 
     Attributes:
         chat_format: How the model marks its thinking and its tool calls: makes the parsers of its outputs.
@@ -49,6 +50,7 @@ class ChatRenderer:
         config: RendererConfig | None = None,
         *,
         vocab_size: int | None = None,
+        placeholders: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.config = config or RendererConfig()
@@ -73,7 +75,8 @@ class ChatRenderer:
             special_tokens=_special_texts(tokenizer, special_tokens.values()),
         )
         sandbox = TemplateSandbox(max_chars=self.config.max_prompt_chars, timeout_s=self.config.template_timeout_s)
-        self._templates = ChatTemplates(named, special_tokens, sandbox)
+        self._placeholders = dict(placeholders or {})
+        self._templates = ChatTemplates(named, special_tokens, sandbox, self._placeholders)
         self._control: ControlTokens | None = None
         self._lock = threading.Lock()
 
@@ -96,18 +99,26 @@ class ChatRenderer:
         """How the model is told of a gap in a text; None when its tokenizer has no markers for it."""
         return FillInMiddle.of(self.tokenizer)
 
-    def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt:
+    def render_prompt(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, media: PreparedMedia | None = None
+    ) -> RenderedPrompt:
         """A completion prompt, as text or as token ids.
+
+        Args:
+            prompt: Text with a placeholder for each item, or ids with all tokens that take embeddings.
+            add_special_tokens: Of a text.
+            media: What stands in it; None for text alone.
 
         Raises:
             ContextLengthError: the text is longer than max_prompt_chars.
             RequestError: naming "prompt": neither text nor ids of the vocabulary.
         """
         if isinstance(prompt, str):
-            return self._encode(prompt, add_special_tokens, "prompt")
+            return self._encode(prompt, add_special_tokens, "prompt", media)
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
             raise RequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", param="prompt")
-        return RenderedPrompt(token_ids=self._checked_ids(prompt))
+        token_ids = self._checked_ids(prompt)
+        return RenderedPrompt(token_ids=token_ids, media=None if media is None else media.place(token_ids))
 
     def render_chat(
         self,
@@ -119,8 +130,11 @@ class ChatRenderer:
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         add_special_tokens: bool = False,
+        media: PreparedMedia | None = None,
     ) -> RenderedPrompt:
         """A conversation (OpenAI message dictionaries) through the chat template.
+
+        Args as for `quire_interfaces.Renderer.render_chat`.
 
         Raises:
             ContextLengthError: the text is longer than max_prompt_chars, or the contents of the messages are, which is
@@ -130,7 +144,7 @@ class ChatRenderer:
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             given = type(chat_template_kwargs).__name__
             raise RequestError(f"chat_template_kwargs must be an object, got {given}", param="chat_template_kwargs")
-        prepared = prepare_messages(messages)
+        prepared = prepare_messages(messages, () if media is None else media.placeholders)
         self._check_length(sum(len(str(message.get("content") or "")) for message in prepared), "messages")
         control = self._control_tokens()
         conversation = Conversation(
@@ -142,7 +156,7 @@ class ChatRenderer:
         )
         conversation.extra = control.marked(conversation.extra)
         text = control.rendered(self._templates.render(conversation, chat_template))
-        return self._encode(text, add_special_tokens, "messages")
+        return self._encode(text, add_special_tokens, "messages", media)
 
     def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
         """Per token of a rendered prompt: where it stands in the prompt's text, as (begin, end) in characters.
@@ -180,14 +194,20 @@ class ChatRenderer:
             for token in tokenizer.matched_tokens
             if token.special
             or token.content in special
+            or token.content in self._placeholders.values()
             or (token.content in frames and not self.chat_format.is_marker(token.content))
         ]
         markers = [text for text in contents if self.chat_format.is_marker(text)]
-        control = ControlTokens(contents, markers, tokenizer.literal_normalizer(contents))
-        self._encoder.read_marks(control.mark, tokenizer.literal_encoder(control.contents, control.mark))
+        broken = [*contents, *self._placeholders.values()]  # a placeholder need not be one token
+        control = ControlTokens(broken, markers, tokenizer.literal_normalizer(contents))
+        self._encoder.read_marks(control.mark, tokenizer.literal_encoder(sorted(set(contents)), control.mark))
         return control
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
+    def _encode(
+        self, text: str, add_special_tokens: bool, param: str, media: PreparedMedia | None = None
+    ) -> RenderedPrompt:
+        if media is not None:
+            text = media.expand(text)
         self._check_length(len(text), param)
         if not text.isascii():
             _check_surrogates(text, param)
@@ -197,6 +217,7 @@ class ChatRenderer:
             token_ids=encoded.token_ids,
             text=plain,
             has_literal_tokens=plain != text,
+            media=None if media is None else media.place(encoded.token_ids),
             num_reused_tokens=encoded.num_reused_tokens,
         )
 

@@ -16,6 +16,7 @@ import jinja2
 
 from quire_interfaces import RequestError
 from quire_renderers.messages import plain_value, softened
+from quire_renderers.template_content import TemplateContent
 from quire_renderers.template_roles import TemplateRoles, narrowed
 from quire_renderers.template_sandbox import TemplateLimitError, TemplateRaisedError, TemplateSandbox
 
@@ -74,6 +75,7 @@ class _Template(NamedTuple):
     """One template, compiled."""
 
     program: jinja2.Template
+    content: TemplateContent
     roles: TemplateRoles
     knows_developer: bool
     """Whether it tells OpenAI's newer word for `system` apart."""
@@ -92,15 +94,23 @@ class ChatTemplates:
         named: "default", "tool_use" (used when tools are given), and others that a request may name.
         special_tokens: bos_token, eos_token, ... as templates see them.
         sandbox: Where they run.
+        placeholders: Token that stands for an item in a prompt, by modality; none for a model that reads text only.
 
     Raises:
         RequestError: when the default template does not compile (found at the first rendering).
     """
 
-    def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str], sandbox: TemplateSandbox) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        sandbox: TemplateSandbox,
+        placeholders: Mapping[str, str] | None = None,
+    ) -> None:
         self._named = dict(named)
         self._special_tokens = dict(special_tokens)
         self._sandbox = sandbox
+        self._placeholders = placeholders or {}
         self._compiled: OrderedDict[str, _Template] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -148,6 +158,7 @@ class ChatTemplates:
         if conversation.continue_final_message:
             last = {**messages[-1], "content": messages[-1]["content"] + _CONTINUE_MARK}
             messages = [*messages[:-1], last]
+        messages = template.content.formed(messages)
         variables = self._variables(messages, conversation.tools)
         variables |= {**conversation.extra, "add_generation_prompt": conversation.add_generation_prompt}
         text = self._run(template.program, variables)
@@ -156,10 +167,11 @@ class ChatTemplates:
     def _variables(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         return {**self._special_tokens, "documents": None, "messages": messages, "tools": tools}
 
-    def _roles(self, program: jinja2.Template) -> TemplateRoles:
+    def _template(self, program: jinja2.Template, *, knows_developer: bool) -> _Template:
+        """A compiled template with what is found out about it, each when it is first needed."""
         spent = False
 
-        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
             nonlocal spent
             if spent:  # a template that runs without end is not asked again
                 return None
@@ -170,7 +182,9 @@ class ChatTemplates:
                 spent = error.code == "chat_template_limit"
                 return None
 
-        return TemplateRoles(render)
+        content = TemplateContent(render, self._placeholders)
+        roles = TemplateRoles(lambda messages, tools: render(content.formed(messages), tools))
+        return _Template(program, content, roles, knows_developer)
 
     def _choose(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
@@ -208,7 +222,7 @@ class ChatTemplates:
         except Exception as error:  # the compiler trips over odd trees: deep nesting, bad constants
             message = f"the chat template does not compile: {type(error).__name__}: {error}"
             raise RequestError(message, param="chat_template") from error
-        template = _Template(program, self._roles(program), "developer" in source)
+        template = self._template(program, knows_developer="developer" in source)
         with self._lock:
             self._compiled[source] = template
             while len(self._compiled) > _MAX_COMPILED:

@@ -71,6 +71,10 @@ class ControlTokens:
                 result[key] = value
             elif key == "content" and isinstance(value, str):
                 result[key] = marker.content(value)
+            elif key == "content" and isinstance(value, list):
+                result[key] = [
+                    {**part, "text": marker.content(part["text"])} if part["type"] == "text" else part for part in value
+                ]
             else:
                 result[key] = marker.value(value)
         return result

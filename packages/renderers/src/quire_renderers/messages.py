@@ -12,6 +12,7 @@ from typing import Any
 
 from quire_interfaces import RequestError
 from quire_renderers.literal_relay import replace_lone_surrogates
+from quire_renderers.media_parts import modality_of
 
 __all__ = ["joined_text", "left_out", "newest_of_user", "plain_value", "prepare_messages", "prepare_tools", "softened"]
 
@@ -19,13 +20,14 @@ _MAX_DEPTH = 64
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
-def left_out(kind: str) -> str:
-    """The line that stands where a conversation holds what no text model reads, so that the model knows of it.
+def left_out(kind: str, modalities: Collection[str] = ()) -> str:
+    """The line that stands where a conversation holds what the model does not read, so that the model knows of it.
 
     Args:
         kind: "image", "file", ... as a client names it.
+        modalities: What it reads beside text.
     """
-    return f"[{kind} left out: this model reads text only]"
+    return f"[{kind} left out: this model reads {', '.join(('text', *modalities))} only]"
 
 
 def joined_text(texts: Sequence[str], lines: Collection[int]) -> str:
@@ -38,13 +40,19 @@ def joined_text(texts: Sequence[str], lines: Collection[int]) -> str:
     return result
 
 
-def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def prepare_messages(messages: Sequence[dict[str, Any]], modalities: Collection[str] = ()) -> list[dict[str, Any]]:
     """Copy messages into the form templates expect.
 
     Keys that are None and empty lists of tool calls are left out, lists of text parts become one string, tool-call
     arguments given as a JSON string become the object they describe (and stay the string when they do not parse), and
-    `reasoning` is `reasoning_content`, as templates call it. Parts of other kinds (images, sounds, files) become lines
-    that name them; only where the user's message that is to be answered holds nothing else are they refused.
+    `reasoning` is `reasoning_content`, as templates call it. A content with media that the model takes stays a list, of
+    `{"type": "text", "text": ...}` and `{"type": "image"}` (or "video", "audio"). Parts of other kinds (files, media of
+    a model that reads text only) become lines that name them; only where the user's message that is to be answered
+    holds nothing else are they refused.
+
+    Args:
+        messages: As a client sent them.
+        modalities: What the model takes beside text.
 
     Raises:
         RequestError: naming the message.
@@ -56,7 +64,7 @@ def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
     newest = newest_of_user(roles)
     return [
-        _prepare_message(message, f"messages[{index}]", needs_text=index == newest)
+        _prepare_message(message, f"messages[{index}]", modalities, needs_text=index == newest)
         for index, message in enumerate(messages)
     ]
 
@@ -129,7 +137,7 @@ def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     raise RequestError(f"{where} must be JSON, got {type(value).__name__}", param=where)
 
 
-def _prepare_message(message: Any, where: str, *, needs_text: bool) -> dict[str, Any]:
+def _prepare_message(message: Any, where: str, modalities: Collection[str], *, needs_text: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with a role, got {type(message).__name__}", param=where)
     role = message.get("role")
@@ -140,7 +148,7 @@ def _prepare_message(message: Any, where: str, *, needs_text: bool) -> dict[str,
         if value is None:
             continue
         if key == "content":
-            prepared[key] = _content(value, f"{where}.content", needs_text=needs_text)
+            prepared[key] = _content(value, f"{where}.content", modalities, needs_text=needs_text)
         elif key == "tool_calls":
             calls = _tool_calls(value, f"{where}.tool_calls")
             if calls:
@@ -152,29 +160,56 @@ def _prepare_message(message: Any, where: str, *, needs_text: bool) -> dict[str,
     return prepared
 
 
-def _content(value: Any, where: str, *, needs_text: bool) -> str:
+def _content(value: Any, where: str, modalities: Collection[str], *, needs_text: bool) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         return str(value)
     if not isinstance(value, (list, tuple)):
         raise RequestError(f"{where} must be a string or a list of parts, got {type(value).__name__}", param=where)
-    texts, others = [], {}
+    texts: list[str] = []
+    media: dict[int, str] = {}
+    others: dict[int, str] = {}
     for index, part in enumerate(value):
         text = _part_text(part, f"{where}[{index}]")
-        if text is None:
+        if text is None and (modality := modality_of(part["type"])) in modalities:
+            media[index] = str(modality)
+        elif text is None:
             others[index] = part["type"]
-        texts.append(left_out(_kind_name(others[index])) if text is None else text)
-    if needs_text and others and not any(text.strip() for index, text in enumerate(texts) if index not in others):
-        first = min(others)
-        raise RequestError(
-            f"{where}[{first}] is of type {others[first]!r}, and this model takes text only; send parts of type 'text'",
-            param=f"{where}[{first}]",
-            code="unsupported_content_type",
-        )
-    return joined_text(texts, others)
+        texts.append(left_out(_kind_name(others[index]), modalities) if index in others else text or "")
+    if needs_text and others and not media and not any(texts[index].strip() for index in _other_places(texts, others)):
+        raise _unread(min(others), others, where, modalities)
+    return _parts(texts, media, others) if media else joined_text(texts, others)
+
+
+def _other_places(texts: Sequence[str], places: Collection[int]) -> list[int]:
+    return [index for index in range(len(texts)) if index not in places]
+
+
+def _unread(index: int, kinds: Mapping[int, str], where: str, modalities: Collection[str]) -> RequestError:
+    """The error for a message that holds nothing that the model reads."""
+    takes = f"takes text and {', '.join(modalities)} only" if modalities else "takes text only"
+    return RequestError(
+        f"{where}[{index}] is of type {kinds[index]!r}, and this model {takes}; send parts of type 'text'",
+        param=f"{where}[{index}]",
+        code="unsupported_content_type",
+    )
+
+
+def _parts(texts: Sequence[str], media: Mapping[int, str], lines: Collection[int]) -> list[dict[str, Any]]:
+    """Parts as templates know them; texts between two media are one part."""
+    parts: list[dict[str, Any]] = []
+    begin = 0
+    for place in (*media, len(texts)):
+        between = joined_text(texts[begin:place], [line - begin for line in lines if begin <= line < place])
+        if between:
+            parts.append({"type": "text", "text": between})
+        if place in media:
+            parts.append({"type": media[place]})
+        begin = place + 1
+    return parts
 
 
 def _part_text(part: Any, where: str) -> str | None:
-    """The text of one part; None where it is of a kind that no text model reads."""
+    """The text of one part; None for a part of any kind but text."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None

@@ -257,8 +257,16 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {**result, "tool_calls": calls} if calls else result
 
 
-def _joined_texts(*texts: str | None) -> str:
-    return "\n\n".join(text for text in texts if text)
+def _joined_texts(*contents: str | list[Any] | None) -> Any:
+    """Contents one after the other, with a blank line between texts; a list of parts where one of them is a list."""
+    present = [content for content in contents if content]
+    if all(isinstance(content, str) for content in present):
+        return "\n\n".join(map(str, present))
+    parts: list[Any] = []
+    for content in present:
+        own = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts += [{"type": "text", "text": "\n\n"}, *own] if parts else own
+    return parts
 
 
 def _words(messages: Messages) -> list[str]:

@@ -1,0 +1,54 @@
+"""Media of a turn: found in its messages, prepared while the event loop goes on, and held until its answer has ended.
+
+Knows no protocol: each has made parts of the chat API's of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from quire.media import HeldMedia, media_sources
+from quire_interfaces import RequestError
+from quire_server.context import ServerContext
+
+__all__ = ["hold_media", "released_after"]
+
+Output = TypeVar("Output")
+
+
+async def hold_media(
+    context: ServerContext, messages: Sequence[Any], arguments: Mapping[str, Any] | None
+) -> HeldMedia | None:
+    """The media of a conversation, prepared; None where the model takes text only.
+
+    Args:
+        context: Of the server.
+        messages: In the chat API's form.
+        arguments: The request's `mm_processor_kwargs`.
+
+    Raises:
+        RequestError: naming the part that cannot be used, or any if the server was started for text only.
+    """
+    media = context.llm.media
+    if media is not None:
+        return await media.prepare(media_sources(messages), arguments)
+    if context.llm.config.model.language_model_only and (sources := media_sources(messages)):
+        raise RequestError(
+            f"{sources[0].param} is of kind {sources[0].modality}, and this server was started with "
+            "--language-model-only: it takes text only",
+            param=sources[0].param,
+            code="unsupported_media",
+        )
+    return None
+
+
+async def released_after(outputs: AsyncGenerator[Output, None], held: HeldMedia) -> AsyncGenerator[Output, None]:
+    """The outputs of an answer, whose media are released when it ends, however it ends."""
+    try:
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+    finally:
+        held.release()
