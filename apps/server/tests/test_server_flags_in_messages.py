@@ -29,12 +29,13 @@ def sources() -> Iterator[ast.AST]:
 
 
 def known_flags(trees: list[ast.AST]) -> set[str]:
-    """Of settings, and of every `add_argument`."""
+    """Of settings, and of every argument of a command."""
     flags = {spec.flag for spec in config_fields(server_sections()).values()}
     flags |= {f"--{name.replace('_', '-')}" for name in VLLM_SETTINGS}
     for tree in trees:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            names = (getattr(node.func, "attr", ""), getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ()
+            if isinstance(node, ast.Call) and {"add_argument", "argument"} & {*names}:
                 flags |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
     return flags | {flag.replace("--", "--no-", 1) for flag in flags} | {"--help", "--version"}
 

@@ -62,5 +62,5 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_is_loaded(tiny_fol
     command = [sys.executable, "-m", "quire_server.cli", "serve", str(tiny_folder), "--port", "0"]
     command += ["--kv-disk-path", str(tmp_path / "file")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 4  # the engine says so
+    assert done.returncode == 2  # the engine says so
     assert "no files can be written" in done.stderr + done.stdout
