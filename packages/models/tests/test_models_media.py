@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_media import MediaPrompt, media_item
+from models_media import MediaPrompt
 from safetensors.torch import load_file, save_file
 
 from quire_interfaces import CheckpointError, ConfigError, Modality
@@ -16,6 +16,7 @@ from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.whole_spans import path_table, visible_spans
 from quire_models.rope_config import RopeConfig
 from quire_testkit.parity.media_cases import MEDIA_CASES
+from quire_testkit.parity.media_items import media_item
 from quire_testkit.parity.oracle import write_checkpoint
 
 QWEN3 = "Qwen3VLForConditionalGeneration"

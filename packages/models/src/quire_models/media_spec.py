@@ -29,6 +29,7 @@ UNSERVED: dict[str, str] = {
     "gemma3n": "its layers take embeddings of token ids of their own",
     "gemma4": "its layers take embeddings of token ids of their own",
     "mllama": "some of its layers attend to an image's patches (cross attention)",
+    "phi4_multimodal": "its towers stand in its embedding",
     "ovis2": "the marks around an image have embeddings that its tower gives",
 }
 """`model_type` of networks whose text is served, but not their media -> the reason."""

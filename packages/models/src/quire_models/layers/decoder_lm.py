@@ -56,7 +56,9 @@ class DecoderLM(Network):
         self.ignored_tensors = frozenset({f"{head.name}.weight"} if tied_to else ())
         self._project_out = None if head.project_out is None else Linear.of(body, head.project_out)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
-        self._sees_whole_spans = config.media is not None and config.media.is_bidirectional
+        media = config.media
+        self._sees_whole_spans = media is not None and media.is_bidirectional
+        self._has_own_steps = media is not None and (media.is_bidirectional or media.num_deepstack > 0)
         self._logits_factor, self._soft_cap = head.factor, head.soft_cap
         self._tanh = None if head.soft_cap is None else activation(scope, "tanh")
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
@@ -66,8 +68,11 @@ class DecoderLM(Network):
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
 
         Promised where every op of the network promises it, or, in a plain network, the one call that runs its layers
-        and the op behind it.
+        and the op behind it. Steps with media whose features or attention that call does not know go op by op, with
+        other bits.
         """
+        if self._stack is not None and self._has_own_steps:
+            return False
         if self._stack is None or not self._is_plain or self._soft_cap is not None:
             return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
         return self._stack.batch_invariant and self._scope.choose(op_named(self.lm_head.op)).batch_invariant

@@ -9,16 +9,17 @@ from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.dense_cases import DENSE_CASES
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
 from quire_testkit.parity.fallback_cases import FALLBACK_CASES, FALLBACK_SAMPLE
+from quire_testkit.parity.media_cases import MEDIA_CASES, MEDIA_SAMPLE
 from quire_testkit.parity.moe_cases import MOE_CASES
 from quire_testkit.parity.recurrent_cases import RECURRENT_CASES
 
 __all__ = ["CASES", "SUITE"]
 
 CASES: dict[str, ParityCase] = {
-    **FALLBACK_CASES, **DENSE_CASES, **MOE_CASES, **RECURRENT_CASES, **ENCODER_CASES
+    **FALLBACK_CASES, **DENSE_CASES, **MOE_CASES, **RECURRENT_CASES, **ENCODER_CASES, **MEDIA_CASES
 }  # fmt: skip
 """Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one; the others run through
 Transformers."""
 
-SUITE = (*sorted(CASES.keys() - FALLBACK_CASES.keys()), *FALLBACK_SAMPLE)
+SUITE = (*sorted(CASES.keys() - FALLBACK_CASES.keys() - MEDIA_CASES.keys()), *FALLBACK_SAMPLE, *MEDIA_SAMPLE)
 """Architectures that the test suite verifies: all with a network of our own, and a sample of the others."""

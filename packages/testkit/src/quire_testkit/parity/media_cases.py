@@ -6,7 +6,17 @@ from quire_testkit.parity.audio_cases import AUDIO_CASES
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.vision_cases import VISION_CASES
 
-__all__ = ["MEDIA_CASES"]
+__all__ = ["MEDIA_CASES", "MEDIA_SAMPLE"]
 
 MEDIA_CASES: dict[str, ParityCase] = {**VISION_CASES, **AUDIO_CASES}
 """Architecture -> its case."""
+
+MEDIA_SAMPLE = (
+    "Gemma3ForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+)
+"""One for each mechanism: whole spans, M-RoPE in Transformers' layers, plain rows, sounds, M-RoPE with deep-stacked
+features."""

@@ -91,6 +91,7 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         moe_intermediate_size=24,
         shared_expert_intermediate_size=40,
         weight_scale=0.1,
+        seed=1,
     ),
     "GraniteMoeHybridForCausalLM": _recurrent(
         "GraniteMoeHybridConfig",

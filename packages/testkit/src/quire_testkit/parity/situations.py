@@ -16,10 +16,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from quire_engine import EngineConfig, EngineCore, EngineInfo, EngineParts
-from quire_interfaces import ModelRunnerOutput, Request, SamplingParams, SchedulerOutput
+from quire_interfaces import AdmissionRule, ModelRunnerOutput, PromptMedia, Request, SamplingParams, SchedulerOutput
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
-from quire_scheduler import EncoderRule, Scheduler, SchedulerConfig
+from quire_scheduler import EncoderRule, MediaRule, Scheduler, SchedulerConfig
 
 __all__ = ["SITUATIONS", "Situation", "Watched", "serve"]
 
@@ -54,6 +54,8 @@ SITUATIONS: dict[str, Situation] = {
 }
 
 
+NUM_EMBEDS = 150
+"""Embeddings that the runner keeps: not those of all items."""
 SEED = 11
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=SEED, ignore_eos=True)
 """Of the seeded request."""
@@ -101,7 +103,13 @@ class _RecordingRunner:
 
 
 def serve(
-    network: Any, situation: Situation, prompt: Sequence[int], num_tokens: int, encoder: Sequence[int] = ()
+    network: Any,
+    situation: Situation,
+    prompt: Sequence[int],
+    num_tokens: int,
+    encoder: Sequence[int] = (),
+    media: PromptMedia | None = None,
+    others: Sequence[tuple[list[int], PromptMedia]] = (),
 ) -> dict[str, Watched]:
     """Serve the prompt as a greedy and as a seeded request, named so.
 
@@ -109,13 +117,15 @@ def serve(
         network: A network of `quire_models`, in any dtype.
         num_tokens: Output tokens of each.
         encoder: What its encoder reads, if it has one; strangers then have others.
+        media: Of the prompt.
+        others: Prompts with other media, for strangers; none is longer than the prompt.
 
     Returns:
         Name of the request -> what was seen of it.
     """
     max_model_len = len(prompt) + num_tokens + 16
     specs = network.config.kv_cache_specs(situation.block_size, dtype=network.cache_dtype)
-    num_blocks = (2 + situation.num_strangers) * (max_model_len // situation.block_size + 4) * len(specs)
+    num_blocks = (2 + situation.num_strangers + len(others)) * (max_model_len // situation.block_size + 4) * len(specs)
     plan = plan_kv_cache(specs, num_blocks=num_blocks)
     recorder = _RecordingRunner()
     recorder.inner = ModelRunner.for_model(
@@ -127,7 +137,11 @@ def serve(
     cache = KVCacheManager(plan, KVCacheConfig(block_size=situation.block_size))
     config = SchedulerConfig(max_num_seqs=32, max_model_len=max_model_len, long_prefill_token_threshold=situation.chunk)
     encoder_rule = EncoderRule(network.config.max_encoder_len, config.max_num_batched_tokens)
-    scheduler = Scheduler(config, cache, rules=[encoder_rule])
+    rules: list[AdmissionRule] = [encoder_rule]
+    if (towers := network.config.media) is not None:
+        whole = towers.is_bidirectional
+        rules.append(MediaRule(NUM_EMBEDS, NUM_EMBEDS, config.max_num_batched_tokens, keeps_spans_whole=whole))
+    scheduler = Scheduler(config, cache, rules=rules)
     parts = EngineParts(
         scheduler=scheduler,
         # Of a runner, an executor that reads no results apart calls what the recorder passes on.
@@ -135,7 +149,7 @@ def serve(
         info=EngineInfo(max_model_len=max_model_len, vocab_size=network.config.vocab_size),
     )
     core = EngineCore(parts, EngineConfig(async_scheduling=situation.depth > 0))
-    watched = _requests(situation, prompt, num_tokens, network.config.vocab_size, core, encoder)
+    watched = _requests(situation, prompt, num_tokens, network.config.vocab_size, core, encoder, media, others)
     steps = 0
     while core.has_requests():
         core.step()
@@ -162,10 +176,19 @@ def _requests(
     vocab_size: int,
     core: EngineCore,
     encoder: Sequence[int],
+    media: PromptMedia | None,
+    others: Sequence[tuple[list[int], PromptMedia]],
 ) -> list[Request]:
     """Add the requests of a situation, the strangers before and after the watched ones; returns the watched."""
 
-    def request(name: str, tokens: Sequence[int], params: SamplingParams, seed: int, max_tokens: int) -> Request:
+    def request(
+        name: str,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        max_tokens: int,
+        media: PromptMedia | None = None,
+    ) -> Request:
         return Request(
             request_id=name,
             prompt_token_ids=list(tokens),
@@ -173,15 +196,17 @@ def _requests(
             sampling_params=params,
             seed=seed,
             max_tokens=max_tokens,
+            media=media,
+            cache_extra_keys=() if media is None else media.extra_keys,
         )
 
     if situation.is_warm:
-        core.add_request(request("earlier", prompt, SamplingParams(temperature=0), 1, 1))
+        core.add_request(request("earlier", prompt, SamplingParams(temperature=0), 1, 1, media))
         while core.has_requests():
             core.step()
     watched = [
-        request("greedy", prompt, SamplingParams(temperature=0, ignore_eos=True), 1, num_tokens),
-        request("seeded", prompt, SEEDED, SEED, num_tokens),
+        request("greedy", prompt, SamplingParams(temperature=0, ignore_eos=True), 1, num_tokens, media),
+        request("seeded", prompt, SEEDED, SEED, num_tokens, media),
     ]
     strangers = [
         request(
@@ -193,6 +218,11 @@ def _requests(
         )
         for number in range(situation.num_strangers)
     ]
+    if situation.num_strangers:
+        strangers += [
+            request(f"seer-{number}", tokens, SamplingParams(temperature=1.0, ignore_eos=True), number, 9, other)
+            for number, (tokens, other) in enumerate(others)
+        ]
     for each in [*strangers[::2], *watched, *strangers[1::2]]:
         core.add_request(each)
     return watched

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import quire_models
-from quire_models.registry import ARCHITECTURES, architecture_entry
+from quire_models.composite import language_part
+from quire_models.registry import ARCHITECTURES, FALLBACK, NATIVE_TYPES, architecture_entry
 from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.media_cases import MEDIA_CASES
 
 if TYPE_CHECKING:
     from quire_testkit.parity.verify import Verdict
@@ -36,6 +38,8 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
   once**: these together.
 - Networks with an encoder and a decoder: the prompt is the decoder's, behind another text for the encoder. Encoders
   alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them.
+- Networks with towers take images or sounds: of prompts with none, one, two and five items, the largest error; with
+  strangers that have other items. Their language model is native or a fallback, their towers are those of Transformers.
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
 - *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take
@@ -57,11 +61,14 @@ and of the fallbacks one for each way in which the backend treats a network.
 def digest(architecture: str) -> str:
     """Of the files of the architecture's family, or of the fallback backend, and of its case."""
     state = hashlib.sha256(repr(CASES.get(architecture)).encode())
-    entry, root = architecture_entry(architecture), Path(quire_models.__file__).parent
+    entry = architecture_entry(_text_architecture(architecture) or architecture)
+    root = Path(quire_models.__file__).parent
     family = entry.family or entry.model_type
     files = [root / "families" / f"{family}.py", root / "families" / f"{family}_layers.py"]
     if not entry.is_native:
-        files = sorted((root / entry.model_type).glob("*.py"))
+        files = [root / entry.model_type / name for name in ("config.py", "model.py")]
+    if architecture in MEDIA_CASES:
+        files += [root / FALLBACK.model_type / name for name in ("class_encoders.py", "towers.py")]
     for file in filter(Path.is_file, files):
         state.update(file.name.encode() + b"\0" + file.read_bytes())
     return state.hexdigest()[:10]
@@ -79,12 +86,29 @@ def update_table(path: Path, verdicts: Iterable[Verdict]) -> None:
     for verdict in verdicts:
         names = list(verdict.errors)
         figures = " | ".join("-" if math.isnan(error) else f"{error:.0e}" for error in verdict.errors.values())
-        kind = "native" if verdict.architecture in ARCHITECTURES else "fallback"
+        kind = _kind(verdict.architecture)
         rows[verdict.architecture] = (
             f"| {verdict.architecture} | {kind} | {figures} | `{digest(verdict.architecture)}` |"
         )
     head = f"| architecture | network | {' | '.join(names)} | digest |\n|{'---|' * (len(names) + 3)}\n"
     path.write_text(HEADER + head + "\n".join(rows[name] for name in sorted(rows)) + "\n", encoding="utf-8")
+
+
+def _kind(architecture: str) -> str:
+    """Whose network it is; of one that takes media, whose language model, and that its towers are Transformers'."""
+    text = _text_architecture(architecture)
+    kind = "native" if (text or architecture) in ARCHITECTURES else "fallback"
+    return f"{kind} + towers" if architecture in MEDIA_CASES else kind
+
+
+def _text_architecture(architecture: str) -> str:
+    """The language model of a case that takes media; empty for one of text alone, and for one without a network of
+    Quire's own."""
+    fields = (
+        {**MEDIA_CASES[architecture].fields, "architectures": [architecture]} if architecture in MEDIA_CASES else {}
+    )
+    part = language_part(fields, architecture, NATIVE_TYPES)
+    return "" if part is None else part.architecture
 
 
 def _rows(path: Path) -> dict[str, re.Match[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_interfaces import PromptMedia
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.ledger import num_parameters
@@ -21,6 +23,7 @@ from quire_ops import SampleTable, ops
 from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.media_prompts import MediaPrompt, media_continuation, media_prompt
 from quire_testkit.parity.oracle import (
     Continuation,
     greedy_continuation,
@@ -28,11 +31,13 @@ from quire_testkit.parity.oracle import (
     logits_along,
     write_checkpoint,
 )
-from quire_testkit.parity.situations import SEED, SEEDED, SITUATIONS, Watched, serve
+from quire_testkit.parity.situations import SEED, SEEDED, SITUATIONS, Situation, Watched, serve
 
 __all__ = ["BF16", "INT8", "NUM_TOKENS", "Verdict", "compare", "verify_architecture", "verify_checkpoint"]
 
 NUM_PROMPT, NUM_TOKENS = 70, 64
+NUM_ITEMS, NUM_MEDIA_TOKENS = (0, 1, 2, 5), 40
+"""Items of the prompts of a network with towers, and how many tokens follow them."""
 NUM_ENCODER = 45
 """Tokens that an encoder reads."""
 BF16, INT8 = "bfloat16", "int8 weights"
@@ -81,6 +86,8 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     config = ModelConfig.from_path(folder).within(NUM_PROMPT + NUM_TOKENS)
     if not config.generates:
         return compare_hidden(folder, config, oracle, case)
+    if config.media is not None:
+        return compare_media(folder, config, oracle, case)
     verdict = Verdict(config.architecture)
     prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
     encoder = _encoder_input(config, 0)
@@ -89,19 +96,9 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
     if config.is_native and planned != loaded:
         verdict.failures["plan"] = f"the planner counts {planned} parameters, the checkpoint has {loaded}"
-    seeded: Watched | None = None
-    for name, situation in SITUATIONS.items():
-        seen = serve(network, situation, prompt, NUM_TOKENS, encoder)
-        error = _largest_error(seen["greedy"], expected, NUM_PROMPT, NUM_TOKENS)
-        problem = _problem(seen["greedy"].token_ids, expected.token_ids, error, case.tolerance)
-        if (seen["greedy"].num_cached_tokens > 0) != situation.is_warm:
-            problem = problem or f"{seen['greedy'].num_cached_tokens} tokens came from the prefix cache"
-        if seen["greedy"].num_preemptions != len(situation.preempt_after):
-            problem = problem or f"preempted {seen['greedy'].num_preemptions} times"
-        seeded = seeded or seen["seeded"]
-        tolerance = 0.0 if network.batch_invariant else case.tolerance
-        problem = problem or _seeded_problem(seen["seeded"], seeded, tolerance)
-        verdict.add(name, error, problem)
+    _add_situations(verdict, network, prompt, expected, case, lambda situation: serve(
+        network, situation, prompt, NUM_TOKENS, encoder
+    ))  # fmt: skip
     bf16, allowed = _bfloat16_errors(config, folder, oracle, case)
     verdict.add(BF16, bf16, _problem([], [], bf16, allowed))
     if not config.is_native:
@@ -112,6 +109,65 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     )
     verdict.add(INT8, int8, _problem([], [], int8, case.int8_tolerance))
     return verdict
+
+
+def compare_media(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
+    """Verify a network with towers, by prompts with none, one, two and five items: the largest errors of all. What has
+    to do with rounding is NaN: towers are not rounded."""
+    verdict = Verdict(config.architecture, dict.fromkeys((*SITUATIONS, BF16, INT8), float("nan")))
+    network = load_model(config, folder, dtype="float32")
+    with tempfile.TemporaryDirectory() as store:
+        others = [
+            media_prompt(network, oracle, [number], Path(store)) for number in (7, 8)
+        ]  # of items that no prompt has
+        for num_items in NUM_ITEMS:
+            prompt = media_prompt(network, oracle, list(range(num_items)), Path(store))
+            expected = media_continuation(oracle, prompt, NUM_MEDIA_TOKENS)
+            strangers = [(other.token_ids, other.media) for other in others if other.media is not None]
+            _add_situations(verdict, network, prompt.token_ids, expected, case, partial(
+                _serve_media, network, prompt, strangers
+            ), prompt.longest_span)  # fmt: skip
+    return verdict
+
+
+def _serve_media(
+    network: Any, prompt: MediaPrompt, strangers: list[tuple[list[int], PromptMedia]], situation: Situation
+) -> dict[str, Watched]:
+    return serve(network, situation, prompt.token_ids, NUM_MEDIA_TOKENS, (), prompt.media, strangers)
+
+
+def _add_situations(
+    verdict: Verdict,
+    network: Any,
+    prompt: Sequence[int],
+    expected: Continuation,
+    case: ParityCase,
+    run: Callable[[Situation], dict[str, Watched]],
+    longest_span: int = 0,
+) -> None:
+    """Take in the result of every situation, where another prompt has not had a larger error.
+
+    Args:
+        run: Serves the prompt in a situation.
+        longest_span: Tokens of the prompt that have to be computed in one step; shorter chunks do not apply.
+    """
+    num_prompt, num_tokens = len(prompt), len(expected.token_ids)
+    seeded: Watched | None = None
+    for name, situation in SITUATIONS.items():
+        if 0 < situation.chunk < longest_span:
+            continue
+        seen = run(situation)
+        error = _largest_error(seen["greedy"], expected, num_prompt, num_tokens)
+        problem = _problem(seen["greedy"].token_ids, expected.token_ids, error, case.tolerance)
+        if (seen["greedy"].num_cached_tokens > 0) != situation.is_warm:
+            problem = problem or f"{seen['greedy'].num_cached_tokens} tokens came from the prefix cache"
+        if seen["greedy"].num_preemptions != len(situation.preempt_after):
+            problem = problem or f"preempted {seen['greedy'].num_preemptions} times"
+        seeded = seeded or seen["seeded"]
+        tolerance = 0.0 if network.batch_invariant else case.tolerance
+        problem = problem or _seeded_problem(seen["seeded"], seeded, tolerance, num_prompt)
+        before = verdict.errors.get(name, 0.0)
+        verdict.add(name, error if before != before else max(error, before), problem)
 
 
 def compare_hidden(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
@@ -200,19 +256,19 @@ def _first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(expected)))
 
 
-def _seeded_problem(seen: Watched, whole: Watched, tolerance: float) -> str | None:
+def _seeded_problem(seen: Watched, whole: Watched, tolerance: float, num_prompt: int) -> str | None:
     """What is wrong with a seeded request, beside the same one after a whole prefill.
 
     Every token must be the one that its logits and the seed give. Where the network does not promise the same bits in
     every situation, rounding may turn a sampled token: up to there the logits must agree within the tolerance.
     """
-    wrong = _first_difference(seen.token_ids, _sampled_again(seen))
+    wrong = _first_difference(seen.token_ids, _sampled_again(seen, num_prompt))
     if wrong < len(seen.token_ids):
         return f"token {wrong} of a seeded request is not what its logits and the seed give"
     if not tolerance and seen.token_ids != whole.token_ids:
         return "the tokens of a seeded request are others than after a whole prefill"
     same = _first_difference(seen.token_ids, whole.token_ids)
-    positions = range(NUM_PROMPT - 1, NUM_PROMPT + min(same, len(seen.token_ids) - 1))
+    positions = range(num_prompt - 1, num_prompt + min(same, len(seen.token_ids) - 1))
     ours, theirs = (torch.stack([each.logits[position] for position in positions]) for each in (seen, whole))
     error = float((ours - theirs).abs().max() / theirs.abs().max())
     if error > tolerance:
@@ -220,12 +276,12 @@ def _seeded_problem(seen: Watched, whole: Watched, tolerance: float) -> str | No
     return None
 
 
-def _sampled_again(seen: Watched) -> list[int]:
+def _sampled_again(seen: Watched, num_prompt: int) -> list[int]:
     """The tokens of the seeded request as the reference of op `sample` samples them from its logits."""
-    positions = torch.arange(NUM_PROMPT - 1, NUM_PROMPT - 1 + len(seen.token_ids))
+    positions = torch.arange(num_prompt - 1, num_prompt - 1 + len(seen.token_ids))
     logits = torch.stack([seen.logits[position] for position in positions.tolist()])
     table = SampleTable.greedy(1, logits.shape[1])
-    table.do_sample[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, NUM_PROMPT
+    table.do_sample[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, num_prompt
     table.inv_temperature[0] = inv_temperature_of(torch.tensor(SEEDED.temperature, dtype=torch.float64)).item()
     table.top_p[0] = SEEDED.top_p
     return ops.sample(logits, torch.zeros_like(positions), positions, table)[0].tolist()

@@ -1,0 +1,116 @@
+"""Prompts with media for the whole engine and for Transformers. Imports torch."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joins_tiles, media_item
+from quire_testkit.parity.oracle import Continuation
+
+__all__ = ["MediaPrompt", "media_continuation", "media_prompt"]
+
+
+class MediaPrompt(NamedTuple):
+    """Text and items by turns."""
+
+    token_ids: list[int]
+    media: PromptMedia | None
+    arrays: dict[str, Tensor]
+    """Arguments of the network of Transformers: the arrays of all items."""
+    has_whole_spans: bool
+
+    @property
+    def longest_span(self) -> int:
+        """Tokens that have to be computed in one step; 0 where spans may be cut."""
+        spans = () if self.media is None or not self.has_whole_spans else self.media.spans
+        return max((span.length for span in spans), default=0)
+
+
+def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> MediaPrompt:
+    """A prompt with these items, between texts of seven tokens.
+
+    Args:
+        network: Quire's; says how many embeddings items have.
+        oracle: The network of Transformers; counts positions for M-RoPE.
+        items: Numbers of `media_item`.
+        folder: Where the items' files go.
+    """
+    spec, rng = network.config.media, random.Random(str(items))
+    token_ids, spans = rng.choices(range(3, 180), k=9 if items else 70), []
+    arrays: dict[str, list[Tensor]] = {}
+    for number in items:
+        modality, item = media_item(spec.architecture, number)
+        num_embeds = len(network.encode_media(modality, [item])[0])
+        stored = _stored(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
+        spans.append(MediaSpan(item=stored, start=len(token_ids), length=num_embeds + 1, embeds=((1, num_embeds + 1),)))
+        token_ids += [START, *[PLACEHOLDER] * num_embeds, *rng.choices(range(3, 180), k=7)]
+        for name, array in item.items():
+            arrays.setdefault(name, []).append(array)
+    by_tiles = joins_tiles(spec.architecture)
+    joined = {
+        name: torch.cat(each, dim=1 if by_tiles and name.startswith("pixel") else 0) for name, each in arrays.items()
+    }
+    prompt = MediaPrompt(token_ids, PromptMedia(spans=tuple(spans)), joined, spec.is_bidirectional)
+    if not items:
+        return prompt._replace(media=None)
+    if not spec.has_mrope:
+        return prompt
+    positions = _positions(oracle, prompt)
+    media = PromptMedia(
+        spans=tuple(spans),
+        positions=positions.to(torch.int32).numpy().tobytes(),
+        position_delta=int(positions.max()) + 1 - len(token_ids),
+    )
+    return prompt._replace(media=media)
+
+
+def _stored(file: Path, modality: Modality, item: dict[str, Tensor], num_embeds: int) -> MediaItem:
+    """The item, with its arrays one behind the other in a file."""
+    features, content = [], b""
+    for name, array in item.items():
+        content += bytes(-len(content) % 64)
+        dtype = str(array.dtype).removeprefix("torch.")
+        features.append(FeatureArray(name, dtype, tuple(array.shape), len(content)))
+        content += array.contiguous().numpy().tobytes()
+    file.write_bytes(content)
+    return MediaItem(modality=modality, key=file.name, num_embeds=num_embeds, path=str(file), features=tuple(features))
+
+
+def _inputs(prompt: MediaPrompt, token_ids: list[int], oracle: Any) -> dict[str, Tensor]:
+    ids = torch.tensor([token_ids])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prompt.arrays}
+    if prompt.has_whole_spans:
+        inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
+    if hasattr(_body(oracle), "get_rope_index"):
+        inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
+    return inputs
+
+
+def _body(oracle: Any) -> Any:
+    return getattr(oracle, "model", oracle)
+
+
+def _positions(oracle: Any, prompt: MediaPrompt) -> Tensor:
+    """[3, tokens] int64, as Transformers counts them."""
+    count = _body(oracle).get_rope_index
+    known = inspect.signature(count).parameters
+    inputs = _inputs(prompt, prompt.token_ids, oracle)
+    positions: Tensor = count(**{name: value for name, value in inputs.items() if name in known})[0]
+    return positions[:, 0].long()
+
+
+@torch.inference_mode()
+def media_continuation(oracle: Any, prompt: MediaPrompt, num_tokens: int) -> Continuation:
+    """`num_tokens` greedy tokens after the prompt, each from the whole sequence."""
+    token_ids, logits = list(prompt.token_ids), []
+    for _ in range(num_tokens):
+        logits.append(oracle(**_inputs(prompt, token_ids, oracle), use_cache=False).logits[0, -1].float())
+        token_ids.append(int(logits[-1].argmax()))
+    return Continuation(token_ids[len(prompt.token_ids) :], torch.stack(logits))
