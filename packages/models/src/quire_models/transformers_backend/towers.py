@@ -167,8 +167,11 @@ def _towers(model: Any) -> list[nn.Module]:
 
 
 def _places(model: Any) -> list[tuple[Any, str]]:
-    """Where towers may be: beside the body, or in it. Parameters of neither belong to the towers that use them."""
+    """Where towers may be: beside the body, or in it; nowhere in a network whose language model stands in no module of
+    its own."""
     body = getattr(model, "model", model)
+    if not any(hasattr(_owner(model, name), name.rpartition(".")[2]) for name in _LANGUAGE[1:]):
+        return []
     owners = [model] if body is model else [model, body]
     return [(owner, name) for owner in owners for name, _ in owner.named_children()]
 
