@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire_interfaces import Modality
-from quire_multimodal import MediaConfig, MediaError, MediaSource, fetch, is_public
+from quire_multimodal import MediaConfig, MediaError, MediaSource, fetch_media, is_public
 from quire_multimodal.sources import load
 
 LOCAL = MediaConfig(
@@ -153,7 +153,7 @@ def test_addresses(address: str, public: bool) -> None:
 
 @pytest.mark.parametrize("path", ["/good", "/unsized", "/to//good", "/good/ä b?c=d e#f"])
 def test_what_is_there_is_fetched(host: Any, path: str) -> None:
-    assert fetch(host.url + path.replace("d e", "d"), LOCAL) == b"hello"
+    assert fetch_media(host.url + path.replace("d e", "d"), LOCAL) == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_is_there_is_fetched(host: Any, path: str) -> None:
 )
 def test_what_goes_wrong_is_said(host: Any, path: str, code: str, message: str) -> None:
     with pytest.raises(MediaError, match=message) as failure:
-        fetch(host.url + path, LOCAL)
+        fetch_media(host.url + path, LOCAL)
     assert failure.value.code == code
 
 
@@ -182,7 +182,7 @@ def test_what_goes_wrong_is_said(host: Any, path: str, code: str, message: str) 
 def test_who_dribbles_is_left(host: Any, path: str) -> None:
     start = time.monotonic()
     with pytest.raises(MediaError, match=r"not there within 0\.3 s"):
-        fetch(host.url + path, MediaConfig(allow_private_media_addresses=True, media_fetch_timeout_s=0.3))
+        fetch_media(host.url + path, MediaConfig(allow_private_media_addresses=True, media_fetch_timeout_s=0.3))
     assert time.monotonic() - start >= 0.29
 
 
@@ -193,15 +193,15 @@ def test_who_dribbles_is_left(host: Any, path: str) -> None:
 )  # fmt: skip
 def test_private_addresses_are_not_asked(url: str) -> None:
     with pytest.raises(MediaError, match="not public") as failure:
-        fetch(url, MediaConfig())
+        fetch_media(url, MediaConfig())
     assert failure.value.code == "media_not_allowed"
 
 
 def test_a_redirect_is_checked_like_the_first_address(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = MediaConfig(allow_private_media_addresses=True, allowed_media_domains=("127.0.0.1",))
-    assert fetch(f"{host.url}/good", config) == b"hello"
+    assert fetch_media(f"{host.url}/good", config) == b"hello"
     with pytest.raises(MediaError, match="not fetched from localhost"):
-        fetch(f"{host.url}/to/http://localhost:{host.server_port}/good", config)
+        fetch_media(f"{host.url}/to/http://localhost:{host.server_port}/good", config)
     assert [path for _, path in host.requests] == ["/good", f"/to/http://localhost:{host.server_port}/good"]
 
 
@@ -218,7 +218,7 @@ def test_a_name_is_asked_for_once_and_its_address_is_kept(host: Any, monkeypatch
     targets = []
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(socket, "create_connection", lambda to, **more: targets.append(to) or _raw(connect, to))
-    assert fetch(f"http://media.test:{host.server_port}/good", LOCAL) == b"hello"
+    assert fetch_media(f"http://media.test:{host.server_port}/good", LOCAL) == b"hello"
     assert asked == ["media.test"]
     assert targets == [("127.0.0.1", host.server_port)]
     assert host.requests == [(f"media.test:{host.server_port}", "/good")]
@@ -235,14 +235,14 @@ def test_one_private_address_among_others_is_enough_to_refuse(monkeypatch: pytes
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("93.184.216.34", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with pytest.raises(MediaError, match="not public"):
-        fetch("http://media.test/", MediaConfig())
+        fetch_media("http://media.test/", MediaConfig())
 
 
 def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait() and [])
     with pytest.raises(MediaError, match=r"not there within 0\.1 s"):
-        fetch("http://media.test/", MediaConfig(media_fetch_timeout_s=0.1))
+        fetch_media("http://media.test/", MediaConfig(media_fetch_timeout_s=0.1))
     answer.set()
 
 
@@ -251,12 +251,12 @@ def test_an_address_that_nobody_listens_at() -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     with pytest.raises(MediaError, match="ConnectionRefusedError"):
-        fetch(f"http://127.0.0.1:{port}/", LOCAL)
+        fetch_media(f"http://127.0.0.1:{port}/", LOCAL)
 
 
 def test_a_host_that_speaks_no_tls(host: Any) -> None:
     with pytest.raises(MediaError, match="cannot be fetched"):  # by TLS, or by the connection that the host resets
-        fetch(host.url.replace("http", "https") + "/good", LOCAL)
+        fetch_media(host.url.replace("http", "https") + "/good", LOCAL)
     assert host.requests == []
 
 

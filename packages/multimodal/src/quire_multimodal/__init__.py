@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire_multimodal.config import MediaConfig
     from quire_multimodal.errors import MediaError
-    from quire_multimodal.fetch import fetch, is_public
+    from quire_multimodal.fetch import fetch_media, is_public
     from quire_multimodal.positions import PositionScheme, place_media
     from quire_multimodal.preparer import MediaPreparer, MediaStats
     from quire_multimodal.sources import MediaSource
@@ -32,7 +32,7 @@ __all__ = [
     "PositionScheme",
     "StoredItem",
     "expand_placeholders",
-    "fetch",
+    "fetch_media",
     "find_spans",
     "is_public",
     "place_media",
@@ -49,7 +49,7 @@ _MODULE_OF = {
     "PositionScheme": "positions",
     "StoredItem": "store",
     "expand_placeholders": "spans",
-    "fetch": "fetch",
+    "fetch_media": "fetch",
     "find_spans": "spans",
     "is_public": "fetch",
     "place_media": "positions",

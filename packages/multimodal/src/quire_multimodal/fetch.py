@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = ["fetch", "is_public"]
+__all__ = ["fetch_media", "is_public"]
 
 _CHUNK_BYTES = 1 << 18
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -47,7 +47,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
-def fetch(url: str, config: MediaConfig) -> bytes:
+def fetch_media(url: str, config: MediaConfig) -> bytes:
     """The body at a URL; blocks.
 
     Raises:

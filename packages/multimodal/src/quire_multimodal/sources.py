@@ -20,7 +20,7 @@ from quire_interfaces import Modality
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import to_rgb
 from quire_multimodal.errors import MediaError
-from quire_multimodal.fetch import fetch
+from quire_multimodal.fetch import fetch_media
 
 __all__ = ["LoadedMedia", "MediaSource", "load"]
 
@@ -99,7 +99,7 @@ def _load_url(url: str, config: MediaConfig) -> bytes:
     if scheme == "data":
         return _decode_data_url(url, config.media_max_bytes)
     if scheme in ("http", "https"):
-        return fetch(url, config)
+        return fetch_media(url, config)
     if scheme == "file":
         return _read_file(url, config)
     raise MediaError("the URL must begin with data:, http:, https: or file:", code="unsupported_media")
