@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
-from quire_testkit.seeing_models import SeeingModel, drawing, image_part, text_part
+from quire_testkit.seeing_models import SeeingModel, data_url, drawing, image_part, text_part
 
 NUM_TOKENS = 8
 OPTIONS = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
@@ -51,3 +54,161 @@ def test_an_answer_is_that_of_transformers(model: SeeingModel, server: Any) -> N
     other = answered(server, [text_part("What is "), image_part(2), text_part("and "), image_part(1)])
     assert other["choices"][0]["token_ids"] == model.expected(text, seen[::-1], NUM_TOKENS)
     assert other["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
+
+
+def url_of(number: int) -> str:
+    return data_url(drawing(number))
+
+
+@pytest.fixture(autouse=True)
+def nothing_held(server: Any) -> Any:
+    """After each test, however its requests ended, no item is held."""
+    yield
+    server.wait_idle()
+    gc.collect()
+    server.llm.media.reset()
+    assert server.llm.media.preparer.num_bytes == 0
+
+
+def test_every_protocol_sees_the_same(server: Any) -> None:
+    text = "What is "
+    with server.openai() as openai:
+        chat = openai.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": [text_part(text), image_part(1)]}],
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        parts = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": url_of(1)}]
+        responses = openai.responses.create(
+            model="tiny",
+            input=[{"role": "user", "content": parts}],
+            max_output_tokens=NUM_TOKENS,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+    with server.anthropic() as anthropic:
+        source = {"type": "base64", "media_type": "image/png", "data": url_of(1).partition(",")[2]}
+        messages = anthropic.messages.create(
+            model="tiny",
+            messages=[{"role": "user", "content": [text_part(text), {"type": "image", "source": source}]}],
+            max_tokens=NUM_TOKENS,
+            extra_body={"ignore_eos": True, "temperature": 0},
+        )
+    assert chat.choices[0].message.content
+    assert responses.output_text == messages.content[0].text == chat.choices[0].message.content
+    usage = messages.usage
+    num_prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert chat.usage.prompt_tokens == responses.usage.input_tokens == num_prompt
+
+
+def test_images_of_earlier_turns_and_of_tools_are_seen(model: SeeingModel, server: Any) -> None:
+    turns = [
+        {"role": "user", "content": [image_part(1), text_part("one")]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "tool", "tool_call_id": "a", "content": [text_part("found "), image_part(2)]},
+        {"role": "user", "content": "two"},
+    ]
+    answer = server.post("/v1/chat/completions", {"messages": turns, **OPTIONS}).json()
+    said = {"user": ["<image>one", "two"], "assistant": ["yes"], "tool": ["found <image>"]}
+    order = ("user", "assistant", "tool", "user")
+    text = "".join(f"<|im_start|>{role}\n{said[role].pop(0)}<|im_end|>\n" for role in order)
+    expected = model.expected(f"{text}<|im_start|>assistant\n", [drawing(1), drawing(2)], NUM_TOKENS)
+    assert answer["choices"][0]["token_ids"] == expected
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url_of(2)[22:]}}
+    body = {
+        "messages": [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "see", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [block]}]},
+        ]
+    }
+    count = server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    body["messages"][-1]["content"][0]["content"] = "x"
+    assert count > server.post("/v1/messages/count_tokens", body).json()["input_tokens"] + 12
+    item = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": url_of(2)}]}
+    call = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
+    counted = server.post("/v1/responses/input_tokens", {"model": "tiny", "input": [call, item]}).json()
+    item["output"] = "x"
+    plain = server.post("/v1/responses/input_tokens", {"model": "tiny", "input": [call, item]}).json()
+    assert counted["input_tokens"] > plain["input_tokens"] + 12
+
+
+@pytest.mark.parametrize(
+    ("part", "complaint", "code"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "", "invalid_media"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}, "base64", "invalid_media"),
+        ({"type": "image_url", "image_url": {}}, "url", "invalid_media"),
+        ({"type": "image_url", "image_url": {"url": "ftp://a/b"}}, "must begin", "unsupported_media"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}, "local files", "media_not_allowed"),
+        ({"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x"}}, "", "media_not_allowed"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "audio", "unsupported_media"),
+        ({"type": "image_url", "uuid": "never seen"}, "uuid", "media_not_cached"),
+        ({"type": "image_url", "image_url": {"url": "data:,"}, "uuid": 3}, "uuid", "invalid_media"),
+        ({"type": "hologram", "hologram": {}}, "hologram", "unsupported_content_type"),
+    ],
+)
+def test_a_bad_part_fails_its_request_by_name(server: Any, part: dict[str, Any], complaint: str, code: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [text_part("b"), image_part(1), part]}]
+    response = server.post("/v1/chat/completions", {"messages": messages, **OPTIONS})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, code), error
+    assert error["param"] == "messages[1].content[2]"
+    assert complaint in error["message"]
+    assert answered(server, [image_part(1), text_part("still")])["choices"][0]["token_ids"]
+
+
+def test_errors_name_the_parts_of_other_protocols(server: Any) -> None:
+    bad = "data:image/png;base64,AAAA"
+    part = {"type": "input_image", "image_url": bad}
+    body = {"model": "tiny", "input": [{"role": "user", "content": [part]}]}
+    assert server.post("/v1/responses", body).json()["error"]["param"] == "input[0].content[0]"
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    message = {"role": "user", "content": [text_part("a"), block]}
+    refusal = server.post("/v1/messages", {"model": "tiny", "max_tokens": 3, "messages": [message]})
+    assert refusal.status_code == 400
+    assert "messages[0].content[1]" in refusal.json()["error"]["message"]
+
+
+def test_an_image_is_prepared_once(server: Any) -> None:
+    before = server.llm.media.stats()["image"]
+    first = answered(server, [image_part(7), text_part("a")])
+    named = answered(server, [image_part(7, uuid="seven"), text_part("a")])
+    again = answered(server, [{"type": "image_url", "uuid": "seven"}, text_part("a")])
+    tokens = [each["choices"][0]["token_ids"] for each in (first, named, again)]
+    assert tokens[0] == tokens[1] == tokens[2]
+    after = server.llm.media.stats()["image"]
+    assert after.num_items - before.num_items == 2  # by content, and by name
+    assert after.num_queries - before.num_queries == 3
+
+
+def test_clients_that_leave_hold_nothing(server: Any) -> None:
+    body = {"messages": [{"role": "user", "content": [image_part(3)]}], **OPTIONS, "max_tokens": 200, "stream": True}
+    for _ in range(3):
+        with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_bytes())
+    data = json.dumps({**body, "stream": False}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+    request = f"{head}Content-Type: application/json\r\n\r\n".encode() + data
+    for _ in range(3):  # who leaves while its image is prepared, or soon after
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+            connection.sendall(request)
+
+
+def test_a_prompt_with_media_is_not_cut(server: Any) -> None:
+    body = {"messages": [{"role": "user", "content": [image_part(3)]}], **OPTIONS, "truncate_prompt_tokens": 5}
+    error = server.post("/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "truncate_prompt_tokens"
+
+
+def test_text_only_by_choice_refuses_media_by_name(make_live: Any, model: SeeingModel) -> None:
+    live = seeing(make_live, model.folder, language_model_only=True)
+    content = [text_part("a"), image_part(1)]
+    response = live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] == "messages[0].content[1]"
+    assert "--language-model-only" in error["message"]
+    assert answered(live, "text")["choices"][0]["token_ids"] == model.expected(rendered("text"), [], NUM_TOKENS)

@@ -106,12 +106,14 @@ def test_a_modality_that_the_template_does_not_write_stands_in_its_text(byte_lev
 def test_what_a_model_does_not_take_is_a_line_or_refused(make: Any) -> None:
     items = Items({"image": TOKEN})
     file = {"type": "file", "file": {}}
-    make(TEXTS).render_chat(user("a", file), media=items)
+    later = [*user("wood", file), {"role": "assistant", "content": "b"}, *user("c")]
+    make(TEXTS).render_chat(later, media=items)
     assert "[file left out: this model reads text, image only]" in items.text
     with pytest.raises(RequestError, match="takes text and image only") as error:
         make(TEXTS).render_chat(user(file), media=items)
     assert error.value.param == "messages[0].content[0]"
-    make(TEXTS).render_chat(user(file, IMAGE), media=items)
+    with pytest.raises(RequestError):
+        make(TEXTS).render_chat(user("wood", file, IMAGE), media=items)
 
 
 def test_messages_of_one_role_in_a_row_keep_their_media(make: Any) -> None:

@@ -7,11 +7,15 @@ knows that there was something and no conversation becomes impossible; in the ne
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Collection
 from typing import Any
 
+from quire.media import media_part
 from quire_interfaces import RequestError
+from quire_renderers import modality_of
+from quire_server.content_parts import Content, content_of
 
-__all__ = ["content_text", "left_out_line"]
+__all__ = ["content_text", "left_out_line", "seen_content"]
 
 _NAMES = {
     "image": "image", "image_url": "image", "input_image": "image", "computer_screenshot": "screenshot",
@@ -38,6 +42,37 @@ def content_text(value: Any, at: str, *, is_new: bool) -> str:
     if not isinstance(value, list):
         raise RequestError(f"{at} must be text or a list of parts, got {reprlib.repr(value)}", param=at)
     return "".join(_part_text(part, f"{at}[{index}]", is_new) for index, part in enumerate(value))
+
+
+def seen_content(value: Any, at: str, modalities: Collection[str], *, is_new: bool) -> Content:
+    """A content whose media the model sees, files that are images among them; else its text. Arguments and errors as
+    those of `content_text`.
+
+    Args:
+        modalities: What the model takes beside text.
+    """
+    if not modalities or not isinstance(value, list):
+        return content_text(value, at, is_new=is_new)
+    texts: list[str] = []
+    media: dict[int, dict[str, Any]] = {}
+    for index, part in enumerate(value):
+        medium = _medium(part)
+        if medium is not None:
+            media[index] = media_part(medium, f"{at}[{index}]")
+        texts.append(_part_text(part, f"{at}[{index}]", is_new) if medium is None else "")
+    return content_of(texts, (), media)
+
+
+def _medium(part: Any) -> dict[str, Any] | None:
+    """The part, if it is a medium; a file that is an image as one."""
+    if not isinstance(part, dict):
+        return None
+    if modality_of(part.get("type")) is not None:
+        return part
+    data = part.get("file_data")
+    if part.get("type") == "input_file" and isinstance(data, str) and data[:11].lower() == "data:image/":
+        return {"type": "input_image", "image_url": data}
+    return None
 
 
 def _part_text(part: Any, at: str, is_new: bool) -> str:

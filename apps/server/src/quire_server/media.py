@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.media import HeldMedia, media_sources
@@ -33,7 +34,12 @@ async def hold_media(
     """
     media = context.llm.media
     if media is not None:
-        return await media.prepare(media_sources(messages), arguments)
+        # What a caller names is that caller's, where there are several.
+        sources = [
+            source if source.uuid is None else replace(source, uuid=context.caller_salt(source.uuid))
+            for source in media_sources(messages)
+        ]
+        return await media.prepare(sources, arguments)
     if context.llm.config.model.language_model_only and (sources := media_sources(messages)):
         raise RequestError(
             f"{sources[0].param} is of kind {sources[0].modality}, and this server was started with "

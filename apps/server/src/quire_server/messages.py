@@ -65,7 +65,7 @@ async def count_tokens(context: ServerContext, request: Request) -> Response:
 
 def messages_turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
     """What the request asks of the model. Raises RequestError naming the field at fault."""
-    conversation = body.chat_messages()
+    conversation = body.chat_messages(context.modalities)
     return ChatTurn(
         messages=conversation,
         params=context.sampling_params(body),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from quire.media import media_part
 from quire_interfaces import RequestError, wrong_value
-from quire_renderers import joined_text, left_out, newest_of_user
+from quire_renderers import left_out, newest_of_user
+from quire_server.content_parts import Content, content_of, joined_contents
 
 __all__ = ["chat_messages", "found_tools"]
 
@@ -24,7 +26,10 @@ _SUMMARY = "What was said before, in short:\n\n"
 
 
 def chat_messages(
-    system: Any, messages: Sequence[dict[str, Any]], tools: Mapping[str, dict[str, Any]]
+    system: Any,
+    messages: Sequence[dict[str, Any]],
+    tools: Mapping[str, dict[str, Any]],
+    modalities: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """A conversation in the chat API's form.
 
@@ -32,6 +37,7 @@ def chat_messages(
         system: Text, or text blocks; may be empty.
         messages: As they were sent. Those before the last `compaction` block give way to its summary.
         tools: Of the request, by name: a `tool_reference` describes its tool.
+        modalities: What the model takes beside text; then images of messages and of results are parts of the contents.
 
     Raises:
         RequestError: naming the block at fault.
@@ -48,7 +54,8 @@ def chat_messages(
     for index in range(max(first, 0), len(messages)):
         skipped = start + 1 if index == first else 0
         message = _with_definitions(messages[index], tools)
-        for each in _chat_messages(message, f"messages[{index}]", skipped, needs_text=index == newest):
+        where = f"messages[{index}]"
+        for each in _chat_messages(message, where, skipped, modalities, needs_text=index == newest):
             _append(result, each)
     return result
 
@@ -119,7 +126,9 @@ def _last_compaction(messages: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return -1, -1
 
 
-def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text: bool) -> list[dict[str, Any]]:
+def _chat_messages(
+    message: dict[str, Any], at: str, skipped: int, modalities: Collection[str], *, needs_text: bool
+) -> list[dict[str, Any]]:
     """One message as one or more: tool results are messages of their own in the chat API."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
@@ -132,7 +141,7 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
         raise wrong_value(f"{at}.content", content, "be text or a list of blocks")
-    texts = _Texts()
+    texts = _Texts(modalities if role == "user" else ())
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -140,7 +149,7 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
         where = f"{at}.content[{index}]"
         kind = _kind(block, where)
         if kind == "tool_result" and role == "user":
-            text = _content_text(block.get("content") or "", f"{where}.content", on_lines=True)
+            text = _result_content(block.get("content") or "", f"{where}.content", modalities)
             if not text and block.get("is_error"):
                 text = "The tool failed and said nothing."
             results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text})
@@ -158,22 +167,29 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
 class _Texts:
     """The texts of the blocks of one message, with lines for what is not read."""
 
-    def __init__(self) -> None:
+    def __init__(self, modalities: Collection[str] = ()) -> None:
+        self._modalities = modalities
         self._texts: list[str] = []
+        self._media: dict[int, dict[str, Any]] = {}
+        """Place -> part."""
         self._lines: dict[int, tuple[str, str]] = {}
         """Place -> where the client sent it, and what it is."""
 
     def add(self, block: Any, where: str) -> None:
         kind = _kind(block, where)
+        if kind == "image" and self._modalities:
+            self._media[len(self._texts)] = media_part(_chat_image(block, where), where)
+            self._texts.append("")
+            return
         text = _read_text(block, where) if kind in _READ else None
         if text is None:
             self._lines[len(self._texts)] = where, kind
-            text = left_out(_shown_kind(block))
+            text = left_out(_shown_kind(block), self._modalities)
         self._texts.append(text)
 
     def check(self) -> None:
         """Raises RequestError where there are lines and nothing else."""
-        if self._lines and len(self._lines) == sum(1 for text in self._texts if text.strip()):
+        if self._lines and not self._media and len(self._lines) == sum(1 for text in self._texts if text.strip()):
             where, kind = next(iter(self._lines.values()))
             raise RequestError(
                 f"{where} is of type {kind!r}, and this model reads text only (no images, PDF or files): send text "
@@ -182,8 +198,20 @@ class _Texts:
                 code="unsupported_content_type",
             )
 
-    def joined(self, *, on_lines: bool = False) -> str:
-        return joined_text(self._texts, range(len(self._texts)) if on_lines else self._lines)
+    def joined(self, *, on_lines: bool = False) -> Content:
+        return content_of(self._texts, range(len(self._texts)) if on_lines else list(self._lines), self._media)
+
+
+def _chat_image(block: dict[str, Any], at: str) -> dict[str, Any]:
+    """An image block in the chat API's form."""
+    source: dict[str, Any] = block["source"] if isinstance(block.get("source"), dict) else {}
+    kind = source.get("type")
+    if kind == "url" and isinstance(source.get("url"), str):
+        return {"type": "image_url", "image_url": {"url": source["url"]}}
+    if kind == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{source.get('media_type') or 'image/*'};base64,{source['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise wrong_value(f"{at}.source", kind, "have the type base64, with data, or url, with a url")
 
 
 def _kind(block: Any, at: str) -> str:
@@ -204,7 +232,7 @@ def _shown_kind(block: dict[str, Any]) -> str:
 
 
 def _own_message(
-    role: str, text: str, calls: list[dict[str, Any]], thoughts: str, *, has_results: bool
+    role: str, text: Content, calls: list[dict[str, Any]], thoughts: str, *, has_results: bool
 ) -> list[dict[str, Any]]:
     if has_results and not text:
         return []
@@ -233,7 +261,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     for key in ("content", "reasoning_content"):
         texts = [each[key] for each in (last, message) if each.get(key)]
         if texts or key in last:
-            last[key] = "\n\n".join(texts)
+            last[key] = joined_contents(texts, "\n\n")
     if message.get("tool_calls"):
         last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
 
@@ -271,16 +299,24 @@ def _system_text(system: str | list[Any]) -> str:
     return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _content_text(value: Any, at: str, *, on_lines: bool = False) -> str:
-    """Text, or the text of a list of blocks; those of a tool's result are things of their own, each on its lines."""
+def _content_text(value: Any, at: str) -> str:
+    """Text, or the text of a list of blocks."""
+    return str(_read_blocks(_Texts(), value, at).joined())
+
+
+def _result_content(value: Any, at: str, modalities: Collection[str]) -> Content:
+    """What a tool has found: blocks are things of their own, each on its lines."""
+    return _read_blocks(_Texts(modalities), value, at).joined(on_lines=True)
+
+
+def _read_blocks(texts: _Texts, value: Any, at: str) -> _Texts:
     if isinstance(value, str):
-        return value
+        value = [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise wrong_value(at, value, "be text or a list of blocks")
-    texts = _Texts()
     for index, block in enumerate(value):
         texts.add({"type": "text", **block} if isinstance(block, dict) else block, f"{at}[{index}]")
-    return texts.joined(on_lines=on_lines)
+    return texts
 
 
 def _read_text(block: dict[str, Any], at: str) -> str | None:

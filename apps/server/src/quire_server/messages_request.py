@@ -5,6 +5,7 @@ Source of the shapes: Anthropic's public API reference. Knows no engine.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -74,14 +75,17 @@ class CountTokensRequest(SamplingFields):
         form = (self.output_config or {}).get("format")
         return self.output_format if form is None else form
 
-    def chat_messages(self) -> list[dict[str, Any]]:
+    def chat_messages(self, modalities: Collection[str] = ()) -> list[dict[str, Any]]:
         """The conversation in the chat API's form.
+
+        Args:
+            modalities: What the model takes beside text.
 
         Raises:
             RequestError: naming the block at fault.
         """
         definitions = {tool["name"]: tool for tool in self.tools or () if isinstance(tool.get("name"), str)}
-        return chat_messages(self.system or "", self.messages, definitions)
+        return chat_messages(self.system or "", self.messages, definitions, modalities)
 
     def prefills(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the conversation ends inside the answer, which the model then goes on with."""

@@ -69,7 +69,7 @@ class ResponseHistory:
                     )
                 items[index] = item_found
         # To name a wrong item before it is kept.
-        await in_thread_when(body.is_large, lambda: ItemReader().chat_messages(items))
+        await in_thread_when(body.is_large, lambda: ItemReader(modalities=context.modalities).chat_messages(items))
         return items
 
     async def earlier_items(

@@ -16,7 +16,8 @@ from typing import Any
 from quire_interfaces import wrong_value
 from quire_server.builtin_tools import BUILTIN_BY_ITEM
 from quire_server.client_tools import INPUT, ClientTools
-from quire_server.content_text import content_text, left_out_line
+from quire_server.content_parts import Content
+from quire_server.content_text import content_text, left_out_line, seen_content
 from quire_server.sealing import Sealer, open_summary
 
 __all__ = ["COMPACTIONS", "ItemReader", "last_question"]
@@ -41,6 +42,8 @@ class ItemReader:
     """How the model knows a tool of an MCP server; None for one that is not offered."""
     sealer: Sealer | None = None
     """Opens the `encrypted_content` of thoughts and summaries; None opens summaries alone that are not sealed."""
+    modalities: tuple[str, ...] = ()
+    """What the model takes beside text."""
 
     def chat_messages(
         self, items: Sequence[Item], instructions: str | None = None, *, at: str = "input", has_new: bool = True
@@ -82,7 +85,7 @@ class ItemReader:
             if kind != "tool_search_call" or item.get("execution") == "client":
                 transcript.call(_call_id(item), built_in.name, built_in.arguments(item) or {})
         elif kind.endswith("_output") and (item.get("call_id") or kind == "local_shell_call_output"):
-            transcript.result(_call_id(item), _output_text(item, f"{at}.output"))
+            transcript.result(_call_id(item), _output_content(item, f"{at}.output", self.modalities))
         elif kind == "mcp_call":
             text = item.get("output") if item.get("output") is not None else str(item.get("error") or "")
             transcript.call(str(item.get("id")), self._name(item, at), _arguments(item))
@@ -103,11 +106,11 @@ class ItemReader:
     def _read_message(self, transcript: _Transcript, item: Item, at: str, *, is_new: bool) -> None:
         if item.get("role") not in _ROLES:
             raise wrong_value(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
-        text = content_text(item.get("content"), f"{at}.content", is_new=is_new)
         if item["role"] == "assistant":
-            transcript.say(text)
+            transcript.say(content_text(item.get("content"), f"{at}.content", is_new=is_new))
         else:
-            transcript.message(item["role"], text)
+            content = seen_content(item.get("content"), f"{at}.content", self.modalities, is_new=is_new)
+            transcript.message(item["role"], content)
 
     def _thoughts(self, item: Item, at: str) -> str:
         for key in ("content", "summary"):
@@ -152,13 +155,13 @@ class _Transcript:
         self._answer: dict[str, Any] | None = None
         self._results: list[dict[str, Any]] = []
 
-    def message(self, role: str, text: str) -> None:
+    def message(self, role: str, content: Content) -> None:
         self._end_answer()
-        self._messages.append({"role": role, "content": text})
+        self._messages.append({"role": role, "content": content})
 
-    def result(self, call_id: str, text: str) -> None:
+    def result(self, call_id: str, content: Content) -> None:
         self._end_answer()
-        self._messages.append(_result(call_id, text))
+        self._messages.append(_result(call_id, content))
 
     def own_result(self, call_id: str, text: str) -> None:
         """Of a call that a server ran itself: it stands behind all calls of the answer."""
@@ -215,8 +218,8 @@ def _newest_message(items: Sequence[Item]) -> int | None:
     return None
 
 
-def _result(call_id: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+def _result(call_id: str, content: Content) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def _call_id(item: Item) -> str:
@@ -227,6 +230,15 @@ def _arguments(item: Item) -> Any:
     if item["type"] == "custom_tool_call":
         return json.dumps({INPUT: str(item.get("input") or "")}, ensure_ascii=False)
     return item.get("arguments") or "{}"
+
+
+def _output_content(item: Item, at: str, modalities: tuple[str, ...]) -> Content:
+    """What a tool has found, with its media where the model takes any."""
+    output = item.get("output")
+    seen = [output] if isinstance(output, dict) else output
+    if modalities and isinstance(seen, list) and item["type"] not in ("tool_search_output", "shell_call_output"):
+        return seen_content(seen, at, modalities, is_new=False)
+    return _output_text(item, at)
 
 
 def _output_text(item: Item, at: str) -> str:

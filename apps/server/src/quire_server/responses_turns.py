@@ -184,7 +184,7 @@ class ResponsePreparer:
 
     def _reader(self, context: ServerContext, offered: ClientTools, mcp: MCPTools | None = None) -> ItemReader:
         mcp_name = (MCPTools() if mcp is None else mcp).shown_name
-        return ItemReader(offered, mcp_name=mcp_name, sealer=self.sealer(context))
+        return ItemReader(offered, mcp_name=mcp_name, sealer=self.sealer(context), modalities=context.modalities)
 
     def sealer(self, context: ServerContext) -> Sealer:
         """What encrypts the caller's thoughts and summaries, made when it is first needed."""

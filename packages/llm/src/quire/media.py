@@ -182,7 +182,9 @@ def _source(part: Mapping[str, Any], param: str) -> MediaSource:
         raise MediaError(f"uuid must be a text, got {uuid!r:.100}").at(param)
     if kind == "image_embeds":
         raise MediaError("embeddings of images are not taken; send the image", code="unsupported_media").at(param)
-    value = next((part[key] for key in (kind, str(modality), "url") if part.get(key) is not None), None)
+    value = next(
+        (part[key] for key in (kind, str(modality), f"{modality}_url", "url") if part.get(key) is not None), None
+    )
     url, data = _url_or_data(value, modality, param)
     if url is None and data is None and uuid is None:
         message = f"it must have {kind!r} with a url, or a uuid of one that was sent before"

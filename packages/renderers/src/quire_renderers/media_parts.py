@@ -12,7 +12,9 @@ from quire_interfaces import Modality
 __all__ = ["modality_of"]
 
 _MODALITIES = {
-    **dict.fromkeys(("image", "image_url", "input_image", "image_pil", "image_embeds"), Modality.IMAGE),
+    **dict.fromkeys(
+        ("image", "image_url", "input_image", "image_pil", "image_embeds", "computer_screenshot"), Modality.IMAGE
+    ),
     **dict.fromkeys(("video", "video_url", "input_video"), Modality.VIDEO),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), Modality.AUDIO),
 }

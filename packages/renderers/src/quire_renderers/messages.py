@@ -48,7 +48,7 @@ def prepare_messages(messages: Sequence[dict[str, Any]], modalities: Collection[
     `reasoning` is `reasoning_content`, as templates call it. A content with media that the model takes stays a list, of
     `{"type": "text", "text": ...}` and `{"type": "image"}` (or "video", "audio"). Parts of other kinds (files, media of
     a model that reads text only) become lines that name them; only where the user's message that is to be answered
-    holds nothing else are they refused.
+    holds nothing else, or the model takes media, are they refused.
 
     Args:
         messages: As a client sent them.
@@ -175,17 +175,15 @@ def _content(value: Any, where: str, modalities: Collection[str], *, needs_text:
         elif text is None:
             others[index] = part["type"]
         texts.append(left_out(_kind_name(others[index]), modalities) if index in others else text or "")
-    if needs_text and others and not media and not any(texts[index].strip() for index in _other_places(texts, others)):
+    # A model that takes media is not asked about what it was not shown.
+    has_texts = any(texts[index].strip() for index in range(len(texts)) if index not in others)
+    if needs_text and others and (modalities or not has_texts):
         raise _unread(min(others), others, where, modalities)
     return _parts(texts, media, others) if media else joined_text(texts, others)
 
 
-def _other_places(texts: Sequence[str], places: Collection[int]) -> list[int]:
-    return [index for index in range(len(texts)) if index not in places]
-
-
 def _unread(index: int, kinds: Mapping[int, str], where: str, modalities: Collection[str]) -> RequestError:
-    """The error for a message that holds nothing that the model reads."""
+    """The error for a message with a part that the model does not read."""
     takes = f"takes text and {', '.join(modalities)} only" if modalities else "takes text only"
     return RequestError(
         f"{where}[{index}] is of type {kinds[index]!r}, and this model {takes}; send parts of type 'text'",
