@@ -107,6 +107,7 @@ class BlockTable:
         self.num_blocks[row] = 0
 
 
+# Many attributes: each is a column of the rows, or says which rows have something.
 class Rows:
     """The persistent state of all rows. The runner is the only writer.
 
