@@ -108,9 +108,12 @@ def _positions(oracle: Any, prompt: MediaPrompt) -> Tensor:
 
 @torch.inference_mode()
 def media_continuation(oracle: Any, prompt: MediaPrompt, num_tokens: int) -> Continuation:
-    """`num_tokens` greedy tokens after the prompt, each from the whole sequence."""
+    """Greedy tokens after the prompt, each from the whole sequence: `num_tokens`, or those up to one that stands for
+    media, which Transformers would look for an item of."""
     token_ids, logits = list(prompt.token_ids), []
     for _ in range(num_tokens):
         logits.append(oracle(**_inputs(prompt, token_ids, oracle), use_cache=False).logits[0, -1].float())
         token_ids.append(int(logits[-1].argmax()))
+        if token_ids[-1] >= PLACEHOLDER:
+            break
     return Continuation(token_ids[len(prompt.token_ids) :], torch.stack(logits))

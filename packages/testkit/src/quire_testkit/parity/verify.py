@@ -158,7 +158,7 @@ def _add_situations(
             continue
         seen = run(situation)
         error = _largest_error(seen["greedy"], expected, num_prompt, num_tokens)
-        problem = _problem(seen["greedy"].token_ids, expected.token_ids, error, case.tolerance)
+        problem = _problem(seen["greedy"].token_ids[:num_tokens], expected.token_ids, error, case.tolerance)
         if (seen["greedy"].num_cached_tokens > 0) != situation.is_warm:
             problem = problem or f"{seen['greedy'].num_cached_tokens} tokens came from the prefix cache"
         if seen["greedy"].num_preemptions != len(situation.preempt_after):
