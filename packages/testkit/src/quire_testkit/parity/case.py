@@ -52,6 +52,7 @@ def case(
     tolerance: float = 1e-4,
     weight_scale: float = 0.2,
     uses_cache: bool = True,
+    seed: int = 0,
     **fields: Any,
 ) -> ParityCase:
     """The case of a configuration class.
@@ -65,6 +66,7 @@ def case(
         tolerance=tolerance,
         weight_scale=weight_scale,
         uses_cache=uses_cache,
+        seed=seed,
     )
 
 

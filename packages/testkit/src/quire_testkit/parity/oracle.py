@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) ->
     """
     import transformers
 
-    config = getattr(transformers, case.config)(**case.fields)
+    config = getattr(transformers, case.config)(**copy.deepcopy(dict(case.fields)))  # some classes change what they get
     config._attn_implementation = "eager"
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=[]):
