@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import re
+import signal
 import socket
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from quire.assemble import FACTORY as REAL_FACTORY
@@ -212,3 +216,29 @@ def test_text_only_by_choice_refuses_media_by_name(make_live: Any, model: Seeing
     assert error["param"] == "messages[0].content[1]"
     assert "--language-model-only" in error["message"]
     assert answered(live, "text")["choices"][0]["token_ids"] == model.expected(rendered("text"), [], NUM_TOKENS)
+
+
+def test_figures_and_the_reset_of_media(make_live: Any, model: SeeingModel) -> None:
+    live = seeing(make_live, model.folder, server={"enable_admin_routes": True})
+    for _ in range(2):
+        answered(live, [image_part(1), text_part("a")])
+    figures = live.client.get("/metrics").text
+    for line in ("mm_cache_queries_total", "mm_prepared_items_total", "mm_encoded_items_total", "mm_cache_hits_total"):
+        (value,) = re.findall(rf'^quire:{line}{{modality="image"}} (.*)$', figures, re.MULTILINE)
+        assert float(value) == (2 if "queries" in line else 1), line
+    assert live.llm.media.preparer.num_bytes > 0
+    assert live.post("/reset_mm_cache", {}).status_code == 200
+    assert live.llm.media.preparer.num_bytes == 0
+
+
+def test_a_server_that_ends_leaves_nothing_in_shared_memory(quire_serve: Any, model: SeeingModel) -> None:
+    process = quire_serve(str(model.folder), "--dtype", "float32", "--kv-cache-memory-bytes", "16M")
+    body = {"messages": [{"role": "user", "content": [image_part(1)]}], "max_tokens": 2}
+    assert httpx.post(f"{process.url()}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    opened = [os.readlink(each) for each in Path(f"/proc/{process.popen.pid}/fd").iterdir() if each.is_symlink()]
+    stores = {Path(each) for each in opened if "quire-media-" in each}
+    assert stores
+    assert all(each.exists() for each in stores)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == 0
+    assert not any(each.exists() for each in stores)

@@ -14,7 +14,15 @@ from quire_server.errors import HTTPError
 __all__ = ["ADMIN_PATHS", "for_admins"]
 
 ADMIN_PATHS = frozenset(
-    {"/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    {
+        "/pause",
+        "/resume",
+        "/is_paused",
+        "/reset_mm_cache",
+        "/reset_prefix_cache",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
 )
 """Served with --enable-admin-routes, or where some key is an administrator's."""
 

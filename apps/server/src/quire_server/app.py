@@ -67,7 +67,16 @@ from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
 from quire_server.responses_turns import ResponsePreparer
-from quire_server.resting import is_paused, is_sleeping, pause, reset_prefix_cache, resume, sleep, wake_up
+from quire_server.resting import (
+    is_paused,
+    is_sleeping,
+    pause,
+    reset_mm_cache,
+    reset_prefix_cache,
+    resume,
+    sleep,
+    wake_up,
+)
 from quire_server.token_protocol import (
     AbortRequest,
     BatchChatCompletionRequest,
@@ -184,6 +193,7 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
         routes.add("POST", "/resume", for_admins(resume))
         routes.add("GET", "/is_paused", for_admins(is_paused))
         query = {"reset_running_requests": switch, "reset_external": switch}
+        routes.add("POST", "/reset_mm_cache", for_admins(reset_mm_cache), NOTHING)
         routes.add("POST", "/reset_prefix_cache", for_admins(reset_prefix_cache), NOTHING, query=query)
         routes.add(
             "POST",

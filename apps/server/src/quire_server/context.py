@@ -84,6 +84,8 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.api_keys = read_api_keys(self.config)
+        if self.llm.media is not None:
+            self.metrics.prepared_media = self.llm.media.stats
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import reprlib
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from quire_interfaces import RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
 
-__all__ = ["is_paused", "is_sleeping", "pause", "reset_prefix_cache", "resume", "sleep", "wake_up"]
+__all__ = ["is_paused", "is_sleeping", "pause", "reset_mm_cache", "reset_prefix_cache", "resume", "sleep", "wake_up"]
 
 
 async def sleep(context: ServerContext, request: Request) -> Response:
@@ -77,6 +78,13 @@ async def reset_prefix_cache(context: ServerContext, request: Request) -> Respon
         raise HTTPError(
             409, "requests hold blocks of the KV cache; try again, or with ?reset_running_requests=true", code="busy"
         )
+    return Response()
+
+
+async def reset_mm_cache(context: ServerContext, request: Request) -> Response:
+    """Forget prepared media that no request holds."""
+    if context.llm.media is not None:
+        await asyncio.to_thread(context.llm.media.reset)
     return Response()
 
 

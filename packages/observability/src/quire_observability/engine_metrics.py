@@ -8,7 +8,7 @@ whoever serves `/metrics` calls `exposition`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import accumulate
 from typing import Protocol
@@ -65,6 +65,8 @@ _COUNTERS = {
     "grammar_cache_queries": ("num_grammar_queries_total", "Constraints on outputs that requests asked for."),
     "grammar_cache_hits": ("num_grammar_hits_total", "Of these, those whose grammar was there already."),
     "grammar_compile_failures": ("num_grammar_failures_total", "Schemas, patterns and grammars that were refused."),
+    "encoder_cache_queries": ("encoder_cache_queries_total", "Media whose embeddings requests needed."),
+    "encoder_cache_hits": ("encoder_cache_hits_total", "Of these, those whose embeddings were there already."),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens_total", "Draft tokens accepted."),
 }
 """Metric -> (field of `SchedulerStats`, help)."""
@@ -76,6 +78,7 @@ _GAUGES = {
         "draft_saved_seconds",
         "Time that drafting saved against plain steps, by measurement; less than 0 where it lost.",
     ),
+    "encoder_cache_usage_perc": ("encoder_cache_usage", "Used share of the cache of encoded media, 1 is full."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Used share of the KV cache, 1 is full."),
 }
 
@@ -96,6 +99,31 @@ class RequestTimes(Protocol):
     num_preemptions: int
     max_tokens: int
     n: int
+
+
+class PreparedCounts(Protocol):
+    """What is read of the media of one modality that were prepared (`quire_multimodal.MediaStats`)."""
+
+    @property
+    def num_queries(self) -> int: ...
+    @property
+    def num_hits(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_embeds(self) -> int: ...
+    @property
+    def num_seconds(self) -> float: ...
+
+
+_PREPARED = {
+    "mm_cache_queries": ("num_queries", "Media that prompts asked for."),
+    "mm_cache_hits": ("num_hits", "Of these, those that were prepared, or being prepared, already."),
+    "mm_prepared_items": ("num_items", "Media that were prepared."),
+    "mm_prepared_embeds": ("num_embeds", "Embeddings that those take."),
+    "mm_preparation_seconds": ("num_seconds", "Time that preparing them took, waiting included."),
+}
+"""Metric -> (attribute of `PreparedCounts`, help)."""
 
 
 class EngineMetrics(Collector):
@@ -123,6 +151,8 @@ class EngineMetrics(Collector):
         self._label_values: list[str] = []
         self.adapter_labels: Callable[[str], tuple[str, str]] = lambda name: (name, "")
         """The engine's name of an adapter -> its labels: the name its users know, and whose it is ("" for all)."""
+        self.prepared_media: Callable[[], Mapping[str, PreparedCounts]] = dict
+        """What was prepared so far, by modality; nothing where the model takes text only."""
         self.set_labels(**(labels or {}))
         self._stats = SchedulerStats()
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
@@ -281,6 +311,14 @@ class EngineMetrics(Collector):
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
         text = "Kernels compiled while serving, which should have been there."
         yield self._labelled("jit_compilations", text, "kernel", stats.jit_compilations_total.items())
+        text = "Media that towers have read."
+        yield self._labelled("mm_encoded_items", text, "modality", stats.num_encoded_items_total.items())
+        text = "Embeddings that towers have made."
+        yield self._labelled("mm_encoded_embeds", text, "modality", stats.num_encoded_embeds_total.items())
+        prepared = self.prepared_media()
+        for name, (attribute, text) in _PREPARED.items():
+            counts = ((modality, getattr(each, attribute)) for modality, each in prepared.items())
+            yield self._labelled(name, text, "modality", counts)
         if stats.num_adapter_slots:
             yield from self._adapters(stats)
         if stats.grammar_compile_counts_total:
