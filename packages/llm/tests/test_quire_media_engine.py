@@ -191,7 +191,8 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     assert "weights: towers" in whole.info.memory_bytes
     assert "weights: towers" not in engine.info.memory_bytes
     text = album.prompt([])
-    assert run(engine, [text], 5) == run(whole, [text], 5)
+    no_media = dataclasses.replace(text, media=PromptMedia(spans=()))
+    assert run(engine, [text], 5) == run(whole, [text], 5) == run(whole, [no_media], 5)
     with pytest.raises(RequestError, match="takes text alone") as error:
         engine.add_request(album.prompt([0]), SamplingParams(detokenize=False))
     assert error.value.code == "unsupported_media"

@@ -191,3 +191,11 @@ def test_who_is_not_admitted_holds_nothing_and_what_nobody_needs_is_not_encoded(
     assert rule.allowed_tokens(a, 0, 30) == 30
     assert rule.step_planned(output, is_idle=False)
     assert output.freed_media == ["b"]
+
+
+def test_a_span_that_stays_whole_may_be_longer_than_the_threshold(make_driver) -> None:
+    rule = MediaRule(50, 50, 64, keeps_spans_whole=True)
+    driver = make_driver(rules=(rule,), long_prefill_token_threshold=4)
+    request = with_media(make_request("a", range(30), max_tokens=2), span(6, item("a", 15)))
+    WatchedSteps(50, 50, whole=True).watch(driver, [request])
+    assert driver.transcripts["a"].finish_reason == FinishReason.LENGTH

@@ -95,7 +95,7 @@ class InputProcessor:
         message = AddRequest(
             request_id=f"{group}.0",
             prompt=packed if continued_ids is prompt.token_ids else pack_token_ids(continued_ids),
-            media=prompt.media,
+            media=prompt.media if prompt.media is not None and prompt.media.spans else None,
             encoder_prompt=packed if has_encoder else b"",
             sampling_params=first,
             seed=_wrap(seed),

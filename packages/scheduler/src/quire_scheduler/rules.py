@@ -36,10 +36,16 @@ class RuleSet:
     def __init__(self, rules: Sequence[AdmissionRule]) -> None:
         self._rules = tuple(rules)
         self.admission_begins = [rule.admission_begins for rule in rules if _defines(rule, "admission_begins")]
-        self.allowed_tokens = [rule.allowed_tokens for rule in rules if _defines(rule, "allowed_tokens")]
+        self._allowed_tokens = [rule.allowed_tokens for rule in rules if _defines(rule, "allowed_tokens")]
         self.step_planned = [rule.step_planned for rule in rules if _defines(rule, "step_planned")]
         self.step_ended = [rule.step_ended for rule in rules if _defines(rule, "step_ended")]
         self.may_watch = [rule for rule in rules if _defines(rule, "is_watching")]
+
+    def num_allowed(self, request: Request, start: int, num_tokens: int) -> int:
+        """Number of tokens, at most `num_tokens` from position `start` on, that all rules let a request compute."""
+        for allowed_tokens in self._allowed_tokens:
+            num_tokens = allowed_tokens(request, start, num_tokens)
+        return num_tokens
 
     def __iter__(self) -> Iterator[AdmissionRule]:
         return iter(self._rules)

@@ -223,10 +223,12 @@ class Scheduler:
         wait."""
         if not self.config.enable_chunked_prefill and num_tokens > budget:
             return 0
-        num_new = min(num_tokens, budget, self.config.long_prefill_token_threshold or num_tokens)
-        for allowed_tokens in self._rules.allowed_tokens:
-            num_new = allowed_tokens(request, start, num_new)
-        return num_new
+        most = min(num_tokens, budget)
+        threshold = min(most, self.config.long_prefill_token_threshold or most)
+        # What cannot be cut may be longer than the threshold.
+        return self._rules.num_allowed(request, start, threshold) or (
+            self._rules.num_allowed(request, start, most) if threshold < most else 0
+        )
 
     def _place_offer(self, state: RequestState, max_tokens: int, output: SchedulerOutput) -> int:
         """Put into the step what a rule offers for the request beside its last known token, if there are blocks for it.
