@@ -131,7 +131,7 @@ def test_custom_logits_processor(folder: Path) -> None:
             "prompts[1]: a prompt dictionary has no key 'text'; there are prompt, prompt_token_ids",
         ),
         ({"prompt": "x", "cache_salt": ""}, GREEDY, "cache_salt must be a non-empty text"),
-        ({"prompt": "x", "multi_modal_data": {"image": 1}}, GREEDY, "no key 'multi_modal_data'"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, GREEDY, "leave multi_modal_data out"),
         ({"prompt": "x", "encoder_prompt": "y"}, GREEDY, "prompt cannot come with encoder_prompt"),
         ({"prompt": "x", "decoder_prompt": "y"}, GREEDY, "with an encoder_prompt only"),
         ([1] * 125, GREEDY, "prompts[1]: the prompt has 125 tokens"),
