@@ -108,6 +108,7 @@ class MediaPreparer:
         self._num_waiting = 0
         self._embeds_width = embeds_width
         self._counts: dict[str, Counter[str]] = {str(modality): Counter() for modality in Modality}
+        self._seconds = {str(modality): 0.0 for modality in Modality}
 
     async def prepare(
         self, sources: Sequence[MediaSource], arguments: Mapping[str, Any] | None = None
@@ -285,7 +286,7 @@ class MediaPreparer:
             counts = self._counts[modality]
             counts["num_items"] += 1
             counts["num_embeds"] += num_embeds
-            counts["num_seconds"] += time.monotonic() - start  # type: ignore[assignment]
+            self._seconds[modality] += time.monotonic() - start
         return stored
 
     def _take_embeds(self, modality: Modality, data: bytes, path: Path) -> dict[str, Any]:
@@ -303,7 +304,10 @@ class MediaPreparer:
     def stats(self) -> dict[str, MediaStats]:
         """What was asked for and prepared since the start, by modality."""
         with self._lock:
-            return {modality: MediaStats(**counts) for modality, counts in self._counts.items()}
+            return {
+                modality: MediaStats(**counts, num_seconds=self._seconds[modality])
+                for modality, counts in self._counts.items()
+            }
 
     @property
     def num_bytes(self) -> int:

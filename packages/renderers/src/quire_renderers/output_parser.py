@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 
+from quire_renderers.call_attempt import CallAttempt
 from quire_renderers.call_writer import CallWriter, ParsedCall
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Tag, Until
 from quire_renderers.literal_relay import LiteralRelay
@@ -42,26 +42,6 @@ _QUOTES = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»",
 _NO_QUOTE_BEHIND = re.compile(r"[0-9A-Za-z_)\]}.!?;%]")
 _MAX_LONG_ATTEMPTS = 16
 _LONG_ATTEMPT_CHARS = 1000
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What begins like a call inside the thinking."""
-
-    state: str
-    """Where it began."""
-    marker: str
-    """With what it began."""
-    parts: list[str]
-    """All text from the marker on."""
-    space: str
-    """White space before the marker."""
-    is_fresh: bool
-    num_calls: int
-    num_events: int
-    """Events that were there before it: the others are kept back."""
-    begin: int
-    """Where its marker begins in the text that was fed."""
 
 
 # Many attributes: the state of one way through a text, of which each handler changes several.
@@ -98,7 +78,7 @@ class OutputParser:
         self._space = ""
         self._is_fresh = False
         self._calls = CallWriter(table, self._tools, self._raw, lambda event: self._events.append(event))
-        self._attempt: _Attempt | None = None
+        self._attempt: CallAttempt | None = None
         self._num_long_attempts = 0
         self._undecided: list[str] | None = None
         """Text behind a call inside the thinking, None before one: the answer's, if nothing ends the thinking."""
@@ -517,7 +497,7 @@ class OutputParser:
     def _leave_thinking(self, go: Go, marker: str) -> None:
         """A marker was found in the thinking, at the beginning of the buffer."""
         if self._may_begin_call(go):
-            self._attempt = _Attempt(
+            self._attempt = CallAttempt(
                 self._state,
                 marker,
                 [self._buffer],
@@ -530,14 +510,14 @@ class OutputParser:
         elif not self._is_reasoning(go.state):
             self._end_thinking()
 
-    def _accept_attempt(self, attempt: _Attempt) -> None:
+    def _accept_attempt(self, attempt: CallAttempt) -> None:
         """It is a call, and what stood before it is reasoning."""
         if self._undecided:
             self._events.insert(attempt.num_events, ReasoningDelta("".join(self._undecided)))
         self._spans.close(attempt.begin, attempt.begin)
         self._attempt, self._undecided = None, []
 
-    def _fail_attempt(self, attempt: _Attempt) -> None:
+    def _fail_attempt(self, attempt: CallAttempt) -> None:
         """It is no call: its marker was a mention, and the thinking goes on behind it."""
         text = "".join(attempt.parts)
         # Each is read again from its marker on: a thinking full of them must not take time without end.
@@ -553,7 +533,7 @@ class OutputParser:
         self._put_trimmed(attempt.marker)
         self._last_chars = attempt.marker[-2:]
 
-    def _is_cut_call(self, attempt: _Attempt) -> bool:
+    def _is_cut_call(self, attempt: CallAttempt) -> bool:
         """Whether an attempt that the output ended in is a call that was cut short. It is none when the thinking ended
         in what would be its arguments."""
         text = "".join(attempt.parts)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from quire_testkit.parity.audio_cases import AUDIO_CASES
 from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.mrope_cases import MROPE_CASES
 from quire_testkit.parity.vision_cases import VISION_CASES
 
 __all__ = ["MEDIA_CASES", "MEDIA_SAMPLE"]
 
-MEDIA_CASES: dict[str, ParityCase] = {**VISION_CASES, **AUDIO_CASES}
+MEDIA_CASES: dict[str, ParityCase] = {**VISION_CASES, **MROPE_CASES, **AUDIO_CASES}
 """Architecture -> its case."""
 
 MEDIA_SAMPLE = (

@@ -1,24 +1,12 @@
-"""Tiny configurations of architectures that see."""
+"""Tiny configurations of architectures that see, and count positions one by one."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.media_parts import text, vision
 
 __all__ = ["VISION_CASES"]
 
-_QWEN_VISION: dict[str, Any] = {
-    "depth": 2,
-    "embed_dim": 32,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "patch_size": 4,
-    "mlp_ratio": 2,
-}
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-_IMAGE = {"image_token_id": 190}
 
 VISION_CASES: dict[str, ParityCase] = {
     "LlavaForConditionalGeneration": ParityCase(
@@ -94,112 +82,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "image_token_id": 190,
         },
     ),
-    "Qwen2VLForConditionalGeneration": ParityCase(
-        config="Qwen2VLConfig",
-        fields={
-            "text_config": text("qwen2_vl_text", rope_parameters=_MROPE),
-            "vision_config": _QWEN_VISION,
-            **_IMAGE,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-        },
-    ),
-    "Qwen2_5_VLForConditionalGeneration": ParityCase(
-        config="Qwen2_5_VLConfig",
-        fields={
-            "text_config": text("qwen2_5_vl_text", rope_parameters=_MROPE),
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "window_size": 16,
-                "fullatt_block_indexes": [1],
-            },
-            **_IMAGE,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-        },
-    ),
-    "Qwen3VLForConditionalGeneration": ParityCase(
-        config="Qwen3VLConfig",
-        fields={
-            "text_config": text("qwen3_vl_text", head_dim=16, rope_parameters={**_MROPE, "mrope_interleaved": True}),
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "deepstack_visual_indexes": [0, 1],
-                "num_position_embeddings": 16,
-            },
-            **_IMAGE,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-        },
-    ),
-    "Qwen3VLMoeForConditionalGeneration": ParityCase(
-        config="Qwen3VLMoeConfig",
-        fields={
-            "text_config": text(
-                "qwen3_vl_moe_text",
-                head_dim=16,
-                rope_parameters={**_MROPE, "mrope_interleaved": True},
-                num_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=48,
-            ),
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "deepstack_visual_indexes": [0, 1],
-                "num_position_embeddings": 16,
-            },
-            **_IMAGE,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-        },
-    ),
-    "Qwen3_5ForConditionalGeneration": ParityCase(
-        config="Qwen3_5Config",
-        fields={
-            "text_config": text(
-                "qwen3_5_text",
-                head_dim=16,
-                num_hidden_layers=4,
-                linear_num_key_heads=2,
-                linear_num_value_heads=4,
-                linear_key_head_dim=16,
-                linear_value_head_dim=16,
-                rope_parameters={**_MROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
-            ),
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "num_position_embeddings": 16,
-            },
-            **_IMAGE,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-        },
-    ),
     "Llama4ForConditionalGeneration": ParityCase(
         config="Llama4Config",
         fields={
@@ -233,29 +115,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "text_config": text("cohere2", sliding_window=32, num_hidden_layers=4, logit_scale=1.0),
             "vision_config": vision("siglip_vision_model"),
             "image_token_index": 190,
-        },
-    ),
-    "Glm4vForConditionalGeneration": ParityCase(
-        config="Glm4vConfig",
-        fields={
-            "text_config": text(
-                "glm4v_text", rope_parameters={**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
-            ),
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "image_size": 32,
-            },
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "image_start_token_id": 192,
-            "image_end_token_id": 193,
-            "video_start_token_id": 194,
-            "video_end_token_id": 195,
         },
     ),
     "Ovis2ForConditionalGeneration": ParityCase(
@@ -414,106 +273,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "tie_word_embeddings": False,
         },
     ),
-    "Glm46VForConditionalGeneration": ParityCase(
-        config="Glm46VConfig",
-        fields={
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "image_start_token_id": 192,
-            "image_end_token_id": 193,
-            "video_start_token_id": 194,
-            "video_end_token_id": 195,
-            "text_config": text(
-                "glm4v_text",
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 0.5,
-                    "mrope_section": [1, 1, 2],
-                },
-            ),
-            "vision_config": {
-                "model_type": "glm4v_vision",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "depth": 2,
-                "image_size": 32,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-            },
-            "tie_word_embeddings": False,
-        },
-    ),
-    "Glm4vMoeForConditionalGeneration": ParityCase(
-        config="Glm4vMoeConfig",
-        fields={
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "image_start_token_id": 192,
-            "image_end_token_id": 193,
-            "video_start_token_id": 194,
-            "video_end_token_id": 195,
-            "vision_config": {
-                "model_type": "glm4v_moe_vision",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "depth": 2,
-                "image_size": 32,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-            },
-            "text_config": text(
-                "glm4v_moe_text",
-                n_routed_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=48,
-                n_shared_experts=1,
-                n_group=1,
-                topk_group=1,
-                first_k_dense_replace=1,
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 0.5,
-                    "mrope_section": [1, 1, 2],
-                },
-            ),
-            "tie_word_embeddings": False,
-        },
-    ),
-    "GlmOcrForConditionalGeneration": ParityCase(
-        config="GlmOcrConfig",
-        fields={
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "image_start_token_id": 192,
-            "image_end_token_id": 193,
-            "video_start_token_id": 194,
-            "video_end_token_id": 195,
-            "vision_config": {
-                "model_type": "glm_ocr_vision",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "depth": 2,
-                "image_size": 32,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-            },
-            "text_config": text(
-                "glm_ocr_text",
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 1.0,
-                    "mrope_section": [2, 3, 3],
-                },
-            ),
-            "tie_word_embeddings": False,
-        },
-    ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": ParityCase(
         config="Qwen3OmniMoeThinkerConfig",
         fields={
@@ -554,82 +313,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "tie_word_embeddings": False,
         },
     ),
-    "Qwen2_5OmniThinkerForConditionalGeneration": ParityCase(
-        config="Qwen2_5OmniThinkerConfig",
-        fields={
-            "image_token_index": 190,
-            "video_token_index": 191,
-            "audio_token_index": 192,
-            "text_config": text(
-                "qwen2_5_omni_text",
-                sliding_window=None,
-                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-            ),
-            "vision_config": {
-                "model_type": "qwen2_5_omni_vision_encoder",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "depth": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "window_size": 16,
-                "fullatt_block_indexes": [1],
-            },
-            "audio_config": {
-                "model_type": "qwen2_5_omni_audio_encoder",
-                "encoder_layers": 2,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 48,
-                "d_model": 32,
-                "num_mel_bins": 16,
-                "max_source_positions": 32,
-                "output_dim": 64,
-                "n_window": 4,
-            },
-            "vision_start_token_id": 195,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "Qwen3_5MoeForConditionalGeneration": ParityCase(
-        config="Qwen3_5MoeConfig",
-        fields={
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-            "vision_config": {
-                "model_type": "qwen3_5_moe_vision",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "depth": 2,
-                "patch_size": 4,
-                "out_hidden_size": 64,
-                "num_position_embeddings": 16,
-            },
-            "text_config": text(
-                "qwen3_5_moe_text",
-                num_hidden_layers=4,
-                head_dim=16,
-                num_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=48,
-                shared_expert_intermediate_size=48,
-                linear_num_key_heads=2,
-                linear_num_value_heads=4,
-                linear_key_head_dim=16,
-                linear_value_head_dim=16,
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [1, 1, 0],
-                    "partial_rotary_factor": 0.25,
-                },
-            ),
-            "tie_word_embeddings": False,
-        },
-    ),
     "Kimi_K25ForConditionalGeneration": ParityCase(
         config="Kimi_K25Config",
         fields={
@@ -666,22 +349,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "tie_word_embeddings": False,
         },
     ),
-    "PaddleOCRVLForConditionalGeneration": ParityCase(
-        config="PaddleOCRVLConfig",
-        fields={
-            "image_token_id": 190,
-            "video_token_id": 191,
-            "vision_start_token_id": 192,
-            "vision_end_token_id": 193,
-            "vision_config": vision("paddleocr_vl_vision"),
-            "text_config": text(
-                "paddleocr_vl_text",
-                head_dim=16,
-                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-            ),
-            "tie_word_embeddings": False,
-        },
-    ),
     "GraniteDoclingForConditionalGeneration": ParityCase(
         config="GraniteDoclingConfig",
         fields={
@@ -707,4 +374,3 @@ VISION_CASES: dict[str, ParityCase] = {
         },
     ),
 }
-"""Architecture -> its case."""
