@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from typing import Any
 
@@ -11,7 +10,8 @@ from models_paged_driver import PagedDriver
 from torch import Tensor
 
 from quire_models import Network
-from quire_testkit.parity.media_items import PLACEHOLDER, START, joins_tiles, media_item
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item
+from quire_testkit.parity.media_prompts import oracle_inputs, oracle_positions
 
 
 class MediaPrompt:
@@ -32,29 +32,16 @@ class MediaPrompt:
             self.token_ids += [START, *[PLACEHOLDER] * len(rows), *(rng.randrange(3, 180) for _ in range(7))]
             self.embeds.update({start + row: embed for row, embed in enumerate(rows)})
         self._sees_whole_spans = network.config.media is not None and network.config.media.is_bidirectional
-        self._joins_tiles = joins_tiles(architecture)
+        self._architecture = architecture
 
     def oracle_inputs(self, model: Any) -> dict[str, Tensor]:
         """Arguments of the whole network's forward."""
-        ids = torch.tensor([self.token_ids])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for name in self._items[0][1] if self._items else ():
-            tiles = self._joins_tiles and name.startswith("pixel")
-            inputs[name] = torch.cat([item[name] for _, item in self._items], dim=1 if tiles else 0)
-        if self._sees_whole_spans:
-            inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
-        if hasattr(_body(model), "get_rope_index"):
-            inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
-        return inputs
+        arrays = joined_arrays(self._architecture, [item for _, item in self._items])
+        return oracle_inputs(model, self.token_ids, arrays, has_whole_spans=self._sees_whole_spans)
 
     def positions(self, model: Any) -> Tensor | None:
         """[3, tokens] of M-RoPE as Transformers counts them; None where there is one position each."""
-        if not hasattr(_body(model), "get_rope_index"):
-            return None
-        known = inspect.signature(_body(model).get_rope_index).parameters
-        inputs = {name: value for name, value in self.oracle_inputs(model).items() if name in known}
-        positions: Tensor = _body(model).get_rope_index(**inputs)[0][:, 0].long()
-        return positions
+        return oracle_positions(model, self.oracle_inputs(model))
 
     def logits(self, network: Network, chunk: int, positions: Tensor | None = None) -> Tensor:
         """[tokens, vocab_size], computed `chunk` tokens at a time."""
@@ -67,7 +54,3 @@ class MediaPrompt:
                 end += 1  # spans are not cut
             driver.step((seq, end - seq.num_computed))
         return torch.stack(seq.logits)
-
-
-def _body(model: Any) -> Any:
-    return getattr(model, "model", model)

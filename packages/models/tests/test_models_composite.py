@@ -22,6 +22,7 @@ from quire_models.composite import language_names
 from quire_models.ledger import num_parameters, weight_ledger
 from quire_models.text_defaults import TEXT_DEFAULTS
 from quire_testkit.parity.media_cases import MEDIA_CASES
+from quire_testkit.parity.media_prompts import oracle_inputs
 from quire_testkit.parity.oracle import write_checkpoint
 
 TOKENS = [random.Random(3).randrange(3, 180) for _ in range(60)]
@@ -39,8 +40,7 @@ def logits_of(folder: Path, *, chunk: int = 7) -> Tensor:
 
 def oracle_logits(model: Any) -> Tensor:
     with torch.no_grad():
-        ids = torch.tensor([TOKENS])
-        logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        logits: Tensor = model(**oracle_inputs(model, TOKENS, {}, has_whole_spans=False)).logits[0]
     return logits
 
 

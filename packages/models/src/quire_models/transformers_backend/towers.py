@@ -83,7 +83,7 @@ class TransformersTowers:
         if "kwargs" in known:
             inputs["return_dict"] = True
         out = encoder(**inputs)
-        embeds = _flat(out.pooler_output if hasattr(out, "pooler_output") else out)
+        embeds = _flat(_embeddings(out))
         deep = getattr(out, "deepstack_features", None) or ()
         result = torch.cat([embeds, *(_flat(features) for features in deep)], dim=-1).to(self._dtype)
         assert result.shape[-1] == self._spec.width, f"embeddings are {result.shape[-1]} wide, not {self._spec.width}"
@@ -204,6 +204,13 @@ def _encoder(model: Any, modality: Modality) -> Callable[..., Any] | None:
         if (encoder := getattr(module, name, None)) is not None:
             return encoder  # type: ignore[no-any-return]
     return None
+
+
+def _embeddings(out: Any) -> Any:
+    """What a tower gives for the language model: `pooler_output`, or the last hidden state where nothing is pooled."""
+    if not hasattr(out, "pooler_output"):
+        return out
+    return out.last_hidden_state if out.pooler_output is None else out.pooler_output
 
 
 def _flat(features: Any) -> Tensor:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from quire_testkit.parity.audio_cases import AUDIO_CASES
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.mrope_cases import MROPE_CASES
+from quire_testkit.parity.native_resolution_cases import NATIVE_RESOLUTION_CASES
 from quire_testkit.parity.vision_cases import VISION_CASES
 
 __all__ = ["MEDIA_CASES", "MEDIA_SAMPLE"]
 
-MEDIA_CASES: dict[str, ParityCase] = {**VISION_CASES, **MROPE_CASES, **AUDIO_CASES}
+MEDIA_CASES: dict[str, ParityCase] = {
+    **VISION_CASES, **NATIVE_RESOLUTION_CASES, **MROPE_CASES, **AUDIO_CASES
+}  # fmt: skip
 """Architecture -> its case."""
 
 MEDIA_SAMPLE = (

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from quire_interfaces import Modality
+from quire_testkit.parity.image_items import image_arrays, joined_axis
 
-__all__ = ["PLACEHOLDER", "START", "joins_tiles", "media_item"]
+__all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item"]
 
 PLACEHOLDER = 190
 """Token that stands for media."""
 START = 192
 """Token before an item."""
-TILED = ("Idefics2", "Idefics3", "SmolVLM")
-"""Architectures whose processors give an item several tiles."""
-GRIDS = ((1, 4, 6), (1, 8, 4))
-"""Patches by time, height and width."""
 
 
 def media_item(architecture: str, index: int) -> tuple[Modality, dict[str, Tensor]]:
@@ -29,30 +26,13 @@ def media_item(architecture: str, index: int) -> tuple[Modality, dict[str, Tenso
         return torch.randn(*shape, generator=generator)
 
     arrays = _sound(architecture, values)
-    return (Modality.IMAGE, _image(architecture, index, values)) if arrays is None else (Modality.AUDIO, arrays)
+    return (Modality.IMAGE, image_arrays(architecture, index, values)) if arrays is None else (Modality.AUDIO, arrays)
 
 
-def _image(architecture: str, index: int, values: Callable[..., Tensor]) -> dict[str, Tensor]:
-    grid = GRIDS[index % 2]
-    patches = grid[0] * grid[1] * grid[2]
-    by_grid = {"image_grid_thw": torch.tensor([grid])}
-    if architecture.startswith(("Qwen", "Glm")):
-        return {"pixel_values": values(patches, 96), **by_grid}
-    if architecture.startswith(("PaddleOCR", "Kimi")):
-        return {"pixel_values": values(patches, 3, 8, 8), **by_grid}
-    if architecture.startswith("VideoLlama3"):
-        return {"pixel_values": values(patches, 192), **by_grid, "image_merge_sizes": torch.tensor([2])}
-    if architecture.startswith(("LlavaNext", "LlavaOnevision")):
-        return {"pixel_values": values(1, 3, 3, 32, 32), "image_sizes": torch.tensor([[64, 30]])}
-    if architecture.startswith(TILED):
-        mask = torch.ones(1, 2, 32, 32, dtype=torch.bool)
-        return {"pixel_values": values(1, 2, 3, 32, 32), "pixel_attention_mask": mask}
-    if architecture.startswith(("Mistral3", "LightOn")):
-        return {"pixel_values": values(1, 3, 32, 32), "image_sizes": torch.tensor([[32, 32]])}
-    if architecture.startswith("Lfm2"):
-        shape = {"spatial_shapes": torch.tensor([[4, 6]]), "pixel_attention_mask": torch.ones(1, 24, dtype=torch.int64)}
-        return {"pixel_values": values(1, 24, 192), **shape}
-    return {"pixel_values_images" if architecture.startswith("VideoLlava") else "pixel_values": values(1, 3, 32, 32)}
+def joined_arrays(architecture: str, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The arrays of several items, as Transformers wants them together."""
+    names = items[0] if items else ()
+    return {name: torch.cat([item[name] for item in items], dim=joined_axis(architecture, name)) for name in names}
 
 
 def _sound(architecture: str, values: Callable[..., Tensor]) -> dict[str, Tensor] | None:
@@ -69,8 +49,3 @@ def _sound(architecture: str, values: Callable[..., Tensor]) -> dict[str, Tensor
     if architecture.startswith("GraniteSpeech"):
         return {"input_features": values(1, 40, 16)}
     return None
-
-
-def joins_tiles(architecture: str) -> bool:
-    """Whether the items of a prompt are tiles of one array for Transformers, not one item behind the other."""
-    return architecture.startswith(TILED)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
-from quire_testkit.parity.media_items import PLACEHOLDER, START, joins_tiles, media_item
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item
 from quire_testkit.parity.oracle import Continuation
 
-__all__ = ["MediaPrompt", "media_continuation", "media_prompt"]
+__all__ = ["MediaPrompt", "media_continuation", "media_prompt", "oracle_inputs", "oracle_positions"]
 
 
 class MediaPrompt(NamedTuple):
@@ -44,25 +44,21 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     """
     spec, rng = network.config.media, random.Random(str(items))
     token_ids, spans = rng.choices(range(3, 180), k=9 if items else 70), []
-    arrays: dict[str, list[Tensor]] = {}
+    arrays: list[dict[str, Tensor]] = []
     for number in items:
         modality, item = media_item(spec.architecture, number)
         num_embeds = len(network.encode_media(modality, [item])[0])
         stored = _stored(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
         spans.append(MediaSpan(item=stored, start=len(token_ids), length=num_embeds + 1, embeds=((1, num_embeds + 1),)))
         token_ids += [START, *[PLACEHOLDER] * num_embeds, *rng.choices(range(3, 180), k=7)]
-        for name, array in item.items():
-            arrays.setdefault(name, []).append(array)
-    by_tiles = joins_tiles(spec.architecture)
-    joined = {
-        name: torch.cat(each, dim=1 if by_tiles and name.startswith("pixel") else 0) for name, each in arrays.items()
-    }
+        arrays.append(item)
+    joined = joined_arrays(spec.architecture, arrays)
     prompt = MediaPrompt(token_ids, PromptMedia(spans=tuple(spans)), joined, spec.is_bidirectional)
     if not items:
         return prompt._replace(media=None)
-    if not spec.has_mrope:
+    positions = oracle_positions(oracle, _inputs(prompt, token_ids, oracle))
+    if positions is None:
         return prompt
-    positions = _positions(oracle, prompt)
     media = PromptMedia(
         spans=tuple(spans),
         positions=positions.to(torch.int32).numpy().tobytes(),
@@ -84,26 +80,48 @@ def _stored(file: Path, modality: Modality, item: dict[str, Tensor], num_embeds:
 
 
 def _inputs(prompt: MediaPrompt, token_ids: list[int], oracle: Any) -> dict[str, Tensor]:
+    return oracle_inputs(oracle, token_ids, prompt.arrays, has_whole_spans=prompt.has_whole_spans)
+
+
+def oracle_inputs(
+    oracle: Any, token_ids: list[int], arrays: dict[str, Tensor], *, has_whole_spans: bool
+) -> dict[str, Tensor]:
+    """Arguments of a network of Transformers for one sequence with items.
+
+    Args:
+        oracle: The network.
+        token_ids: The sequence.
+        arrays: Of all its items (`joined_arrays`).
+        has_whole_spans: Tokens of an image see those behind them in the image.
+    """
     ids = torch.tensor([token_ids])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **prompt.arrays}
-    if prompt.has_whole_spans:
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arrays}
+    if _requires_pixels(oracle):
+        inputs.setdefault("pixel_values", torch.zeros(1, 3, 32, 32))  # of an image that no token stands for
+    if has_whole_spans:
         inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
     if hasattr(_body(oracle), "get_rope_index"):
         inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
     return inputs
 
 
-def _body(oracle: Any) -> Any:
-    return getattr(oracle, "model", oracle)
+def _requires_pixels(oracle: Any) -> bool:
+    pixels = inspect.signature(oracle.forward).parameters.get("pixel_values")
+    return pixels is not None and pixels.default is inspect.Parameter.empty
 
 
-def _positions(oracle: Any, prompt: MediaPrompt) -> Tensor:
-    """[3, tokens] int64, as Transformers counts them."""
-    count = _body(oracle).get_rope_index
+def oracle_positions(oracle: Any, inputs: dict[str, Tensor]) -> Tensor | None:
+    """[3, tokens] int64 of M-RoPE as Transformers counts them; None where positions are counted one by one."""
+    count = getattr(_body(oracle), "get_rope_index", None)
+    if count is None:
+        return None
     known = inspect.signature(count).parameters
-    inputs = _inputs(prompt, prompt.token_ids, oracle)
     positions: Tensor = count(**{name: value for name, value in inputs.items() if name in known})[0]
     return positions[:, 0].long()
+
+
+def _body(oracle: Any) -> Any:
+    return getattr(oracle, "model", oracle)
 
 
 @torch.inference_mode()

@@ -1,0 +1,119 @@
+"""Images as processors give them to the tiny networks of `MEDIA_CASES`. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["image_arrays", "joined_axis"]
+
+Values = Callable[..., Tensor]
+"""Random float32 numbers of a shape."""
+
+TILED = ("Idefics2", "Idefics3", "SmolVLM")
+"""Architectures whose processors give an item several tiles."""
+PACKED = ("MiniCPM",)
+"""Architectures whose processors put the patches of all items side by side into one row."""
+GRIDS = ((1, 4, 6), (1, 8, 4))
+"""Patches by time, height and width."""
+
+
+def image_arrays(architecture: str, index: int, values: Values) -> dict[str, Tensor]:
+    """The arrays of an image; images of different numbers differ.
+
+    Args:
+        architecture: Class that takes it.
+        index: Number of the image.
+        values: Makes its pixels.
+    """
+    for names, arrays in _ARRAYS.items():
+        if architecture.startswith(names):
+            return arrays(index, values)
+    return {"pixel_values": values(1, 3, 32, 32)}
+
+
+def joined_axis(architecture: str, name: str) -> int:
+    """Axis along which Transformers wants an array of several items to be joined."""
+    if architecture.startswith(PACKED) and name == "pixel_values":
+        return 3
+    return 1 if architecture.startswith(TILED) and name.startswith("pixel") else 0
+
+
+def _by_grid(*patch: int) -> Callable[[int, Values], dict[str, Tensor]]:
+    """Patches of this shape one behind the other, with the grid that they make."""
+
+    def arrays(index: int, values: Values) -> dict[str, Tensor]:
+        grid = GRIDS[index % 2]
+        return {
+            "pixel_values": values(grid[0] * grid[1] * grid[2], *patch),
+            "image_grid_thw": torch.tensor([grid]),
+        }
+
+    return arrays
+
+
+def _by_merged_grid(index: int, values: Values) -> dict[str, Tensor]:
+    return {**_by_grid(192)(index, values), "image_merge_sizes": torch.tensor([2])}
+
+
+def _by_resolution(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 3, 32, 32), "image_sizes": torch.tensor([[64, 30]])}
+
+
+def _tiles(index: int, values: Values) -> dict[str, Tensor]:
+    mask = torch.ones(1, 2, 32, 32, dtype=torch.bool)
+    return {"pixel_values": values(1, 2, 3, 32, 32), "pixel_attention_mask": mask}
+
+
+def _sized(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 32, 32), "image_sizes": torch.tensor([[32, 32]])}
+
+
+def _masked_patches(index: int, values: Values) -> dict[str, Tensor]:
+    shape = {"spatial_shapes": torch.tensor([[4, 6]]), "pixel_attention_mask": torch.ones(1, 24, dtype=torch.int64)}
+    return {"pixel_values": values(1, 24, 192), **shape}
+
+
+def _of_video_llava(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values_images": values(1, 3, 32, 32)}
+
+
+def _two_resolutions(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 32, 32), "high_res_pixel_values": values(1, 3, 128, 128)}
+
+
+def _packed(index: int, values: Values) -> dict[str, Tensor]:
+    height, width = ((4, 8), (8, 4))[index % 2]
+    return {"pixel_values": values(1, 3, 8, height * width * 8), "target_sizes": torch.tensor([[height, width]])}
+
+
+def _with_crops(index: int, values: Values) -> dict[str, Tensor]:
+    num_crops = 1 + index % 2
+    return {
+        "pixel_values": values(1, 3, 32, 32),
+        "pixel_values_local": values(num_crops, 3, 32, 32),
+        "num_local_patches": torch.tensor([num_crops]),
+    }
+
+
+def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(6, 192)}
+
+
+_ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
+    ("DeepseekVLHybrid",): _two_resolutions,
+    ("Exaone4_5", "HyperCLOVAX", "Qwen", "Glm"): _by_grid(96),
+    ("PaddleOCR", "Kimi"): _by_grid(3, 8, 8),
+    ("VideoLlama3",): _by_merged_grid,
+    ("LlavaNext", "LlavaOnevision"): _by_resolution,
+    TILED: _tiles,
+    PACKED: _packed,
+    ("Mistral3", "LightOn"): _sized,
+    ("Lfm2",): _masked_patches,
+    ("VideoLlava",): _of_video_llava,
+    ("Step3p7",): _with_crops,
+    ("Fuyu",): _of_fuyu,
+}
+"""How architectures begin -> the arrays of an image of theirs; for the others, one image of 32 x 32 pixels."""

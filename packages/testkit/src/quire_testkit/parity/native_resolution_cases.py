@@ -1,0 +1,170 @@
+"""Tiny configurations of architectures that take images at their own resolution, and count positions one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.media_parts import text, vision
+
+__all__ = ["NATIVE_RESOLUTION_CASES"]
+
+_QWEN_2_5_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+
+
+def _minicpm(name: str, downsample_mode: str) -> ParityCase:
+    """A MiniCPM-V whose patches merge in the tower (16x) or behind it alone (4x)."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
+    return ParityCase(
+        config=f"{name}Config",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "insert_layer_id": 0,
+            "downsample_mode": downsample_mode,
+            "vision_config": vision(""),
+            "text_config": text(
+                "qwen3_5_text",
+                head_dim=16,
+                num_hidden_layers=4,
+                linear_num_key_heads=2,
+                linear_num_value_heads=4,
+                linear_key_head_dim=16,
+                linear_value_head_dim=16,
+                rope_parameters=rope,
+            ),
+            "tie_word_embeddings": False,
+        },
+    )
+
+
+NATIVE_RESOLUTION_CASES: dict[str, ParityCase] = {
+    "Exaone4_5_ForConditionalGeneration": ParityCase(
+        config="Exaone4_5_Config",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "text_config": text("exaone4", num_hidden_layers=4, sliding_window=20),
+            "vision_config": {**_QWEN_2_5_VISION, "num_key_value_heads": 1},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": ParityCase(
+        config="HyperCLOVAXVisionV2Config",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "text_config": text("hyperclovax"),
+            "vision_config": {**_QWEN_2_5_VISION, "model_type": "qwen2_5_vl_vision", "out_hidden_size": 40},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": _minicpm("MiniCPMV4_6", "16x"),
+    "MiniCPMOcrForConditionalGeneration": _minicpm("MiniCPMOcr", "4x"),
+    "FuyuForCausalLM": ParityCase(
+        config="FuyuConfig",
+        fields={
+            "image_token_id": 190,
+            "patch_size": 8,
+            "text_config": text("persimmon"),
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Mistral3ForConditionalGeneration": ParityCase(
+        config="Mistral3Config",
+        fields={
+            "text_config": text("mistral", head_dim=16, sliding_window=None),
+            "vision_config": vision("pixtral", head_dim=16),
+            "image_token_index": 190,
+        },
+    ),
+    "Lfm2VlForConditionalGeneration": ParityCase(
+        config="Lfm2VlConfig",
+        fields={
+            "image_token_id": 190,
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 8,
+            },
+            "text_config": text("lfm2", conv_L_cache=3),
+            "projector_hidden_size": 64,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "LightOnOcrForConditionalGeneration": ParityCase(
+        config="LightOnOcrConfig",
+        fields={
+            "image_token_id": 190,
+            "vision_config": vision("pixtral", head_dim=16),
+            "text_config": text("qwen3", head_dim=16, sliding_window=None),
+            "tie_word_embeddings": False,
+        },
+    ),
+    "VideoLlama3ForConditionalGeneration": ParityCase(
+        config="VideoLlama3Config",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "text_config": text("qwen2", sliding_window=None),
+            "vision_config": {
+                "model_type": "video_llama_3_vision",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 8,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Kimi_K25ForConditionalGeneration": ParityCase(
+        config="Kimi_K25Config",
+        fields={
+            "projection_hidden_size": 32,
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "vision_start_token_id": 192,
+            "vision_end_token_id": 193,
+            "text_config": text(
+                "deepseek_v3",
+                num_key_value_heads=4,
+                head_dim=8,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=48,
+                n_shared_experts=1,
+                n_group=1,
+                topk_group=1,
+                first_k_dense_replace=1,
+                q_lora_rank=24,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=16,
+                v_head_dim=16,
+            ),
+            "vision_config": {
+                "model_type": "kimi_k25_vision",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 8,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+"""Architecture -> its case."""
