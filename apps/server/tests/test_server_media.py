@@ -227,8 +227,20 @@ def test_figures_and_the_reset_of_media(make_live: Any, model: SeeingModel) -> N
         (value,) = re.findall(rf'^quire:{line}{{modality="image"}} (.*)$', figures, re.MULTILINE)
         assert float(value) == (2 if "queries" in line else 1), line
     assert live.llm.media.preparer.num_bytes > 0
+    (seconds,) = re.findall(r'^quire:mm_encode_seconds_total{modality="image"} (.*)$', figures, re.MULTILINE)
+    assert float(seconds) > 0
     assert live.post("/reset_mm_cache", {}).status_code == 200
     assert live.llm.media.preparer.num_bytes == 0
+    body = {"messages": [{"role": "user", "content": [image_part(2)]}], **OPTIONS, "max_tokens": 200, "stream": True}
+    with live.client.stream("POST", "/v1/chat/completions", json=body) as running:
+        next(lines := running.iter_lines())
+        assert live.post("/pause?mode=keep&clear_cache=false", {}).status_code == 200
+        refused = live.post("/reset_encoder_cache", {})
+        assert live.post("/resume", {}).status_code == 200
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "busy")
+        assert list(lines)
+    assert live.post("/reset_encoder_cache", {}).status_code == 200
+    assert live.call(live.llm.client.stats()).encoder_cache_usage == 0
 
 
 def test_a_server_that_ends_leaves_nothing_in_shared_memory(quire_serve: Any, model: SeeingModel) -> None:

@@ -175,8 +175,15 @@ def test_an_image_is_encoded_once(tmp_path: Path) -> None:
     run(engine, [album.prompt([0, 1]), album.prompt([1, 0])], 3)
     run(engine, [album.prompt([0])], 3)
     stats = engine.core.stats()
+    assert stats.encoder_cache_usage > 0
+    assert engine.reset_encoder_cache()
+    assert engine.core.stats().encoder_cache_usage == 0
+    assert not engine.core.has_work(), "the runner was not told"
+    run(engine, [album.prompt([0])], 3)
+    assert engine.core.stats().num_encoded_items_total == {"image": 3}
     engine.close()
     assert stats.num_encoded_items_total == {"image": 2}
+    assert stats.encode_seconds_total["image"] > 0
     assert stats.encoder_cache_queries_total - stats.encoder_cache_hits_total == 2
 
 

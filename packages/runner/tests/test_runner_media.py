@@ -151,6 +151,9 @@ def test_a_picture_is_encoded_once_and_shared_by_the_prefix_cache(tmp_path: Path
     num_encoded = engine.network.num_encoded
     engine.run(second)
     assert engine.network.num_encoded == num_encoded
+    (seconds,) = engine.scheduler.stats().encode_seconds_total.items()
+    assert seconds[0] == "image"
+    assert seconds[1] > 0
     assert second.num_cached_tokens > 0
     common = min(len(first.output_token_ids), len(second.output_token_ids))
     assert first.output_token_ids[:common] == second.output_token_ids[:common]

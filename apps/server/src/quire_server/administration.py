@@ -18,6 +18,7 @@ ADMIN_PATHS = frozenset(
         "/pause",
         "/resume",
         "/is_paused",
+        "/reset_encoder_cache",
         "/reset_mm_cache",
         "/reset_prefix_cache",
         "/v1/load_lora_adapter",

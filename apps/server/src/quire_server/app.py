@@ -71,6 +71,7 @@ from quire_server.resting import (
     is_paused,
     is_sleeping,
     pause,
+    reset_encoder_cache,
     reset_mm_cache,
     reset_prefix_cache,
     resume,
@@ -193,6 +194,7 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
         routes.add("POST", "/resume", for_admins(resume))
         routes.add("GET", "/is_paused", for_admins(is_paused))
         query = {"reset_running_requests": switch, "reset_external": switch}
+        routes.add("POST", "/reset_encoder_cache", for_admins(reset_encoder_cache), NOTHING)
         routes.add("POST", "/reset_mm_cache", for_admins(reset_mm_cache), NOTHING)
         routes.add("POST", "/reset_prefix_cache", for_admins(reset_prefix_cache), NOTHING, query=query)
         routes.add(

@@ -122,8 +122,8 @@ class ServerConfig(Settings):
     enable_admin_routes: bool = setting(
         False,
         help="Serve POST /v1/load_lora_adapter, /v1/unload_lora_adapter, /pause, /resume, /reset_prefix_cache, "
-        "/reset_mm_cache and GET /is_paused, which any client may then call; with --admin-api-key administrators "
-        "alone, but for adapters of a key's own.",
+        "/reset_encoder_cache, /reset_mm_cache and GET /is_paused, which any client may then call; with "
+        "--admin-api-key administrators alone, but for adapters of a key's own.",
     )
     allowed_local_lora_path: str | None = setting(
         None, help="Folder below which requests may name adapters to load; empty allows none.", nonempty=True

@@ -13,7 +13,17 @@ from quire_interfaces import RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
 
-__all__ = ["is_paused", "is_sleeping", "pause", "reset_mm_cache", "reset_prefix_cache", "resume", "sleep", "wake_up"]
+__all__ = [
+    "is_paused",
+    "is_sleeping",
+    "pause",
+    "reset_encoder_cache",
+    "reset_mm_cache",
+    "reset_prefix_cache",
+    "resume",
+    "sleep",
+    "wake_up",
+]
 
 
 async def sleep(context: ServerContext, request: Request) -> Response:
@@ -85,6 +95,13 @@ async def reset_mm_cache(context: ServerContext, request: Request) -> Response:
     """Forget prepared media that no request holds."""
     if context.llm.media is not None:
         await asyncio.to_thread(context.llm.media.reset)
+    return Response()
+
+
+async def reset_encoder_cache(context: ServerContext, request: Request) -> Response:
+    """Forget the embeddings that towers have made of media; what running requests need stays, and is told."""
+    if not await context.llm.client.reset_encoder_cache():
+        raise HTTPError(409, "running requests need some of the embeddings; the others are forgotten", code="busy")
     return Response()
 
 

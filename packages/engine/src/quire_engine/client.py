@@ -109,6 +109,13 @@ class EngineClient(Protocol):
             Whether it worked: it does not while blocks are in use.
         """
 
+    async def reset_encoder_cache(self) -> bool:
+        """Forget the embeddings of media that no running request needs.
+
+        Returns:
+            Whether none are left: some are while running requests need them.
+        """
+
     # Adapters.
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:

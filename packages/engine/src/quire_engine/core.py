@@ -56,6 +56,9 @@ class EngineParts:
     release_kv_cache: Callable[[], int] | None = None
     """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
     that cannot be."""
+    reset_encoder_cache: Callable[[], bool] | None = None
+    """Forgets the embeddings of media that no running request needs, and says whether none are left; None for a network
+    that takes no media."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -222,6 +225,11 @@ class EngineCore:
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached blocks; whether it worked. Steps in flight must be collected before (`collect_all`)."""
         return self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
+
+    def reset_encoder_cache(self) -> bool:
+        """Forget the embeddings of media that no running request needs; whether none are left."""
+        reset = self.parts.reset_encoder_cache
+        return reset is None or reset()
 
     def step(self) -> StepResult:
         """Plan steps up to the depth, then wait for the oldest one and collect what it produced.

@@ -275,6 +275,9 @@ class CoreLoop:
         self._publish(self._core.collect_all())
         return self._core.reset_prefix_cache(preempt_running=preempt_running)
 
+    def _reset_encoder_cache(self) -> bool:
+        return self._core.reset_encoder_cache()
+
     @property
     def _adapters(self) -> AdapterStore:
         if self._core.parts.adapters is None:
@@ -320,6 +323,7 @@ UTILITIES: dict[str, Callable[..., Any]] = {
     "load_adapter": CoreLoop._load_adapter,
     "pause": CoreLoop._pause,
     "ping": CoreLoop._ping,
+    "reset_encoder_cache": CoreLoop._reset_encoder_cache,
     "reset_prefix_cache": CoreLoop._reset_prefix_cache,
     "restore_adapters": CoreLoop._restore_adapters,
     "sleep": CoreLoop._sleep,

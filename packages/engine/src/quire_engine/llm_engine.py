@@ -185,6 +185,12 @@ class LLMEngine:
         """Forget all cached blocks; False while requests hold some."""
         return self.core.reset_prefix_cache()
 
+    def reset_encoder_cache(self) -> bool:
+        """Forget the embeddings of media that no running request needs; False where some are left."""
+        was_emptied = self.core.reset_encoder_cache()
+        self.core.flush()  # the step that tells the runner, where no request brings one
+        return was_emptied
+
     def close(self) -> None:
         """Give everything back. Idempotent."""
         self._is_closed = True

@@ -350,6 +350,9 @@ class StreamingClient:
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         return bool(await self._call("reset_prefix_cache", preempt_running=preempt_running))
 
+    async def reset_encoder_cache(self) -> bool:
+        return bool(await self._call("reset_encoder_cache"))
+
     async def sleep(self, level: int = 1) -> int:
         num_bytes = int(await self._call("sleep", level=level))
         self._rest = ("sleep", {"level": level})

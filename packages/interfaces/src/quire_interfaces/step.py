@@ -154,6 +154,8 @@ class ModelRunnerOutput:
     """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
     failed_media: dict[str, str] = field(default_factory=dict)
     """Key -> why an item of `SchedulerOutput.encode` could not be encoded; its requests are in `failed_rows`."""
+    encode_seconds: dict[str, float] = field(default_factory=dict)
+    """Modality -> time that towers took for the items of `SchedulerOutput.encode`."""
     kv_transfer: KVTransferOutput | None = None
     """What became of blocks on their way from or to a tier."""
 
@@ -234,6 +236,8 @@ class SchedulerStats:
     """Modality -> items that towers have read."""
     num_encoded_embeds_total: dict[str, int] = field(default_factory=dict)
     """Modality -> embeddings that towers have made."""
+    encode_seconds_total: dict[str, float] = field(default_factory=dict)
+    """Modality -> time that towers took."""
     jit_compilations_total: dict[str, int] = field(default_factory=dict)
     """Name of a kernel -> how often it was compiled after the start, while requests waited."""
     num_adapters_running: int = 0

@@ -370,9 +370,11 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     if tier is not None:
         rules.append(KVTransfers(allocator, tier.connector))
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
+    media_rule = None
     if (media := blueprint.model.media) is not None:
         size, step_tokens = plan.encoder_cache_size, scheduler_config.max_num_batched_tokens
-        rules.append(MediaRule(size, size, step_tokens, keeps_spans_whole=media.is_bidirectional))
+        media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=media.is_bidirectional)
+        rules.append(media_rule)
     scheduler = Scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
     may_release = tier is None and config.runner.device.startswith("cpu")
@@ -393,6 +395,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         gates=(device.gate, adapters),
         adapters=device.store,
         release_kv_cache=device.runner.release_kv_cache if may_release else None,
+        reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
     )

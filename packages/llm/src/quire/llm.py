@@ -362,6 +362,16 @@ class LLM:
         with self._shared.turn() as engine:
             return engine.reset_prefix_cache()
 
+    def reset_encoder_cache(self) -> bool:
+        """Forget the embeddings that towers have made of media; False while requests of another call need some."""
+        with self._shared.turn() as engine:
+            return engine.reset_encoder_cache()
+
+    def reset_mm_cache(self) -> None:
+        """Forget prepared media that no request holds."""
+        if self.media is not None:
+            self.media.reset()
+
     def close(self) -> None:
         """Give everything back, between two steps; calls of other threads raise EngineDeadError. Idempotent."""
         self._shared.close()

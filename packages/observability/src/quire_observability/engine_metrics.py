@@ -315,6 +315,8 @@ class EngineMetrics(Collector):
         yield self._labelled("mm_encoded_items", text, "modality", stats.num_encoded_items_total.items())
         text = "Embeddings that towers have made."
         yield self._labelled("mm_encoded_embeds", text, "modality", stats.num_encoded_embeds_total.items())
+        text = "Time that towers took to read media."
+        yield self._labelled("mm_encode_seconds", text, "modality", stats.encode_seconds_total.items())
         prepared = self.prepared_media()
         for name, (attribute, text) in _PREPARED.items():
             counts = ((modality, getattr(each, attribute)) for modality, each in prepared.items())

@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Iterable
+from contextlib import nullcontext
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +23,12 @@ from quire_attention.batch import ForwardBatch, MediaEmbeds
 from quire_interfaces.media import MediaItem, PromptMedia
 from quire_interfaces.step import RequestFailure, SchedulerOutput
 from quire_ops import to_device
+from quire_runner.device_timer import DeviceTimer
 from quire_runner.inputs import HostPlan
 from quire_runner.protocols import RunnableNetwork
 from quire_runner.rows import Rows
 
-__all__ = ["EncoderCache", "read_arrays"]
+__all__ = ["EncodedMedia", "EncoderCache", "read_arrays"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +51,15 @@ def read_arrays(item: MediaItem) -> dict[str, Tensor]:
     }
 
 
+class EncodedMedia(NamedTuple):
+    """What became of the items that a step was to encode."""
+
+    failed: dict[str, str]
+    """Key -> why an item could not be encoded."""
+    timer: DeviceTimer
+    """Time of the towers, by modality."""
+
+
 class EncoderCache:
     """Embeddings by the keys of their items.
 
@@ -67,25 +79,33 @@ class EncoderCache:
         """Embeddings that are kept."""
         return sum(map(len, self._embeds.values()))
 
-    def update(self, output: SchedulerOutput) -> dict[str, str]:
-        """Forget and encode what a step says. Returns, by key, why items could not be encoded."""
+    def update(self, output: SchedulerOutput) -> EncodedMedia:
+        """Forget and encode what a step says."""
         for key in output.freed_media:
             self._embeds.pop(key, None)  # a step that failed has perhaps not encoded it
+        timer = DeviceTimer(self._rows.token_ids.device)
         failed: dict[str, str] = {}
         by_modality: dict[str, list[MediaItem]] = {}
         for item in output.encode:
             by_modality.setdefault("" if item.is_encoded else item.modality, []).append(item)
         for modality, items in by_modality.items():
-            try:
-                self._encode(modality, items)
-            except Exception:
-                # One of them is the reason; by itself, each is its own.
-                for item in items:
-                    try:
-                        self._encode(modality, [item])
-                    except Exception as error:
-                        _logger.exception("the %s %s could not be encoded", item.modality, item.key)
-                        failed[item.key] = f"the {item.modality} could not be encoded: {error}"
+            with timer.measure(modality) if modality else nullcontext():
+                failed |= self._encode_apart(modality, items)
+        return EncodedMedia(failed, timer)
+
+    def _encode_apart(self, modality: str, items: list[MediaItem]) -> dict[str, str]:
+        """Encode items, one after the other where they cannot be encoded together. Returns why some cannot, by key."""
+        failed: dict[str, str] = {}
+        try:
+            self._encode(modality, items)
+        except Exception:
+            # One of them is the reason; by itself, each is its own.
+            for item in items:
+                try:
+                    self._encode(modality, [item])
+                except Exception as error:
+                    _logger.exception("the %s %s could not be encoded", item.modality, item.key)
+                    failed[item.key] = f"the {item.modality} could not be encoded: {error}"
         return failed
 
     def _encode(self, modality: str, items: list[MediaItem]) -> None:

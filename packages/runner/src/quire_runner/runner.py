@@ -37,7 +37,7 @@ from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
-from quire_runner.media import EncoderCache
+from quire_runner.media import EncodedMedia, EncoderCache
 from quire_runner.output import Failures, PendingResult, ReadyResult, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.protocols import LogitsTap, RunnableNetwork, StepAdapters
@@ -321,7 +321,7 @@ class ModelRunner:
             rows.take_late_failures()
             rows.apply(output)
             self._place_adapters(output)
-            failed_media = self._encode_media(output)
+            encoded = self._encode_media(output)
             if self._drafting is not None:
                 self._drafting.drafter.begin(output)
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
@@ -334,7 +334,7 @@ class ModelRunner:
                 read = self._run(step)
             else:
                 read = self._drafting.run(step, self._run)
-        return lambda: self._completed(read(), output, step, dropped, failed_media)
+        return lambda: self._completed(read(), output, step, dropped, encoded)
 
     def _completed(
         self,
@@ -342,14 +342,16 @@ class ModelRunner:
         output: SchedulerOutput,
         step: SchedulerOutput,
         dropped: Failures,
-        failed_media: dict[str, str],
+        encoded: EncodedMedia | None,
     ) -> ModelRunnerOutput:
         """The result with the entries that were left out, and with news of transfers."""
         if dropped:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
             result.failed_rows |= dropped
-        result.failed_media = failed_media
+        if encoded is not None:
+            result.failed_media = encoded.failed
+            result.encode_seconds = encoded.timer.seconds()
         if self._transfers is not None:
             result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
         return result
@@ -379,12 +381,12 @@ class ModelRunner:
                     self._rows.free(new.row)
                     self._rows.failed[new.row] = RequestFailure.of(error)
 
-    def _encode_media(self, output: SchedulerOutput) -> dict[str, str]:
-        """Encode what the step says; rows whose items could not be encoded have failed. Returns why, by key."""
-        failed = self._media.update(output) if output.encode or output.freed_media else {}
+    def _encode_media(self, output: SchedulerOutput) -> EncodedMedia | None:
+        """Encode what the step says; rows whose items could not be encoded have failed. None where it says nothing."""
+        encoded = self._media.update(output) if output.encode or output.freed_media else None
         if self._rows.media:
-            self._rows.failed |= self._media.missing(output, failed)
-        return failed
+            self._rows.failed |= self._media.missing(output, {} if encoded is None else encoded.failed)
+        return encoded
 
     def _run(self, output: SchedulerOutput) -> PendingResult:
         """Start a step by the first path that takes it, and propose drafts behind it."""

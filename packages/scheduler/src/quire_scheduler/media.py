@@ -222,7 +222,10 @@ class MediaRule(AdmissionRule):
         return bool(output.encode or output.freed_media)
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
-        """Items that could not be encoded are not there."""
+        """Items that could not be encoded are not there; count the time of the others."""
+        seconds = self._counters.encode_seconds_total
+        for modality, spent in result.encode_seconds.items():
+            seconds[modality] = seconds.get(modality, 0.0) + spent
         for key in result.failed_media:
             self._cache.remove(key)
 
@@ -233,14 +236,17 @@ class MediaRule(AdmissionRule):
             self._cache.remove(key)
         self._freed += keys + [key for key in output.freed_media if key not in self._cache]
 
-    def reset_cache(self) -> int:
-        """Forget the items that no running request needs. Returns their number; the runner forgets them with the next
-        step."""
+    def reset_cache(self) -> bool:
+        """Forget the items that no running request needs; the runner forgets them with the next step.
+
+        Returns:
+            Whether that was all of them.
+        """
         keys = self._cache.unused_keys()
         for key in keys:
             self._cache.remove(key)
         self._forget(keys)
-        return len(keys)
+        return not self._cache.num_embeds
 
     def has_work(self, *, is_idle: bool) -> bool:
         """Whether the runner has to be told to forget something."""
@@ -254,3 +260,4 @@ class MediaRule(AdmissionRule):
         stats.encoder_cache_hits_total = counters.encoder_cache_hits_total
         stats.num_encoded_items_total = dict(counters.num_encoded_items_total)
         stats.num_encoded_embeds_total = dict(counters.num_encoded_embeds_total)
+        stats.encode_seconds_total = dict(counters.encode_seconds_total)

@@ -336,6 +336,7 @@ class EngineClientSuite:
             cached = [output.num_cached_tokens async for output in client.open([make_message("b", prompt, 4)])]
             assert max(cached) >= 60
             assert await client.reset_prefix_cache()
+            assert await client.reset_encoder_cache(), "a network that takes no media keeps no embeddings of any"
             cached = [output.num_cached_tokens async for output in client.open([make_message("c", prompt, 4)])]
             assert max(cached) == 0
             running = client.open([make_message("d", prompt, 200)])
