@@ -17,9 +17,12 @@ from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.layers.towers import Towers
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
+from quire_models.stored_linears import check_towers
+from quire_models.towers.native import load_native_towers
 from quire_models.transformers_backend.towers import load_towers
 from quire_models.weights import Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest, ops
@@ -182,8 +185,19 @@ def load_model(
         load_weights(model, folder, progress, load_format=load_format)
     if config.media is not None and not language_model_only and not model.loads_itself:
         _check_spans(model)
-        model.towers = load_towers(config, folder, model.dtype, model.device, dummy=load_format == "dummy")
+        model.towers = _towers(model, folder, dummy=load_format == "dummy")
     return model
+
+
+def _towers(model: Network, folder: str | Path, *, dummy: bool) -> Towers:
+    """Quire's own where they are described and take all modalities, else Transformers'."""
+    media, names = model.config.media, model.config.language_names
+    assert media is not None
+    assert names is not None
+    if media.tower is None or not media.tower.inputs.keys() >= set(media.modalities):
+        return load_towers(model.config, folder, model.dtype, model.device, dummy=dummy)
+    check_towers(Path(folder), names)
+    return load_native_towers(media, names, folder, model.dtype, model.device, model.attention_backend, dummy=dummy)
 
 
 def _check_spans(model: Network) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_interfaces import Fields, Modality
+from quire_models.towers.registry import tower_spec
+from quire_models.towers.tower_spec import TowerSpec
 
 __all__ = ["MediaSpec", "media_spec"]
 
@@ -50,6 +52,8 @@ class MediaSpec:
     """Tokens have three positions, of time, height and width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
     """Weights of the towers, connectors included, as far as files are there to be counted."""
+    tower: TowerSpec | None = None
+    """The tower, where it is Quire's own; None where Transformers' serves."""
     is_bidirectional: bool = False
     """Tokens of an image attend to all of the image, not only to those before them."""
 
@@ -82,6 +86,7 @@ def media_spec(
         modalities=found,
         width=hidden_size * (1 + depth),
         num_deepstack=depth,
+        tower=tower_spec(values, hidden_size) if is_native else None,
         has_mrope=isinstance(rope, Mapping) and rope.get("mrope_section") is not None,
         is_bidirectional=values.get("model_type") in _BIDIRECTIONAL,
     )

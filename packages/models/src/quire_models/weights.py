@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +20,12 @@ from quire_interfaces import CheckpointError
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
-from quire_models.layers.scope import Parameter
+from quire_models.layers.scope import Packed, Parameter
 from quire_models.mapped_pages import MappedPages
 from quire_models.staged_uploads import StagedUploads
 from quire_quantization.numbers import KV_SCALES, OPTIONAL_TENSORS, ask
 
-__all__ = ["Progress", "load_dummy_weights", "load_weights"]
+__all__ = ["Progress", "fill_parameters", "fill_with_dummies", "load_dummy_weights", "load_weights"]
 
 Progress = Callable[[int, int], None]
 """(bytes of checkpoint tensors placed so far, bytes of all) -> None."""
@@ -54,22 +55,80 @@ def load_weights(
             wrong shape: all of them are listed in one message.
     """
     folder = Path(folder)
-    parameters = {parameter.name: parameter for parameter in model.parameters}
-    checkpoint = open_checkpoint(folder, pickled=load_format == "pt")
     scales = KVScales(model.attention_names, model.config.num_kv_heads)
+    filling = fill_parameters(model, folder, model.checkpoint_tensors, progress, pickled=load_format == "pt")
+    extra = [name for name, piece in filling.extra if not (_is_ignored(name, model) or scales.take(name, piece))]
+    if filling.missing or extra or filling.wrong:
+        raise CheckpointError(_complaint(folder, filling.missing, extra, filling.wrong))
+    model.set_kv_scales(scales.found)
+    model.finish_loading(filling.trim)
+
+
+class Loadable(Protocol):
+    """What has parameters to fill: a network, or towers."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """What the checkpoint has to bring."""
+
+    @property
+    def packs(self) -> dict[str, Packed]:
+        """What the checkpoint may bring in the place of several parameters, by its name there."""
+
+
+class Filling(NamedTuple):
+    """What came of filling parameters from a checkpoint."""
+
+    missing: list[str]
+    """Parameters without a tensor."""
+    extra: list[tuple[str, Tensor]]
+    """Tensors that are no parameters, by the names that they would have as such."""
+    wrong: list[str]
+    """Tensors of other shapes, and which."""
+    trim: Callable[[], None]
+    """Lets go of pages of the files that have been read."""
+
+
+def fill_parameters(
+    model: Loadable,
+    folder: Path,
+    checkpoint_tensors: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]],
+    progress: Progress | None = None,
+    *,
+    pickled: bool = False,
+) -> Filling:
+    """Give each parameter its tensor from the files in `folder`.
+
+    Args:
+        checkpoint_tensors: A tensor of the checkpoint -> names and tensors of parameters.
+        progress: Called after each tensor of the checkpoint.
+        pickled: The files are PyTorch's own.
+
+    Raises:
+        CheckpointError: No files of this format, or unreadable ones.
+    """
+    parameters = {parameter.name: parameter for parameter in model.parameters}
+    checkpoint = open_checkpoint(folder, pickled=pickled)
     pages = MappedPages(checkpoint.files)
     done = 0
     wrong: dict[str, str] = {}
-    extra: list[str] = []
+    extra: list[tuple[str, Tensor]] = []
     uploads = StagedUploads(model.device) if model.device.type == "cuda" else None
     for stored_name, stored in checkpoint.tensors():
         done += stored.nbytes
-        for name, tensor in model.checkpoint_tensors(stored_name, stored):
+        for name, tensor in checkpoint_tensors(stored_name, stored):
             for part, piece in _parts(name, tensor, model, wrong):
                 parameter = parameters.get(part)
                 if parameter is None:
-                    if not (_is_ignored(part, model) or scales.take(part, piece)):
-                        extra.append(part)
+                    extra.append((part, piece))
                 elif not _fits(tuple(piece.shape), parameter.shape):
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
                 else:
@@ -80,15 +139,21 @@ def load_weights(
     if uploads is not None:
         uploads.finish()
     missing = [name for name, p in parameters.items() if p.tensor is None and not p.optional and name not in wrong]
-    if missing or extra or wrong:
-        raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
-    model.set_kv_scales(scales.found)
-    model.finish_loading(pages.trim)
+    return Filling(missing, extra, [line for line in wrong.values() if line], pages.trim)
 
 
 def load_dummy_weights(model: Network, seed: int = 0) -> None:
     """Fill every parameter at random, reproducibly: for measuring without a checkpoint. Norms begin as ones, biases as
     zeros, so that activations stay in range."""
+    fill_with_dummies(model, seed)
+    if model.cache_dtype.startswith("fp8") and ask(KV_SCALES, False):
+        scale = torch.ones(2, model.config.num_kv_heads)
+        model.set_kv_scales(dict.fromkeys(model.attention_names, scale))
+    model.finish_loading()
+
+
+def fill_with_dummies(model: Loadable, seed: int = 0) -> None:
+    """Give each parameter random numbers, as `load_dummy_weights` says."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters:
         if parameter.optional and not _is_filled(parameter):
@@ -101,10 +166,6 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
         else:
             tensor = torch.empty(shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
         parameter.tensor = _put(tensor, model, parameter)
-    if model.cache_dtype.startswith("fp8") and ask(KV_SCALES, False):
-        scale = torch.ones(2, model.config.num_kv_heads)
-        model.set_kv_scales(dict.fromkeys(model.attention_names, scale))
-    model.finish_loading()
 
 
 def _is_filled(parameter: Parameter) -> bool:
@@ -126,7 +187,7 @@ def _is_ignored(name: str, model: Network) -> bool:
     return name in model.ignored_tensors or name.endswith(IGNORED_SUFFIXES)
 
 
-def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:
+def _parts(name: str, tensor: Tensor, model: Loadable, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:
     """The tensor under its own name, or what it stands for; the names of what a wrong one stands for go to `wrong`."""
     packed = model.packs.get(name)
     if packed is None:
@@ -140,7 +201,7 @@ def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> 
     return []
 
 
-def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: StagedUploads | None) -> Tensor:
+def _placed(tensor: Tensor, model: Loadable, parameter: Parameter, uploads: StagedUploads | None) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
     if parameter.dtype == torch.uint8 and tensor.dtype == torch.float8_e8m0fnu:
         tensor = tensor.view(torch.uint8)  # the exponents themselves
@@ -161,7 +222,7 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: Stage
     return _put(shaped, model, parameter)
 
 
-def _put(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
+def _put(tensor: Tensor, model: Loadable, parameter: Parameter) -> Tensor:
     """The tensor on its device in its dtype: in the memory that the parameter asks for, else itself or a copy."""
     dtype = parameter.dtype or model.dtype
     memory = parameter.memory(dtype, model.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire_attention import EncoderBatch, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward, within
 from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.linear import Linear
@@ -39,20 +39,19 @@ class EncoderAttention:
     def __call__(
         self,
         x: Tensor,
-        batch: EncoderBatch,
+        lens: list[int],
         rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
     ) -> Tensor:
         """Args:
+        lens: Tokens of each input, which stand one behind the other in x.
         rotation: Cosines and sines [E, 1, D] of queries and keys; None for none.
         position_bias: [H, distances], which op `encoder_attention` adds to the scores; None for none.
         """
         query, key, value = (each.view(len(x), self._num_heads, -1) for each in self._qkv(x))
         if self._rotary is not None and rotation is not None:
             query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
-        attended = self._attend(
-            query, key, value, batch.lens, scale=self._scale, window=self._window, bias=position_bias
-        )
+        attended = self._attend(query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias)
         return self.out(attended.flatten(1))
 
 
@@ -104,15 +103,15 @@ class EncoderLayer:
     def __call__(
         self,
         x: Tensor,
-        batch: EncoderBatch,
+        lens: list[int],
         rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
     ) -> Tensor:
-        """x [E, hidden_size] -> [E, hidden_size]; see `EncoderAttention` for the others."""
+        """x [E, hidden_size] -> [E, hidden_size]; `EncoderAttention` says what the other arguments are."""
         norm, feed_forward_norm = self._attention_norm, self._feed_forward_norm
         if self._is_post_ln:
-            x = x + self.attention(x, batch, rotation, position_bias)
+            x = x + self.attention(x, lens, rotation, position_bias)
             x = x if norm is None else norm(x)
             return feed_forward_norm(x + self.feed_forward(x))
-        x = x + self.attention(x if norm is None else norm(x), batch, rotation, position_bias)
+        x = x + self.attention(x if norm is None else norm(x), lens, rotation, position_bias)
         return x + self.feed_forward(feed_forward_norm(x))

@@ -102,7 +102,7 @@ class EncoderDecoderLM(Network):
         self.use_adapters(inputs.lora)
         x = self.encoder_embedding(inputs.input_ids, inputs.positions, inputs.lora)
         for layer, position_bias in zip(self.encoder_layers, self.encoder_biases(), strict=True):
-            x = layer(x, inputs, None, position_bias)
+            x = layer(x, inputs.lens, None, position_bias)
         if self.encoder_norm is not None:
             x = self.encoder_norm(x)
         for decoder_layer in self.decoder_layers:

@@ -39,7 +39,7 @@ class EncoderOnly(Network):
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
         x = self.embedding(batch.input_ids, batch.positions, None)
         for layer, rotation in zip(self.layers, self._rotations, strict=True):
-            x = layer(x, batch, None if rotation is None else rotations[rotation])
+            x = layer(x, batch.lens, None if rotation is None else rotations[rotation])
         return x if self.norm is None else self.norm(x)
 
     @torch.inference_mode()

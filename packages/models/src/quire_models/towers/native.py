@@ -1,0 +1,144 @@
+"""`NativeTowers`: a described tower with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_attention import AttentionBackend
+from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_models.composite import LanguageNames
+from quire_models.layers.fused import named_tensors
+from quire_models.layers.scope import Packed, Parameter, Scope
+from quire_models.media_spec import MediaSpec
+from quire_models.towers.vision_tower import VisionTower
+from quire_models.weights import fill_parameters, fill_with_dummies
+from quire_ops import OpRequest
+from quire_quantization import linear_method
+
+__all__ = ["NativeTowers", "load_native_towers"]
+
+
+class NativeTowers:
+    """The tower of a network, with its connector."""
+
+    def __init__(self, spec: MediaSpec, scope: Scope) -> None:
+        assert spec.tower is not None
+        self._architecture, self._tower_spec = spec.architecture, spec.tower
+        self._scope = scope
+        self._tower = VisionTower(spec.tower, scope)
+        self._num_parameters = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype."""
+        return self._scope.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._scope.device
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """What the checkpoint has to bring."""
+        return self._scope.parameters
+
+    @property
+    def packs(self) -> dict[str, Packed]:
+        """What the checkpoint may bring in the place of parameters, by its name there."""
+        return self._scope.packs
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the tower, its connector included."""
+        return self._num_parameters
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """A tensor of the checkpoint that is not the language model's, as parameters; there may be others, which the
+        tower does not need."""
+        name = name.removeprefix("thinker.").removeprefix("model.")
+        return named_tensors(self._tower_spec.checkpoint, "lm_head", name, tensor)
+
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
+        self._num_parameters = sum(each.tensor.numel() for each in self.parameters if each.tensor is not None)
+        for finish in self._scope.finishers:
+            finish()
+            after_each()
+        self._scope.finishers.clear()
+
+    @torch.inference_mode()
+    def encode(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Embeddings of each item, [num_embeds, width].
+
+        Args:
+            modality: A value of `quire_interfaces.Modality`.
+            items: Arrays of each item under the names of the processor's outputs.
+
+        Raises:
+            ConfigError: There is no tower for this modality.
+            ValueError: An item has a shape that the tower does not take.
+        """
+        kind = Modality(modality)
+        if kind not in self._tower_spec.inputs:
+            names = ", ".join(self._tower_spec.inputs)
+            raise ConfigError(f"{self._architecture} takes {names}, and no {modality}", field="media")
+        placed = [{name: self._placed(value) for name, value in item.items()} for item in items]
+        return self._tower.encode(kind, placed) if placed else []
+
+    def _placed(self, value: Tensor) -> Tensor:
+        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+
+
+def load_native_towers(
+    spec: MediaSpec,
+    names: LanguageNames,
+    folder: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention_backend: AttentionBackend,
+    *,
+    dummy: bool = False,
+) -> NativeTowers:
+    """The described tower of a checkpoint, with its weights.
+
+    Args:
+        spec: Its `tower` is not None.
+        names: Tell tensors of the language model.
+        attention_backend: The language model's, which the tower does not call.
+        dummy: Random weights, for which the folder needs no files.
+
+    Raises:
+        CheckpointError: Weights cannot be read, have other shapes, or are not there, and are named.
+    """
+    plain = linear_method("plain", OpRequest(device=device.type, dtype=dtype))
+    scope = Scope(
+        dtype=dtype,
+        device=device,
+        linear_method=plain,
+        head_method=plain,
+        plain_method=plain,
+        attention_backend=attention_backend,
+        joins_products=device.type != "cpu",
+    )
+    towers = NativeTowers(spec, scope)
+    if dummy:
+        fill_with_dummies(towers)
+        towers.finish_loading()
+        return towers
+    filling = fill_parameters(
+        towers,
+        Path(folder),
+        lambda name, tensor: () if names(name) is not None else towers.checkpoint_tensors(name, tensor),
+    )
+    if filling.missing:
+        missing = sorted(filling.missing)
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights of its towers: {', '.join(missing)}")
+    if filling.wrong:
+        raise CheckpointError(f"the towers in {folder} do not fit its config.json: {'; '.join(filling.wrong)}")
+    towers.finish_loading(filling.trim)
+    return towers

@@ -1,0 +1,31 @@
+"""Networks whose towers are Quire's own. Free of torch.
+
+Knows which function describes a network's towers. What is not here, or in a variant that its function does not know,
+has Transformers' towers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire_models.towers import gemma3, idefics3, llava
+from quire_models.towers.tower_spec import TowerSpec
+
+__all__ = ["TOWERS", "tower_spec"]
+
+TOWERS: dict[str, Callable[[Mapping[str, Any], int], TowerSpec | None]] = {
+    "gemma3": gemma3.spec,
+    "idefics3": idefics3.spec,
+    "llava": llava.spec,
+    "paligemma": gemma3.spec_of_paligemma,
+    "smolvlm": idefics3.spec,
+}
+"""`model_type` of a network -> (config.json, hidden size of its language model) -> its tower, or None for a variant
+that is not described."""
+
+
+def tower_spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
+    """The tower of the network that a config.json is of; None where Transformers' serves."""
+    describe = TOWERS.get(str(values.get("model_type")))
+    return None if describe is None else describe(values, hidden_size)

@@ -1,0 +1,107 @@
+"""An encoder of image tiles with its connector, made of a `TowerSpec`.
+
+Shape legend: N tiles, P patches of a tile, S tokens of a tile (its patches, and the class token where there is one),
+C width of the tower, W width of an embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import Modality
+from quire_models.layers.encoder import EncoderLayer
+from quire_models.layers.norm import make_norm
+from quire_models.layers.scope import Scope
+from quire_models.towers.connector import Connector
+from quire_models.towers.patches import PatchEmbedding
+from quire_models.towers.tower_spec import LearnedPositionsSpec, TowerSpec
+
+__all__ = ["VisionTower"]
+
+PIECE_TOKENS = {"cpu": 1024, "cuda": 32768}
+"""Device type -> tokens that go through the layers together: more do not fill it better, and need more memory."""
+
+
+class VisionTower:
+    """Pixels of some items -> their embeddings, [embeddings of the item, W] each."""
+
+    def __init__(self, spec: TowerSpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the whole network: a description has full names.
+        """
+        self._spec = spec
+        self._patches = PatchEmbedding(spec.patch, scope)
+        self._positions = LearnedPositions(spec.positions, spec.patch.hidden_size, scope)
+        self._input_norm = None if spec.input_norm is None else make_norm(spec.input_norm, scope)
+        self._layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+        self._final_norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
+        self._connector = Connector(spec.connector, scope)
+        self._piece_tokens = PIECE_TOKENS.get(scope.device.type, PIECE_TOKENS["cuda"])
+
+    def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Args:
+        items: Arrays of each item, under the names of the processor's outputs; pixels in the compute dtype.
+
+        Raises:
+            ValueError: A tile has another size than the tower's.
+        """
+        tiles = [self._tiles(item, modality) for item in items]
+        side = self._spec.image_size // self._spec.patch.patch_size
+        pixels = torch.cat(tiles)
+        step = max(1, self._piece_tokens // side**2)
+        pieces = [self._encode_tiles(piece, side) for piece in pixels.split(step)]
+        encoded = torch.cat(pieces)  # [N, embeddings of a tile, W]
+        return [part.flatten(0, 1) for part in encoded.split([len(each) for each in tiles])]
+
+    def _tiles(self, item: dict[str, Tensor], modality: Modality) -> Tensor:
+        """[N, channels, height, width] of an item."""
+        pixels = item[self._spec.inputs[modality]]
+        tiles, size = pixels.reshape(-1, *pixels.shape[-3:]), self._spec.image_size
+        if tiles.shape[-2:] != (size, size):
+            raise ValueError(
+                f"a tile is {tiles.shape[-1]} x {tiles.shape[-2]} pixels, and the tower takes {size} x {size}"
+            )
+        mask = item.get("pixel_attention_mask")
+        if mask is not None and not bool(mask.all()):
+            raise ValueError("a tile has padding, which the tower does not take")
+        return tiles
+
+    def _encode_tiles(self, tiles: Tensor, side: int) -> Tensor:
+        """[N, channels, height, width] -> [N, embeddings of a tile, W]."""
+        x = self._positions(self._patches(tiles))  # [N, S, C]
+        num_tiles, num_tokens = x.shape[:2]
+        x = x.flatten(0, 1)
+        if self._input_norm is not None:
+            x = self._input_norm(x)
+        lens = [num_tokens] * num_tiles
+        for layer in self._layers:
+            x = layer(x, lens)
+        if self._final_norm is not None:
+            x = self._final_norm(x)
+        if num_tokens > side**2 and not self._spec.keeps_class_token:
+            x = x.unflatten(0, (num_tiles, num_tokens))[:, 1:].flatten(0, 1)
+        embeds = self._connector(x, [(side, side)] * num_tiles)
+        return embeds.view(num_tiles, -1, embeds.shape[-1])
+
+
+class LearnedPositions:
+    """Patches [N, P, C] -> tokens [N, S, C], with the class token in front and positions added."""
+
+    def __init__(self, spec: LearnedPositionsSpec, size: int, scope: Scope) -> None:
+        num_class_tokens = 1 if spec.class_token else 0
+        self._table = scope.parameter(spec.name, spec.side**2 + num_class_tokens, size)
+        self._class_token = scope.parameter(spec.class_token, size) if spec.class_token else None
+        self._added: Tensor
+        self._first: Tensor | None = None
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._added = self._table.take()
+        if self._class_token is not None:
+            self._first = self._class_token.take() + self._added[0]
+            self._added = self._added[1:]
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        x = patches + self._added
+        return x if self._first is None else torch.cat((self._first.expand(len(x), 1, -1), x), dim=1)

@@ -1,0 +1,125 @@
+"""Towers of Quire's own give the embeddings of Transformers' classes, whatever they are packed with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_models import ModelConfig, Network, load_model
+from quire_models.towers.native import NativeTowers
+from quire_models.transformers_backend.towers import TransformersTowers, load_towers
+from quire_testkit.parity.media_cases import MEDIA_CASES
+from quire_testkit.parity.media_items import media_item
+from quire_testkit.parity.oracle import write_checkpoint
+
+NATIVE = sorted(
+    f"{name}ForConditionalGeneration" for name in ("Gemma3", "Idefics3", "Llava", "SmolVLM")
+)  # fmt: skip
+SMOLVLM = "SmolVLMForConditionalGeneration"
+
+
+def load(folder: Path, **options: Any) -> Network:
+    return load_model(ModelConfig.from_path(folder), folder, **{"dtype": "float32", **options})
+
+
+def embeddings(towers: Any, items: list[tuple[Modality, dict[str, Tensor]]]) -> list[Tensor]:
+    (modality,) = {modality for modality, _ in items}
+    encoded: list[Tensor] = towers.encode(modality, [arrays for _, arrays in items])
+    return encoded
+
+
+@pytest.mark.parametrize("architecture", NATIVE)
+def test_embeddings_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    assert isinstance(network.towers, NativeTowers)
+    oracle = load_towers(network.config, tmp_path, torch.float32, torch.device("cpu"))
+    assert isinstance(oracle, TransformersTowers)
+    items = [media_item(architecture, index) for index in range(5)]
+    packed = embeddings(network.towers, items)
+    for item, expected, embeds in zip(items, embeddings(oracle, items), packed, strict=True):
+        assert embeds.shape == expected.shape
+        assert (embeds - expected).abs().max() <= 1e-5 * expected.abs().max()
+        (alone,) = embeddings(network.towers, [item])
+        assert (embeds - alone).abs().max() <= 1e-5 * expected.abs().max()
+    assert not torch.equal(packed[0][:1], packed[1][:1])
+    assert embeddings(network.towers, items[:1])[0].dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    write_checkpoint(folder, SMOLVLM, MEDIA_CASES[SMOLVLM])
+    return folder
+
+
+def test_bfloat16_is_near(smolvlm: Path) -> None:
+    item = [media_item(SMOLVLM, 0)]
+    wide, narrow = (embeddings(load(smolvlm, dtype=dtype).towers, item)[0] for dtype in ("float32", "bfloat16"))
+    assert narrow.dtype == torch.bfloat16
+    assert (narrow.float() - wide).abs().max() <= 0.03 * wide.abs().max()
+
+
+def test_weights_of_older_names_are_found(smolvlm: Path, tmp_path: Path) -> None:
+    """As checkpoints have them that were written before Transformers flattened its towers."""
+    architecture = "LlavaForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    items, file = [media_item(architecture, 0)], tmp_path / "model.safetensors"
+    expected = embeddings(load(tmp_path).towers, items)[0]
+    older = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in load_file(file).items()
+    }
+    save_file(older, file, metadata={"format": "pt"})
+    assert torch.equal(embeddings(load(tmp_path).towers, items)[0], expected)
+
+
+def test_tiles_of_another_size_are_refused(smolvlm: Path) -> None:
+    network = load(smolvlm)
+    with pytest.raises(ValueError, match="a tile is 40 x 32 pixels, and the tower takes 32 x 32"):
+        network.encode_media(Modality.IMAGE, [{"pixel_values": torch.zeros(1, 1, 3, 32, 40)}])
+    mask = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+    mask[..., 24:] = False
+    with pytest.raises(ValueError, match="a tile has padding"):
+        network.encode_media(
+            Modality.IMAGE, [{"pixel_values": torch.zeros(1, 1, 3, 32, 32), "pixel_attention_mask": mask}]
+        )
+
+
+def test_a_modality_that_the_tower_does_not_take_is_refused(smolvlm: Path) -> None:
+    with pytest.raises(ConfigError, match="SmolVLMForConditionalGeneration takes image, and no audio"):
+        load(smolvlm).encode_media(Modality.AUDIO, [])
+
+
+def test_weights_that_do_not_fit_are_named(smolvlm: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((smolvlm / "config.json").read_text())
+    tensors = load_file(smolvlm / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("vision_model.encoder.layers.1.mlp.fc1.weight"))
+    file = tmp_path / "model.safetensors"
+    save_file({**tensors, name: tensors[name][:40].contiguous()}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.fc1\.weight is \[40, 32\], should be \[48, 32\]"):
+        load(tmp_path)
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of its towers: .*layers\.1\.mlp\.fc1\.weight"):
+        load(tmp_path)
+
+
+def test_dummy_towers_need_no_weights(smolvlm: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((smolvlm / "config.json").read_text())
+    network = load(tmp_path, load_format="dummy")
+    assert isinstance(network.towers, NativeTowers)
+    assert embeddings(network.towers, [media_item(SMOLVLM, 0)])[0].isfinite().all()
+
+
+def test_variants_that_are_not_described_stay_with_transformers(smolvlm: Path) -> None:
+    values = json.loads((smolvlm / "config.json").read_text())
+    values["vision_config"]["hidden_act"] = "mish"
+    media = ModelConfig.from_dict(values).media
+    assert media is not None
+    assert media.tower is None
