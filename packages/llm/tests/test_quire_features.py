@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from llm_demo_heads import write_medusa_heads, write_with_mtp_layer
+from llm_demo_vision import PLACEHOLDER, write_with_tower
 
 from quire import LLM, BeamSearchParams, RequestOutput
-from quire_demo_model import adapter_paths
+from quire_demo_model import adapter_paths, checkpoint_path, draft_paths
 from quire_testkit.features import CHANGES_TOKENS, ENGINE, covering, features_page, requests_of_pairs
+from quire_testkit.seeing_models import drawing
 
 PAGE = Path(__file__).parents[3] / "docs" / "features.md"
 PLAIN: dict[str, Any] = {
@@ -26,20 +28,22 @@ PLAIN: dict[str, Any] = {
     "async_scheduling": False,
     "block_size": 8,
     "speculative_adaptive": False,
+    "lora_modules": tuple(f"{name}={path}" for name, path in adapter_paths().items()),
 }
 REQUESTS = requests_of_pairs(max_tokens=10)
 TEXTS = ["What is 17 + 25?", "Spell the word basket.", "Who are you?", "Reverse the word lamp."]
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Of drafters that the demo model has no companion for: where it is read from with one."""
-    folder = tmp_path_factory.mktemp("heads")
-    adapters = tuple(f"{name}={path}" for name, path in adapter_paths().items())
-    return {
-        "MTP drafts": {"model": str(write_with_mtp_layer(folder / "mtp")), "lora_modules": adapters},
-        "Medusa drafts": {"speculative_model": str(write_medusa_heads(folder / "medusa"))},
-    }
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By drafter: where the network and the drafter are read from."""
+    folder = tmp_path_factory.mktemp("models")
+    model = write_with_tower(folder / "demo", checkpoint_path())
+    drafts = {"draft model": draft_paths()["draft_model"], "EAGLE-3 drafts": draft_paths()["eagle3"]}
+    drafts["Medusa drafts"] = write_medusa_heads(folder / "medusa")
+    with_layer = write_with_tower(folder / "mtp", write_with_mtp_layer(folder / "glm"))
+    own = {name: {"model": str(model), "speculative_model": str(path)} for name, path in drafts.items()}
+    return {"": {"model": str(model)}, "MTP drafts": {"model": str(with_layer)}, **own}
 
 
 def settings(row: dict[str, str | None]) -> dict[str, Any]:
@@ -58,25 +62,30 @@ class Answer:
 def answers(llm: LLM) -> dict[tuple[str, str], Answer]:
     """Of each pair, all in one batch."""
     beams = BeamSearchParams(beam_width=3, max_tokens=6)
-    found = llm.beam_search(prompts(llm)[:2], beams, lora_request=[None, "demo-capitals"])
-    names = [("beam search", "beam search"), ("beam search", "LoRA adapter")]
-    return answers_of(llm, list(REQUESTS)) | {pair: _seen(output) for pair, output in zip(names, found, strict=True)}
+    outputs = llm.beam_search(
+        [prompt(0), prompt(1), prompt(2, num_images=1)], beams, lora_request=[None, "demo-capitals", None]
+    )
+    pairs = [("beam search", other) for other in ("beam search", "LoRA adapter", "media")]
+    return answers_of(llm, list(REQUESTS)) | {pair: _seen(output) for pair, output in zip(pairs, outputs, strict=True)}
 
 
 def answers_of(llm: LLM, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Answer]:
     """Of some pairs, in a batch of their own."""
-    prompt = dict(zip(REQUESTS, prompts(llm), strict=True))
-    params, adapters = zip(*(REQUESTS[pair] for pair in pairs), strict=True)
-    outputs = llm.generate([prompt[pair] for pair in pairs], params, use_tqdm=False, lora_request=adapters)
+    numbers = {pair: number for number, pair in enumerate(REQUESTS)}
+    requests = [REQUESTS[pair] for pair in pairs]
+    prompts = [prompt(numbers[pair], request.num_images) for pair, request in zip(pairs, requests, strict=True)]
+    params, adapters = [each.params for each in requests], [each.adapter for each in requests]
+    outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
     return {pair: _seen(output) for pair, output in zip(pairs, outputs, strict=True)}
 
 
-def prompts(llm: LLM) -> list[list[int]]:
-    """Of each pair."""
-    return [
-        llm.renderer.render_chat([{"role": "user", "content": TEXTS[number % len(TEXTS)]}]).token_ids
-        for number in range(len(REQUESTS))
-    ]
+def prompt(number: int, num_images: int = 0) -> dict[str, Any]:
+    """Of a conversation with one turn; images of different numbers differ."""
+    text = (
+        f"<|im_start|>user\n{PLACEHOLDER * num_images}{TEXTS[number % len(TEXTS)]}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    images = {"multi_modal_data": {"image": [drawing(number + each) for each in range(num_images)]}}
+    return {"prompt": text, **(images if num_images else {})}
 
 
 def _seen(output: RequestOutput) -> Answer:
@@ -87,26 +96,28 @@ def _seen(output: RequestOutput) -> Answer:
 
 
 @cache
-def expected(*changes: str | None, **model: Any) -> dict[tuple[str, str], Answer]:
+def expected(*changes: str | None, model: str) -> dict[tuple[str, str], Answer]:
     """Answers of an engine that has nothing but the weights and the KV cache of that form, adapters on top."""
     chosen = settings(dict(zip(CHANGES_TOKENS, changes, strict=True)))
-    with LLM(**{**chosen, "lora_merge_after": 0}, **model) as llm:
+    with LLM(**{**chosen, "lora_merge_after": 0}, model=model) as llm:
         return answers(llm)
 
 
 @pytest.mark.parametrize("row", covering(), ids=lambda row: ", ".join(str(name) for name in row.values()))
-def test_features_go_together(row: dict[str, str | None], heads: dict[str, dict[str, Any]]) -> None:
-    more, merges = heads.get(row["drafts"] or "", {}), row["weights"] == "adapters in the weights"
-    with LLM(**settings(row), **more) as llm:
+def test_features_go_together(row: dict[str, str | None], models: dict[str, dict[str, Any]]) -> None:
+    paths, merges = models.get(row["drafts"] or "", models[""]), row["weights"] == "adapters in the weights"
+    with LLM(**settings(row), **paths) as llm:
         got = [answers(llm)]
         if merges:  # one matrix in each step
-            alone = [pair for pair, (_, adapter) in REQUESTS.items() if adapter is not None]
+            alone = [pair for pair, request in REQUESTS.items() if request.adapter is not None]
             got += [answers_of(llm, alone) for _ in range(6)]
         got.append(answers(llm))
         stats = llm.stats()
         llm.engine.core.parts.check_integrity()
-    model = {name: value for name, value in more.items() if name != "speculative_model"}
-    wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), **model)
+        assert llm.media is not None
+        llm.media.reset()
+        assert llm.media.preparer.num_bytes == 0, "items are held by requests that have ended"
+    wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), model=paths["model"])
     for pair, answer in itertools.chain(*(round_.items() for round_ in got)):
         assert answer.exact == wanted[pair].exact, pair
         assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=5e-5), pair
@@ -117,6 +128,5 @@ def test_features_go_together(row: dict[str, str | None], heads: dict[str, dict[
 
 
 def test_page_is_fresh() -> None:
-    """Written by `python -c "from quire_testkit.demo_heads import write_medusa_heads, write_with_mtp_layer
-    from quire_testkit.features import *; print(features_page(), end='')"`."""
+    """Written by `python -c "from quire_testkit.features import features_page; print(features_page(), end='')"`."""
     assert PAGE.read_text() == features_page()

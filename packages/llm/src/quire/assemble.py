@@ -487,6 +487,7 @@ def _load_draft(config: QuireConfig, draft: DraftPlan, max_model_len: int) -> Ne
         device=config.runner.device,
         linear_method=draft.linear_method,
         load_format=asked if asked in ("dummy", "pt") else "auto",  # others say what the target is
+        language_model_only=True,  # drafts are of text: where the target has media, a drafter sees placeholders
     )
 
 

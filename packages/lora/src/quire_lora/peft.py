@@ -243,7 +243,8 @@ class _Reader:
         return None if site is None else {module: (site, b)}
 
     def _pieces(self, name: str, b: Tensor) -> dict[str, tuple[LinearSite, Tensor]] | None:
-        """[..., O, x] under a name of the checkpoint -> the same; None where parts are not what the network has."""
+        """[..., O, x] under a name of the checkpoint -> the same; None where parts are not what the network has, or
+        nothing is: the name of a tower."""
         for candidate in (b, b.mT.contiguous()):  # some checkpoints keep matrices transposed
             try:
                 parts = list(self._rename(name, candidate))
@@ -252,7 +253,7 @@ class _Reader:
             named = {part.removesuffix(".weight"): piece for part, piece in parts}
             sites = {part: self._slots.linears.get(part) for part in named}
             shapes = {part: (site.shape[0], b.shape[-1]) for part, site in sites.items() if site is not None}
-            if shapes == {part: tuple(piece.shape) for part, piece in named.items()}:
+            if named and shapes == {part: tuple(piece.shape) for part, piece in named.items()}:
                 return {part: (site, named[part]) for part, site in sites.items() if site is not None}
         return None
 

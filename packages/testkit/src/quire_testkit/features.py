@@ -13,7 +13,16 @@ from typing import Any
 
 from quire_interfaces import SamplingParams, StructuredOutputsParams
 
-__all__ = ["ENGINE", "REFUSED", "REQUEST", "RequestFeature", "covering", "features_page", "requests_of_pairs"]
+__all__ = [
+    "ENGINE",
+    "REFUSED",
+    "REQUEST",
+    "PairRequest",
+    "RequestFeature",
+    "covering",
+    "features_page",
+    "requests_of_pairs",
+]
 
 ENGINE: dict[str, dict[str, dict[str, Any]]] = {
     "weights": {
@@ -54,6 +63,17 @@ class RequestFeature:
     """Sampling parameters."""
     adapter: str | None = None
     """LoRA adapter of the demo model."""
+    num_images: int = 0
+    """In front of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairRequest:
+    """A request that asks for two features."""
+
+    params: SamplingParams
+    adapter: str | None
+    num_images: int
 
 
 REQUEST: dict[str, RequestFeature] = {
@@ -69,6 +89,7 @@ REQUEST: dict[str, RequestFeature] = {
     "several answers": RequestFeature({"n": 3}),
     "stop strings": RequestFeature({"stop": ("e",)}),
     "beam search": RequestFeature(),
+    "media": RequestFeature(num_images=1),
 }
 
 REFUSED: dict[frozenset[str], str] = {
@@ -108,20 +129,21 @@ def _pair(kind: str, name: str, item: tuple[str, str | None]) -> frozenset[tuple
     return frozenset({(kind, name), item})
 
 
-def requests_of_pairs(max_tokens: int) -> dict[tuple[str, str], tuple[SamplingParams, str | None]]:
-    """Sampling parameters and adapter of a request per pair of request features that goes together, and of each
-    feature alone (paired with itself). Without beam search, which is no request of its own."""
+def requests_of_pairs(max_tokens: int) -> dict[tuple[str, str], PairRequest]:
+    """A request per pair of request features that goes together, and per feature alone (paired with itself). Without
+    beam search, which is no request of its own."""
     names = [name for name in REQUEST if name != "beam search"]
-    found = {}
+    requests = {}
     for one, other in itertools.combinations_with_replacement(names, 2):
         fields = {"temperature": 0.0, **REQUEST[one].params, **REQUEST[other].params}
         if fields.get("n", 1) > 1 and not fields["temperature"]:
             fields |= {"temperature": 0.7, "seed": 3}
-        found[one, other] = (
+        requests[one, other] = PairRequest(
             SamplingParams(max_tokens=max_tokens, **fields),
             REQUEST[one].adapter or REQUEST[other].adapter,
+            max(REQUEST[one].num_images, REQUEST[other].num_images),
         )
-    return found
+    return requests
 
 
 def features_page() -> str:
@@ -146,8 +168,9 @@ def _cell(one: str, other: str, kinds: Mapping[str, str]) -> str:
 _PAGE = """# Which features go together
 
 Features are orthogonal: each goes with each other, or the pair is refused with a reason. **yes**: a test runs the two
-together, on the demo model, and finds the tokens, texts and log probabilities that the same weights and the same form
-of KV cache give without any other feature. **one of**: an engine has one of the two. **no**: refused, see below.
+together, on the demo model behind a random vision tower, and finds the tokens, texts and log probabilities that the
+same weights and the same form of KV cache give without any other feature. **one of**: an engine has one of the two.
+**no**: refused, see below.
 
 {table}
 
@@ -158,10 +181,14 @@ Refused when they are asked for, by an error with the code `unsupported_combinat
 MTP layers and Medusa heads, which the demo model has none of, have weights made up for the test: Medusa heads beside
 the demo model, and an MTP layer in its checkpoint, written as a GLM-4.5 without experts, whose function is the same.
 
+"media" is an image in the prompt. Towers and their connectors keep the checkpoint's weights: they are not quantized,
+and an adapter that changes them is refused. A drafter sees the placeholders of an image, and the target's states.
+
 Adapters in the weights are compared with adapters on top of them, which round otherwise, in float32; where weights
 are quantized they stay on top.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
-[LoRA](lora.md), [quantization](quantization.md), [structured output](structured-output.md), [sampling](sampling.md).
+[LoRA](lora.md), [media](media.md), [quantization](quantization.md), [structured output](structured-output.md) and
+[sampling](sampling.md).
 """

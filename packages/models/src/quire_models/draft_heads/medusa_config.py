@@ -65,6 +65,8 @@ def read_medusa_config(folder: str | Path, target: ModelConfig) -> MedusaConfig:
     values |= {
         "architecture": "MedusaHeads",
         "network": recast(MedusaSpec, dataclasses.replace(plain, layers=(), head=HeadSpec(tied=False))),
+        "media": None,
+        "language_names": None,
         "quantization": None,
         "quantization_method": "",
         "is_native": True,
