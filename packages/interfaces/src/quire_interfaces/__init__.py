@@ -2,6 +2,7 @@
 
 from quire_interfaces.adapters import AdapterInfo, AdapterStore
 from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, QuantKey, RequestDrafter, Tensor
+from quire_interfaces.encoder_cache import EncoderCacheConnector
 from quire_interfaces.errors import (
     CheckpointError,
     ConfigError,
@@ -98,6 +99,7 @@ __all__ = [
     "CrossAttentionSpec",
     "Detokenizer",
     "Drafter",
+    "EncoderCacheConnector",
     "EngineCoreOutput",
     "EngineDeadError",
     "Executor",

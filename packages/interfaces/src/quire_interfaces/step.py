@@ -156,6 +156,8 @@ class ModelRunnerOutput:
     """Key -> why an item of `SchedulerOutput.encode` could not be encoded; its requests are in `failed_rows`."""
     encode_seconds: dict[str, float] = field(default_factory=dict)
     """Modality -> time that towers took for the items of `SchedulerOutput.encode`."""
+    encoded_media: list[MediaItem] = field(default_factory=list)
+    """Items of `SchedulerOutput.encode` that towers have read; the others were embeddings already, or in a tier."""
     kv_transfer: KVTransferOutput | None = None
     """What became of blocks on their way from or to a tier."""
 

@@ -10,6 +10,7 @@ from quire_kv_transfer.config import KVTransferConfig
 from quire_kv_transfer.disk_connector import DiskConnector
 from quire_kv_transfer.disk_tier import MAX_STORE_BYTES, DiskTier, group_block_bytes
 from quire_kv_transfer.disk_worker import DiskWorker
+from quire_kv_transfer.encoder_cache import DiskEncoderCache
 from quire_kv_transfer.fingerprint import layout_facts, model_fingerprint, weights_digest
 from quire_kv_transfer.folder import TierFolder, prepare_folder
 from quire_kv_transfer.usage import FolderUsage
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_STORE_BYTES",
     "BlockFileError",
     "DiskConnector",
+    "DiskEncoderCache",
     "DiskTier",
     "DiskWorker",
     "FolderUsage",

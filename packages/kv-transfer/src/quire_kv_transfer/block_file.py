@@ -49,7 +49,7 @@ class BlockFileError(QuireError):
     """A file is not the block it should be. The message says in which respect."""
 
 
-def write_block(path: str, fingerprint: bytes, key: BlockKey, payload: bytes) -> None:
+def write_block(path: str, fingerprint: bytes, key: BlockKey, payload: bytes | memoryview) -> None:
     """Write a block under its name; folders are made as needed.
 
     Raises:
@@ -112,7 +112,7 @@ def expect_block(path: str) -> None:
             os.close(fd)
 
 
-def _header(fingerprint: bytes, key: BlockKey, payload: bytes) -> bytes:
+def _header(fingerprint: bytes, key: BlockKey, payload: bytes | memoryview) -> bytes:
     assert len(fingerprint) == 32
     assert len(key.block_hash) <= MAX_HASH_BYTES
     checksum = _checksum([memoryview(payload)])

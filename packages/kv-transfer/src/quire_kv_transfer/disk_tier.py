@@ -9,6 +9,7 @@ from quire_interfaces import BlockMemory, ConfigError, KVCachePlan
 from quire_kv_transfer.block_file import HEADER_BYTES
 from quire_kv_transfer.disk_connector import DiskConnector
 from quire_kv_transfer.disk_worker import DiskWorker
+from quire_kv_transfer.encoder_cache import DiskEncoderCache
 from quire_kv_transfer.folder import TierFolder, prepare_folder
 from quire_kv_transfer.usage import FolderUsage, disk_bytes
 
@@ -71,6 +72,16 @@ class DiskTier:
     def make_worker(self, memory: BlockMemory) -> DiskWorker:
         """The runner's half. It has threads: close it."""
         return DiskWorker(self._folder, self._usage, memory)
+
+    def make_encoder_cache(self, fingerprint: bytes, *, dtype: str, width: int) -> DiskEncoderCache:
+        """The files of encoder outputs, within the same bound. It may have a thread: close it.
+
+        Args:
+            fingerprint: 32 bytes from `model_fingerprint`, of the towers.
+            dtype: Of the embeddings.
+            width: Numbers of one embedding.
+        """
+        return DiskEncoderCache(TierFolder(self.root, fingerprint), self._usage, dtype=dtype, width=width)
 
 
 def _bound(path: str, root: str, max_bytes: int | None, used_bytes: int, largest_block_bytes: int) -> int:

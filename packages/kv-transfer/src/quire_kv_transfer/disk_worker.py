@@ -10,9 +10,7 @@ stops the tier for the rest of the process: one warning, and the engine goes on 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -27,8 +25,8 @@ from quire_interfaces import (
     KVTransferOutput,
     KVTransferPlan,
 )
-from quire_kv_transfer.block_file import HEADER_BYTES, BlockFileError, expect_block, read_block, write_block
-from quire_kv_transfer.folder import TierFolder
+from quire_kv_transfer.block_files import BlockFiles
+from quire_kv_transfer.folder import TierFolder, warn_switched_off
 from quire_kv_transfer.usage import FolderUsage
 
 __all__ = ["DiskWorker"]
@@ -60,8 +58,7 @@ class DiskWorker:
     def __init__(
         self, folder: TierFolder, usage: FolderUsage, memory: BlockMemory, *, late_after_s: float = 10.0
     ) -> None:
-        self._folder = folder
-        self._usage = usage
+        self._files = BlockFiles(folder, usage)
         self._memory = memory
         self._late_after_s = late_after_s
         self._changed = threading.Condition()
@@ -123,7 +120,8 @@ class DiskWorker:
         self._reader.join(READER_GRACE_S)
         self._writer.join(WRITER_GRACE_S)
         if self._reader.is_alive() or self._writer.is_alive():
-            _logger.warning("the KV tier in %s does not answer; what was not written yet is lost", self._folder.root)
+            root = self._files.folder.root
+            _logger.warning("the KV tier in %s does not answer; what was not written yet is lost", root)
 
     def _read_jobs(self) -> None:
         while (job := self._loads.get()) is not None:
@@ -131,7 +129,7 @@ class DiskWorker:
             for index, block in enumerate(job.blocks):
                 ahead = slice(1, READ_AHEAD + 1) if index == 0 else slice(index + READ_AHEAD, index + READ_AHEAD + 1)
                 for upcoming in job.blocks[ahead]:
-                    expect_block(self._folder.path(upcoming.key))
+                    self._files.expect(upcoming.key)
                 arrived.append(self._attempt(self._load, block))
             self._end(self._loading, job.job_id, arrived)
 
@@ -160,32 +158,13 @@ class DiskWorker:
     def _load(self, block: BlockTransfer) -> bool:
         if self._is_closed:
             return False
-        path = self._folder.path(block.key)
         try:
-            buffers = self._memory.buffers(block.key.group, block.block_id)
-            read_block(path, self._folder.fingerprint, block.key, buffers)
-        except FileNotFoundError:
-            return False
-        except BlockFileError as error:
-            _logger.warning("removed %s from the KV tier: %s", path, error)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            self._usage.removed(path)
-            return False
+            return self._files.read(block.key, self._memory.buffers(block.key.group, block.block_id))
         finally:
             self._progress_s = time.monotonic()
-        self._usage.used(path)
-        return True
 
     def _store(self, copy: tuple[BlockKey, bytes]) -> bool:
-        key, payload = copy
-        if self._folder.has(key):
-            return True
-        file_bytes = HEADER_BYTES + len(payload)
-        self._usage.make_room(file_bytes)
-        path = self._folder.path(key)
-        write_block(path, self._folder.fingerprint, key, payload)
-        self._usage.added(path, file_bytes)
+        self._files.write(*copy)
         return True
 
     def _stop(self, error: Exception) -> None:
@@ -193,10 +172,4 @@ class DiskWorker:
             if self._is_stopped:
                 return
             self._is_stopped = True
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        _logger.warning(
-            "the KV tier in %s is switched off until the next start (%s); make room or repair it. "
-            "Requests go on without it",
-            self._folder.root,
-            reason,
-        )
+        warn_switched_off(self._files.folder.root, error)

@@ -2,6 +2,7 @@
 
     FOLDER/weights/<stat of the files>           digests of weight files (`fingerprint`)
     FOLDER/<fingerprint>/<ab>/<block hash>-<group>.kv
+    FOLDER/<fingerprint of the towers>/<ab>/<hash of an item's key>-<0: embeddings, 1: description>.kv
 
 The folder is the index: whether the tier has a block is a question to the file system. So nothing has to be read at
 the start, and engines that share a folder see each other's blocks at once.
@@ -9,12 +10,15 @@ the start, and engines that share a folder see each other's blocks at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 
 from quire_interfaces import BlockKey, ConfigError
 
-__all__ = ["TierFolder", "prepare_folder"]
+__all__ = ["TierFolder", "prepare_folder", "warn_switched_off"]
+
+_logger = logging.getLogger(__name__)
 
 
 def prepare_folder(path: str) -> str:
@@ -61,3 +65,14 @@ class TierFolder:
     def has(self, key: BlockKey) -> bool:
         """Whether there is a file for this block."""
         return os.path.exists(self.path(key))
+
+
+def warn_switched_off(root: str, error: Exception) -> None:
+    """Say that a tier takes and gives nothing any more."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    _logger.warning(
+        "the KV tier in %s is switched off until the next start (%s); make room or repair it. "
+        "Requests go on without it",
+        root,
+        reason,
+    )

@@ -63,6 +63,11 @@ class FolderUsage:
         """What the files take, as far as is known."""
         return self._total_bytes
 
+    @property
+    def bound_bytes(self) -> int:
+        """Most bytes that the files may take."""
+        return self._bound_bytes
+
     def set_bound(self, bound_bytes: int) -> None:
         """Bound the files from now on; those that are too many go."""
         self._bound_bytes = bound_bytes

@@ -20,7 +20,7 @@ from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info
-from quire.kv_tier import check_tier, open_tier, start_digest
+from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_tier, start_digest
 from quire.logprob_bound import resolved_max_logprobs
 from quire.plan import MemoryPlan, make_plan
 from quire_engine import EngineParts
@@ -35,7 +35,7 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_kv_cache import KVCacheManager
-from quire_kv_transfer import DiskTier
+from quire_kv_transfer import DiskEncoderCache, DiskTier
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
@@ -202,6 +202,8 @@ class DeviceSide:
     """Makes the matchers of the runner, and lets requests wait for them."""
     store: AdapterStore | None
     tier: DiskTier | None
+    encoder_cache: DiskEncoderCache | None
+    """Embeddings of media in the tier."""
     add_stats: tuple[Callable[[SchedulerStats], None], ...]
     """Each adds its numbers to a step's statistics."""
     timings_s: dict[str, float]
@@ -319,7 +321,10 @@ def _build_device_side(
         adapters = AdapterRuntime(network.adapters, store, merge_after=config.lora.lora_merge_after)
         add_stats.append(adapters.add_stats)
     gate = build_grammar_gate(config, blueprint.folder, blueprint.model, tokenizer, apart=serves_strangers)
-    tier = None if networks.digest is None else open_tier(config, plan, networks.digest, network)
+    tier = encoder_cache = None
+    if networks.digest is not None:
+        tier = open_tier(config, plan, networks.digest, network)
+        encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tier)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
     runner = ModelRunner.for_model(
         network,
@@ -333,6 +338,7 @@ def _build_device_side(
         grammars=gate.compiler,
         on_logits=on_logits,
         make_transfer_worker=None if tier is None else tier.make_worker,
+        encoder_connector=encoder_cache,
         adapters=adapters,
     )
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
@@ -351,6 +357,7 @@ def _build_device_side(
         gate=gate,
         store=store,
         tier=tier,
+        encoder_cache=encoder_cache,
         add_stats=tuple(add_stats),
         timings_s=timings,
     )
@@ -378,20 +385,24 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     scheduler = Scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
     may_release = tier is None and config.runner.device.startswith("cpu")
+    info = engine_info(
+        config,
+        blueprint.folder,
+        blueprint.model,
+        plan,
+        network,
+        device.runner,
+        tier,
+        device.timings_s,
+        blueprint.offered,
+    )
+    if device.encoder_cache is not None:
+        info.extra[ENCODER_CACHE] = device.encoder_cache.address
+        info.choices["encoder outputs"] = "kept on disk, beside the prefixes"
     return EngineParts(
         scheduler=scheduler,
         executor=device.executor,
-        info=engine_info(
-            config,
-            blueprint.folder,
-            blueprint.model,
-            plan,
-            network,
-            device.runner,
-            tier,
-            device.timings_s,
-            blueprint.offered,
-        ),
+        info=info,
         gates=(device.gate, adapters),
         adapters=device.store,
         release_kv_cache=device.runner.release_kv_cache if may_release else None,

@@ -14,6 +14,7 @@ from typing import Any
 from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
+from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
 from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient
 from quire_interfaces import SamplingParams, Tokenizer
@@ -105,6 +106,7 @@ class AsyncLLM:
             )
             self.generation_defaults = generation_defaults(self.config.model, self.folder)
             info = await self.client.ready()
+            await asyncio.to_thread(connect_media, self.media, info)
         except BaseException:
             await self.shutdown()
             raise

@@ -5,6 +5,7 @@ Free of torch until `start_digest`, which reads the checkpoint's list of weight 
 
 from __future__ import annotations
 
+import importlib.metadata
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
+from quire.media import MediaFront
 from quire.plan import MemoryPlan
+from quire_engine import EngineInfo
 from quire_interfaces import ConfigError
 from quire_kv_transfer import (
+    DiskEncoderCache,
     DiskTier,
     group_block_bytes,
     layout_facts,
@@ -24,11 +28,15 @@ from quire_kv_transfer import (
 )
 from quire_models import __version__ as models_version
 from quire_models.compilation import compilation_backend
+from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
     from quire_models import Network
 
-__all__ = ["check_tier", "open_tier", "start_digest"]
+__all__ = ["ENCODER_CACHE", "check_tier", "connect_media", "open_encoder_cache", "open_tier", "start_digest"]
+
+ENCODER_CACHE = "encoder_cache"
+"""In `EngineInfo.extra`: where the encoder outputs on disk are (`DiskEncoderCache.address`)."""
 
 
 def check_tier(config: QuireConfig) -> None:
@@ -113,6 +121,40 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
         size_bytes=settings.kv_disk_size,
         max_wanted=plan.kv_plan.num_blocks,
     )
+
+
+def open_encoder_cache(
+    config: QuireConfig, model: ModelConfig, plan: MemoryPlan, digest: Future[str], tier: DiskTier
+) -> DiskEncoderCache | None:
+    """What towers have made, in the folder of the tier; None for a model without any.
+
+    Args:
+        config: Settings.
+        model: The network, from config.json.
+        plan: Dtype and linear method, which towers may have, too.
+        digest: From `start_digest`.
+        tier: Has the folder, and bounds it.
+    """
+    if model.media is None:
+        return None
+    fingerprint = model_fingerprint(
+        {
+            "towers of": digest.result(),
+            "networks": models_version,
+            "transformers": importlib.metadata.version("transformers"),
+            "dtype": plan.dtype,
+            "linear_method": plan.linear_method,
+            "overrides": dict(model.overrides),
+        }
+    )
+    return tier.make_encoder_cache(fingerprint, dtype=plan.dtype, width=model.media.width)
+
+
+def connect_media(media: MediaFront | None, info: EngineInfo) -> None:
+    """Let what prepares media find the encoder outputs that an engine keeps on disk."""
+    address = info.extra.get(ENCODER_CACHE)
+    if media is not None and address is not None:
+        media.preparer.encoder_connector = DiskEncoderCache.at(address)
 
 
 def _in_thread(work: Callable[[], str]) -> Future[str]:

@@ -13,6 +13,7 @@ from quire.async_llm import make_detokenizer_factory
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
+from quire.kv_tier import connect_media
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
@@ -82,6 +83,7 @@ class LLM:
         tokenizer = self.renderer.tokenizer
         self._eos_token_ids = tuple(dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
         parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
+        connect_media(self.media, parts.info)
         self.engine = LLMEngine(
             parts,
             config.engine,

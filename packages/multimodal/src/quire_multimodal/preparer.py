@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire_interfaces import FeatureArray, MediaItem, Modality, OverloadedError, PromptMedia
+from quire_interfaces import EncoderCacheConnector, FeatureArray, MediaItem, Modality, OverloadedError, PromptMedia
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.embeds import read_embeds
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import fingerprint, read_config
 from quire_multimodal.positions import PositionScheme, place_media
+from quire_multimodal.restored_items import describe_item, restore_item
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
 from quire_multimodal.spans import expand_placeholders, find_spans
 from quire_multimodal.store import MediaStore, StoredItem, write_features
@@ -45,7 +46,7 @@ class MediaStats:
     num_queries: int = 0
     """Items that prompts asked for."""
     num_hits: int = 0
-    """Those of them that were there, or being prepared, already."""
+    """Those of them that were there, or being prepared, already, here or in the tier on disk."""
     num_items: int = 0
     """Items that a preparing process has prepared."""
     num_embeds: int = 0
@@ -101,6 +102,8 @@ class MediaPreparer:
         """Token that a chat template writes for an item, by modality: what the model takes."""
         for modality, reason in self._workers.unusable.items():
             _log.warning("%s cannot be served: %s", modality, reason)
+        self.encoder_connector: EncoderCacheConnector | None = None
+        """Has items that were prepared and encoded before, maybe by others; None where they are in the store alone."""
         self._store = MediaStore(int(self.config.mm_processor_cache_gb * (1 << 30)), store_base)
         self._loaders = ThreadPoolExecutor(_NUM_LOADERS, thread_name_prefix="media-load")
         self._lock = threading.Lock()
@@ -262,12 +265,30 @@ class MediaPreparer:
             return stored
 
     def _prepare(self, query: _Query) -> StoredItem:
-        """Have a process prepare the item, and take it into the store."""
+        """Take the item out of the connector, or have a process prepare it, and take it into the store."""
+        start = time.monotonic()
+        restored = (
+            None if self.encoder_connector is None else restore_item(self.encoder_connector, query.key, self._store)
+        )
+        stored = restored or self._prepare_anew(query)
+        with self._lock:
+            self._store.add(stored)
+            del self._preparing[query.key]
+            counts = self._counts[query.modality]
+            if restored is not None:
+                counts["num_hits"] += 1
+            else:
+                counts["num_items"] += 1
+                counts["num_embeds"] += stored.item.num_embeds
+                self._seconds[query.modality] += time.monotonic() - start
+        return stored
+
+    def _prepare_anew(self, query: _Query) -> StoredItem:
         key, modality, media, arguments, facts = query
         if media is None:
             message = f"no {modality} of this uuid is there: send it with its data"
             raise MediaError(message, code="media_not_cached")
-        start, path, is_encoded = time.monotonic(), self._store.path(key), media.form == "embeds"
+        path, is_encoded = self._store.path(key), media.form == "embeds"
         if is_encoded:
             answer = {**self._take_embeds(modality, media.data, path), "facts": facts}
         else:
@@ -280,13 +301,8 @@ class MediaPreparer:
         )
         token_ids = tuple(answer["embed_token_ids"])
         stored = StoredItem(item, answer["text"], token_ids, answer["facts"], answer["num_bytes"])
-        with self._lock:
-            self._store.add(stored)
-            del self._preparing[key]
-            counts = self._counts[modality]
-            counts["num_items"] += 1
-            counts["num_embeds"] += num_embeds
-            self._seconds[modality] += time.monotonic() - start
+        if self.encoder_connector is not None and not is_encoded:
+            self.encoder_connector.save_item(key, describe_item(stored))
         return stored
 
     def _take_embeds(self, modality: Modality, data: bytes, path: Path) -> dict[str, Any]:

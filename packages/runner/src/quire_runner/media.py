@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch, MediaEmbeds
+from quire_interfaces.encoder_cache import EncoderCacheConnector
 from quire_interfaces.media import MediaItem, PromptMedia
 from quire_interfaces.step import RequestFailure, SchedulerOutput
 from quire_ops import to_device
@@ -51,9 +52,16 @@ def read_arrays(item: MediaItem) -> dict[str, Tensor]:
     }
 
 
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor that nobody changes any more: not copied where it lies in host memory."""
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
 class EncodedMedia(NamedTuple):
     """What became of the items that a step was to encode."""
 
+    items: list[MediaItem]
+    """Those that towers have read."""
     failed: dict[str, str]
     """Key -> why an item could not be encoded."""
     timer: DeviceTimer
@@ -66,11 +74,13 @@ class EncoderCache:
     Args:
         network: Has the towers.
         rows: Say which media stand among the tokens of a row.
+        connector: Keeps what towers have made, beyond memory.
     """
 
-    def __init__(self, network: RunnableNetwork, rows: Rows) -> None:
+    def __init__(self, network: RunnableNetwork, rows: Rows, connector: EncoderCacheConnector | None = None) -> None:
         self._network = network
         self._rows = rows
+        self._connector = connector
         self._embeds: dict[str, Tensor] = {}
         """Key -> [num_embeds, W]."""
 
@@ -79,37 +89,53 @@ class EncoderCache:
         """Embeddings that are kept."""
         return sum(map(len, self._embeds.values()))
 
+    def close(self) -> None:
+        """Have written what the connector was given."""
+        if self._connector is not None:
+            self._connector.close()
+
     def update(self, output: SchedulerOutput) -> EncodedMedia:
         """Forget and encode what a step says."""
         for key in output.freed_media:
             self._embeds.pop(key, None)  # a step that failed has perhaps not encoded it
         timer = DeviceTimer(self._rows.token_ids.device)
-        failed: dict[str, str] = {}
+        encoded = EncodedMedia([], {}, timer)
         by_modality: dict[str, list[MediaItem]] = {}
         for item in output.encode:
-            by_modality.setdefault("" if item.is_encoded else item.modality, []).append(item)
+            if not self._load(item):
+                by_modality.setdefault("" if item.is_encoded else item.modality, []).append(item)
         for modality, items in by_modality.items():
             with timer.measure(modality) if modality else nullcontext():
-                failed |= self._encode_apart(modality, items)
-        return EncodedMedia(failed, timer)
+                self._encode_apart(modality, items, encoded)
+        return encoded
 
-    def _encode_apart(self, modality: str, items: list[MediaItem]) -> dict[str, str]:
-        """Encode items, one after the other where they cannot be encoded together. Returns why some cannot, by key."""
-        failed: dict[str, str] = {}
+    def _encode_apart(self, modality: str, items: list[MediaItem], encoded: EncodedMedia) -> None:
+        """Encode items, one after the other where they cannot be encoded together."""
         try:
-            self._encode(modality, items)
+            encoded.items.extend(self._encode(modality, items))
         except Exception:
             # One of them is the reason; by itself, each is its own.
             for item in items:
                 try:
-                    self._encode(modality, [item])
+                    encoded.items.extend(self._encode(modality, [item]))
                 except Exception as error:
                     _logger.exception("the %s %s could not be encoded", item.modality, item.key)
-                    failed[item.key] = f"the {item.modality} could not be encoded: {error}"
-        return failed
+                    encoded.failed[item.key] = f"the {item.modality} could not be encoded: {error}"
 
-    def _encode(self, modality: str, items: list[MediaItem]) -> None:
-        """Have a tower read items; those without a modality are embeddings already."""
+    def _load(self, item: MediaItem) -> bool:
+        """Take the embeddings of an item out of the connector. Returns whether they were there."""
+        connector = self._connector
+        if connector is None or item.is_encoded:
+            return False
+        payload = connector.load_embeds(item.key, item.num_embeds)
+        if payload is None:
+            return False
+        embeds = torch.frombuffer(payload, dtype=getattr(torch, connector.dtype)).view(item.num_embeds, -1)
+        self._embeds[item.key] = embeds.to(self._rows.token_ids.device)
+        return True
+
+    def _encode(self, modality: str, items: list[MediaItem]) -> list[MediaItem]:
+        """Have a tower read items; those without a modality are embeddings already. Returns those that it has read."""
         arrays = [read_arrays(item) for item in items]
         network = self._network
         embeds = network.encode_media(modality, arrays) if modality else [each.popitem()[1] for each in arrays]
@@ -120,6 +146,12 @@ class EncoderCache:
                 )
         device = self._rows.token_ids.device
         self._embeds.update({item.key: each.to(device).clone() for item, each in zip(items, embeds, strict=True)})
+        if not modality:
+            return []
+        if self._connector is not None:
+            for item in items:
+                self._connector.save_embeds(item.key, _bytes_of(self._embeds[item.key]))
+        return items
 
     def missing(self, output: SchedulerOutput, failed: dict[str, str]) -> dict[int, RequestFailure]:
         """Rows of a step whose media are not there, and why."""

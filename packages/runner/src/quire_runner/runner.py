@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from quire_interfaces.device import Drafter, LogitsProcessor, RequestDrafter
+from quire_interfaces.encoder_cache import EncoderCacheConnector
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
@@ -79,6 +80,7 @@ class ModelRunner:
         grammars: Makes the matchers of requests whose output has a form; None takes no such requests.
         on_logits: Sees the logits of every step, for tests and tools.
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
+        encoder_connector: Keeps encoder outputs beyond memory; closed with the runner. None keeps them in memory alone.
         adapters: The network's adapters; None takes no rows that have one.
         capture: Captures decode steps in graphs; None takes the device's own way, where it has one.
 
@@ -104,6 +106,7 @@ class ModelRunner:
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
+        encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
         capture: CaptureStep | None = None,
     ) -> None:
@@ -136,7 +139,7 @@ class ModelRunner:
         row_grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, row_grammars, self._device)
         self._adapters = adapters
-        self._media = EncoderCache(network, self._rows)
+        self._media = EncoderCache(network, self._rows, encoder_connector)
         self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
@@ -178,6 +181,7 @@ class ModelRunner:
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
+        encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
         capture: CaptureStep | None = None,
     ) -> ModelRunner:
@@ -198,6 +202,7 @@ class ModelRunner:
             grammars=grammars,
             on_logits=on_logits,
             make_transfer_worker=make_transfer_worker,
+            encoder_connector=encoder_connector,
             adapters=adapters,
             capture=capture,
         )
@@ -350,7 +355,7 @@ class ModelRunner:
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
             result.failed_rows |= dropped
         if encoded is not None:
-            result.failed_media = encoded.failed
+            result.failed_media, result.encoded_media = encoded.failed, encoded.items
             result.encode_seconds = encoded.timer.seconds()
         if self._transfers is not None:
             result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
@@ -364,6 +369,7 @@ class ModelRunner:
         """Give the KV cache and the network back. Idempotent; `execute` must not follow."""
         if self._transfers is not None:
             self._transfers.close()
+        self._media.close()
         if self._captured is not None:
             self._captured.close()
         self._layers = self._sampling.layers = Layers((), ())

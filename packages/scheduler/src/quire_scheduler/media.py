@@ -213,21 +213,20 @@ class MediaRule(AdmissionRule):
         """Send along what is to be encoded and forgotten. Such a step has to run, whatever else it computes."""
         self._drop_pending()
         output.encode, output.freed_media = self._encode, self._freed
-        for item in self._encode:
-            by_modality = self._counters.num_encoded_items_total
-            by_modality[item.modality] = by_modality.get(item.modality, 0) + (not item.is_encoded)
-            embeds = self._counters.num_encoded_embeds_total
-            embeds[item.modality] = embeds.get(item.modality, 0) + (0 if item.is_encoded else item.num_embeds)
         self._encode, self._freed, self._num_step_embeds = [], [], 0
         return bool(output.encode or output.freed_media)
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
-        """Items that could not be encoded are not there; count the time of the others."""
+        """Items that could not be encoded are not there; count the others, and their time."""
         seconds = self._counters.encode_seconds_total
         for modality, spent in result.encode_seconds.items():
             seconds[modality] = seconds.get(modality, 0.0) + spent
         for key in result.failed_media:
             self._cache.remove(key)
+        items, embeds = self._counters.num_encoded_items_total, self._counters.num_encoded_embeds_total
+        for item in result.encoded_media:
+            items[item.modality] = items.get(item.modality, 0) + 1
+            embeds[item.modality] = embeds.get(item.modality, 0) + item.num_embeds
 
     def step_discarded(self, output: SchedulerOutput) -> None:
         """Whether the step's items were encoded is not known: forget them, and encode them again for who needs them."""
