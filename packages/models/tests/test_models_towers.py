@@ -13,15 +13,19 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError, Modality
 from quire_models import ModelConfig, Network, load_model
+from quire_models.towers.grids import ThwGrid, windows_of
 from quire_models.towers.native import NativeTowers
 from quire_models.transformers_backend.towers import TransformersTowers, load_towers
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.media_items import media_item
 from quire_testkit.parity.oracle import write_checkpoint
 
-NATIVE = sorted(
-    f"{name}ForConditionalGeneration" for name in ("Gemma3", "Idefics3", "Llava", "SmolVLM")
-)  # fmt: skip
+NATIVE = [
+    f"{name}ForConditionalGeneration"
+    for name in (
+        "Gemma3", "Idefics3", "Llava", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM",
+    )
+]  # fmt: skip
 SMOLVLM = "SmolVLMForConditionalGeneration"
 
 
@@ -51,6 +55,50 @@ def test_embeddings_are_those_of_transformers(architecture: str, tmp_path: Path)
         assert (embeds - alone).abs().max() <= 1e-5 * expected.abs().max()
     assert not torch.equal(packed[0][:1], packed[1][:1])
     assert embeddings(network.towers, items[:1])[0].dtype == torch.float32
+
+
+QWEN = {"Qwen2VL": 96, "Qwen2_5_VL": 96, "Qwen3VL": 96}
+"""Networks with grids -> numbers of a patch."""
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_grids_may_be_of_any_size(name: str, tmp_path: Path) -> None:
+    """Windows with edges that are not whole, frames of a video, tables that are stretched."""
+    architecture = f"{name}ForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    assert isinstance(network.towers, NativeTowers)
+    oracle = load_towers(network.config, tmp_path, torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for modality, ending, frames in ((Modality.IMAGE, "", 1), (Modality.VIDEO, "_videos", 3)):
+        items = []
+        for height, width in ((2, 2), (6, 10), (14, 4), (6, 10)):
+            pixels = torch.randn(frames * height * width, QWEN[name], generator=generator)
+            grid = torch.tensor([[frames, height, width]])
+            items.append({f"pixel_values{ending}": pixels, f"{modality}_grid_thw": grid})
+        packed = network.encode_media(modality, items)
+        for embeds, expected in zip(packed, oracle.encode(modality, items), strict=True):
+            assert embeds.shape == expected.shape
+            assert (embeds - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_grids_that_are_not_their_pixels_are_refused(tmp_path: Path) -> None:
+    architecture = "Qwen2VLForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    pixels = torch.zeros(12, 96)
+    with pytest.raises(ValueError, match=r"an item has 12 patches, and grids of \[\(1, 4, 4\)\]"):
+        network.encode_media(Modality.IMAGE, [{"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}])
+    with pytest.raises(ValueError, match="no multiples of 2"):
+        network.encode_media(Modality.IMAGE, [{"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 3, 4]])}])
+
+
+def test_windows_of_one_size_in_a_frame_stand_next_to_each_other() -> None:
+    """Two frames of 3 x 5 squares, in windows of 2 x 2."""
+    windows = windows_of([ThwGrid(2, 6, 10)], 2, 2)
+    assert windows.lens == [16, 16, 8, 8, 8, 4] * 2
+    assert windows.order[:8].tolist() == [0, 1, 5, 6, 2, 3, 7, 8]
+    assert sorted(windows.order.tolist()) == list(range(30))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def serving(op: Op[..., Any]) -> list[OpBackend]:
 
 @pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("lens", [[7], [1, 12, 5, 1], [19, 3]], ids=str)
+@pytest.mark.parametrize("lens", [[7], [1, 12, 5, 1], [19, 3], [6, 6, 6, 2, 2, 0, 6]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"bias": 4}, {"bias": 40, "window": 2}], ids=str)
 def test_encoder_attention(backend: OpBackend, dtype: torch.dtype, lens: list[int], options: dict[str, Any]) -> None:
     torch.manual_seed(sum(lens))

@@ -6,6 +6,8 @@ distance that a bias tells apart.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,24 +66,31 @@ def _torch_encoder_attention(
     window: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """A call for each sequence, or for each piece of one where there is a mask."""
+    """A call for the sequences of one length that follow each other, or for each piece of them where there is a
+    mask."""
     out = torch.empty_like(query)
     begin = 0
-    for length in lens:
-        rows = slice(begin, begin + length)
-        queries, keys, values = (part[rows].transpose(0, 1)[None] for part in (query, key, value))  # [1, H, L, D]
+    for length, group in groupby(lens):
+        count = len(list(group))
+        tokens = slice(begin, begin + count * length)
+        begin = tokens.stop
+        if not length:
+            continue
+        queries, keys, values = (
+            part[tokens].unflatten(0, (count, length)).transpose(1, 2) for part in (query, key, value)
+        )  # [count, H, L, D]
+        attended = out[tokens].unflatten(0, (count, length))
         if bias is None and (window is None or window >= length - 1):
-            attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
-            out[rows] = attended[0].transpose(0, 1)
-        else:
-            for first in range(0, length, QUERY_PIECE):
-                piece = slice(first, min(first + QUERY_PIECE, length))
-                mask = _mask(piece, length, query, window, bias)
-                attended = F.scaled_dot_product_attention(
-                    queries[:, :, piece], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-                )
-                out[begin + piece.start : begin + piece.stop] = attended[0].transpose(0, 1)
-        begin += length
+            whole = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
+            attended.copy_(whole.transpose(1, 2))
+            continue
+        for first in range(0, length, QUERY_PIECE):
+            piece = slice(first, min(first + QUERY_PIECE, length))
+            mask = _mask(piece, length, query, window, bias)
+            part = F.scaled_dot_product_attention(
+                queries[:, :, piece], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+            )
+            attended[:, piece] = part.transpose(1, 2)
     return out
 
 

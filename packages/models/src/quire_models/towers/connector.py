@@ -16,7 +16,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.spec import LinearSpec, NormSpec
-from quire_models.towers.tower_spec import ActivationSpec, ConnectorStep, PixelShuffleSpec, PoolSpec
+from quire_models.towers.tower_spec import ActivationSpec, ConnectorStep, MergeSpec, PixelShuffleSpec, PoolSpec
 
 __all__ = ["Connector", "Grid", "by_grid"]
 
@@ -31,9 +31,9 @@ class Connector:
     def __init__(self, steps: Sequence[ConnectorStep], scope: Scope) -> None:
         self._steps = [_make_step(step, scope) for step in steps]
 
-    def __call__(self, x: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def __call__(self, x: Tensor, grids: Sequence[Grid] = ()) -> Tensor:
         """Args:
-        grids: Of each tile, one behind the other in x.
+        grids: Of each tile, one behind the other in x; for steps that speak of squares.
         """
         for step in self._steps:
             x = step(x, grids)
@@ -47,6 +47,9 @@ def _make_step(spec: ConnectorStep, scope: Scope) -> _Step:
     if isinstance(spec, PoolSpec):
         factor = spec.factor
         return lambda x, grids: by_grid(x, grids, lambda tiles: _squares(tiles, factor).mean(-2))
+    if isinstance(spec, MergeSpec):
+        num_tokens = spec.num_tokens
+        return lambda x, grids: x.view(len(x) // num_tokens, -1)
     map_tokens: Callable[[Tensor], Tensor]
     if isinstance(spec, LinearSpec):
         map_tokens = Linear.of(scope, spec)

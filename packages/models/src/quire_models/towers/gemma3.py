@@ -9,7 +9,7 @@ from typing import Any
 from quire_interfaces import Modality
 from quire_models.spec import CheckpointNames, LinearSpec, NormSpec
 from quire_models.towers.reading import vit_parts
-from quire_models.towers.tower_spec import ConnectorStep, PoolSpec, TowerSpec
+from quire_models.towers.tower_spec import ConnectorStep, PoolSpec, TileTowerSpec, TowerSpec
 
 __all__ = ["spec", "spec_of_paligemma"]
 
@@ -35,7 +35,7 @@ def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
     names = CheckpointNames(
         renamed=(_OLDER, (_PROJECTION, f"{_PROJECTION}.weight")), transposed=(f"{_PROJECTION}.weight",)
     )
-    return TowerSpec(inputs={Modality.IMAGE: "pixel_values"}, connector=steps, checkpoint=names, **parts)
+    return TileTowerSpec(inputs={Modality.IMAGE: ("pixel_values",)}, connector=steps, checkpoint=names, **parts)
 
 
 def spec_of_paligemma(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
@@ -50,4 +50,4 @@ def spec_of_paligemma(values: Mapping[str, Any], hidden_size: int) -> TowerSpec 
         bias=True,
     )
     names = CheckpointNames(renamed=(_OLDER,))
-    return TowerSpec(inputs={Modality.IMAGE: "pixel_values"}, connector=(projection,), checkpoint=names, **parts)
+    return TileTowerSpec(inputs={Modality.IMAGE: ("pixel_values",)}, connector=(projection,), checkpoint=names, **parts)

@@ -8,7 +8,7 @@ from typing import Any
 from quire_interfaces import Modality
 from quire_models.spec import CheckpointNames, LinearSpec
 from quire_models.towers.reading import vit_parts
-from quire_models.towers.tower_spec import PixelShuffleSpec, TowerSpec
+from quire_models.towers.tower_spec import PixelShuffleSpec, TileTowerSpec, TowerSpec
 
 __all__ = ["spec"]
 
@@ -23,8 +23,8 @@ def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
     projection = LinearSpec(
         name="connector.modality_projection.proj", in_features=width, out_features=hidden_size, bias=False
     )
-    return TowerSpec(
-        inputs={Modality.IMAGE: "pixel_values"},
+    return TileTowerSpec(
+        inputs={Modality.IMAGE: ("pixel_values",)},
         connector=(PixelShuffleSpec(factor=factor), projection),
         checkpoint=CheckpointNames(renamed=(("vision_model.vision_model.", "vision_model."),)),
         **parts,

@@ -8,7 +8,7 @@ from typing import Any
 from quire_interfaces import Modality
 from quire_models.spec import CheckpointNames
 from quire_models.towers.reading import activation_name, mlp_projector, vit_parts
-from quire_models.towers.tower_spec import TowerSpec
+from quire_models.towers.tower_spec import TileTowerSpec, TowerSpec
 
 __all__ = ["llava_parts", "spec"]
 
@@ -16,13 +16,13 @@ __all__ = ["llava_parts", "spec"]
 def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
     """An image is one tile."""
     parts = llava_parts(values, hidden_size, feature_layer=-2, strategy="default")
-    return None if parts is None else TowerSpec(inputs={Modality.IMAGE: "pixel_values"}, **parts)
+    return None if parts is None else TileTowerSpec(inputs={Modality.IMAGE: ("pixel_values",)}, **parts)
 
 
 def llava_parts(
     values: Mapping[str, Any], hidden_size: int, *, feature_layer: int, strategy: str
 ) -> dict[str, Any] | None:
-    """Fields of `TowerSpec` for all LLaVA networks that take the features behind one layer.
+    """Fields of `TileTowerSpec` for all LLaVA networks that take the features behind one layer.
 
     Args:
         feature_layer: `vision_feature_layer` where config.json does not say it.

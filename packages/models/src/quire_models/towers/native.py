@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire_attention import AttentionBackend
 from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_models.build import class_of
 from quire_models.composite import LanguageNames
 from quire_models.layers.fused import named_tensors
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.media_spec import MediaSpec
-from quire_models.towers.vision_tower import VisionTower
 from quire_models.weights import fill_parameters, fill_with_dummies
 from quire_ops import OpRequest
 from quire_quantization import linear_method
 
 __all__ = ["NativeTowers", "load_native_towers"]
+
+
+class Tower(Protocol):
+    """An encoder with its connector."""
+
+    def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Embeddings of each item, from its arrays under the names of the processor's outputs, floating-point ones in
+        the compute dtype. ValueError: an item has a shape that the tower does not take."""
 
 
 class NativeTowers:
@@ -29,7 +38,7 @@ class NativeTowers:
         assert spec.tower is not None
         self._architecture, self._tower_spec = spec.architecture, spec.tower
         self._scope = scope
-        self._tower = VisionTower(spec.tower, scope)
+        self._tower: Tower = class_of(spec.tower.built_by)(spec.tower, scope)
         self._num_parameters = 0
 
     @property

@@ -5,33 +5,41 @@ Shape legend: N tiles, P patches of a tile, C width of the tower.
 
 from __future__ import annotations
 
+from math import prod
+
+import torch
 from torch import Tensor
 
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
 from quire_models.towers.tower_spec import PatchSpec
 
-__all__ = ["PatchEmbedding"]
+__all__ = ["PatchEmbedding", "piece_tokens", "tile_patches"]
+
+
+def piece_tokens(device: torch.device) -> int:
+    """Tokens that go through a tower's layers together: more do not fill the device better, and need more memory."""
+    return 1024 if device.type == "cpu" else 32768
+
+
+def tile_patches(tiles: Tensor, patch_size: int) -> Tensor:
+    """tiles [N, channels, height, width] -> [N, P, numbers of a patch], row by row; what is left over at the edges is
+    cut off."""
+    num_tiles, channels = tiles.shape[:2]
+    rows, columns = tiles.shape[2] // patch_size, tiles.shape[3] // patch_size
+    whole = tiles[:, :, : rows * patch_size, : columns * patch_size]
+    cut = whole.reshape(num_tiles, channels, rows, patch_size, columns, patch_size)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(num_tiles, rows * columns, -1)
 
 
 class PatchEmbedding:
-    """tiles [N, channels, height, width] -> [N, P, C], row by row; what is left over at the edges is cut off."""
+    """patches [..., numbers of a patch] -> [..., C]."""
 
     def __init__(self, spec: PatchSpec, scope: Scope) -> None:
-        self._size = spec.patch_size
         inner = scope / spec.name
-        kernel = spec.kernel
-        in_features = 1
-        for size in kernel[1:]:
-            in_features *= size
-        self._linear = Linear(inner, in_features, spec.hidden_size, bias=spec.has_bias)
-        inner.packed("weight", kernel, lambda weight: [(self._linear.name, weight.flatten(1))])
+        self._linear = Linear(inner, prod(spec.kernel[1:]), spec.hidden_size, bias=spec.has_bias)
+        inner.packed("weight", spec.kernel, lambda weight: [(self._linear.name, weight.flatten(1))])
 
-    def __call__(self, tiles: Tensor) -> Tensor:
-        size, channels = self._size, tiles.shape[1]
-        height, width = tiles.shape[2] // size, tiles.shape[3] // size
-        whole = tiles[:, :, : height * size, : width * size]
-        cut = whole.reshape(len(tiles), channels, height, size, width, size)
-        patches = cut.permute(0, 2, 4, 1, 3, 5).reshape(len(tiles) * height * width, -1)
-        embedded = self._linear(patches)
-        return embedded.view(len(tiles), height * width, -1)
+    def __call__(self, patches: Tensor) -> Tensor:
+        embedded = self._linear(patches.flatten(0, -2))
+        return embedded.view(*patches.shape[:-1], -1)

@@ -35,7 +35,7 @@ def activation_name(value: Any) -> str | None:
 
 
 def vit_parts(vision: Mapping[str, Any], name: str, *, num_layers: int | None = None) -> dict[str, Any] | None:
-    """Fields of `TowerSpec` for CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023), which differ in the class
+    """Fields of `TileTowerSpec` for CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023), which differ in the class
     token and the norm before the layers.
 
     Args:

@@ -1,14 +1,14 @@
 """A tower as data: how its inputs become tokens, its layers, its connector. Free of torch.
 
-A family's function describes its tower with these records; `vision_tower.py` makes modules of them. Names are those of
-the checkpoint, without the prefixes "model." and "thinker.".
+A family's function describes its tower with these records; `built_by` names the class that is made of them. Names are
+those of the checkpoint, without the prefixes "model." and "thinker.".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar
 
 from quire_interfaces import Modality
 from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
@@ -16,10 +16,13 @@ from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
 __all__ = [
     "ActivationSpec",
     "ConnectorStep",
+    "GridTowerSpec",
     "LearnedPositionsSpec",
+    "MergeSpec",
     "PatchSpec",
     "PixelShuffleSpec",
     "PoolSpec",
+    "TileTowerSpec",
     "TowerSpec",
 ]
 
@@ -33,12 +36,15 @@ class PatchSpec:
     patch_size: int
     """Pixels on a side."""
     num_channels: int = 3
+    num_frames: int = 0
+    """Frames of a patch of a video; 0 for a kernel without that dimension."""
     has_bias: bool = True
 
     @property
     def kernel(self) -> tuple[int, ...]:
         """Shape of the weight in the checkpoint."""
-        return (self.hidden_size, self.num_channels, self.patch_size, self.patch_size)
+        frames = (self.num_frames,) if self.num_frames else ()
+        return (self.hidden_size, self.num_channels, *frames, self.patch_size, self.patch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +83,67 @@ class PoolSpec:
     """Patches on a side of a square."""
 
 
-ConnectorStep = LinearSpec | NormSpec | ActivationSpec | PixelShuffleSpec | PoolSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSpec:
+    """Tokens that stand next to each other become one, whose channels are theirs one behind the other."""
+
+    num_tokens: int
+
+
+ConnectorStep = LinearSpec | NormSpec | ActivationSpec | PixelShuffleSpec | PoolSpec | MergeSpec
 """What a connector does at a time; names are full ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSpec:
-    """An encoder of images of one size, or of tiles of larger ones, with its connector."""
+    """What all towers have."""
 
-    inputs: Mapping[Modality, str]
-    """Modality -> name of the processor's output that has its pixels, [..., channels, height, width]."""
+    inputs: Mapping[Modality, tuple[str, ...]]
+    """Modality -> names of the processor's outputs that the tower reads, pixels first."""
+    patch: PatchSpec
+    layers: tuple[LayerSpec, ...]
+    """Those that count: a network that takes features behind an earlier layer does not have the others."""
+    connector: tuple[ConnectorStep, ...]
+    checkpoint: CheckpointNames = field(default_factory=CheckpointNames)
+    built_by: ClassVar[str]
+    """"module:class" of the tower that is made of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileTowerSpec(TowerSpec):
+    """An encoder of images of one size, or of tiles of larger ones: pixels are [..., channels, height, width]."""
+
     image_size: int
     """Pixels on a side of a tile."""
-    patch: PatchSpec
     positions: LearnedPositionsSpec
     input_norm: NormSpec | None = None
     """Before the layers (CLIP)."""
-    layers: tuple[LayerSpec, ...]
-    """Those that count: a network that takes features behind an earlier layer does not have the others."""
     final_norm: NormSpec | None = None
     keeps_class_token: bool = False
     """The class token goes on to the connector."""
-    connector: tuple[ConnectorStep, ...]
-    checkpoint: CheckpointNames = field(default_factory=CheckpointNames)
-    arrangement: Literal["tiles"] = "tiles"
-    """How the embeddings of an item's tiles follow each other: "tiles" for one behind the other."""
+    built_by: ClassVar[str] = "quire_models.towers.tile_tower:TileTower"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridTowerSpec(TowerSpec):
+    """An encoder of images and videos of any size (Wang et al. 2024, "Qwen2-VL", sec. 2.1). Their pixels come patch by
+    patch, [patches, numbers of a patch], square by square of `merge_size`, with their frames, rows and columns beside
+    them, [1, 3]. Frames do not see each other."""
+
+    merge_size: int
+    """Patches on a side of the squares that become one embedding."""
+    rope_theta: float
+    """Base of the rotation; the first half of its pairs turns by a patch's row, the other by its column."""
+    position_table: str = ""
+    """Full name of a table of positions that is stretched to the grid of an image (Qwen3-VL); empty for none."""
+    position_side: int = 0
+    """Positions on a side of that table."""
+    window_size: int = 0
+    """Squares on a side of a window, in layers whose patches see their window alone (Bai et al. 2025, "Qwen2.5-VL",
+    sec. 2.1.1); 0 where all see the frame."""
+    full_attention_layers: frozenset[int] = frozenset()
+    """Layers without windows, where there are windows."""
+    deepstack: tuple[tuple[int, tuple[ConnectorStep, ...]], ...] = ()
+    """(layer, connector) of features that are taken behind earlier layers; they stand behind the others in an
+    embedding (DeepStack)."""
+    built_by: ClassVar[str] = "quire_models.towers.grid_tower:GridTower"

@@ -1,4 +1,4 @@
-"""An encoder of image tiles with its connector, made of a `TowerSpec`.
+"""An encoder of image tiles with its connector, made of a `TileTowerSpec`.
 
 Shape legend: N tiles, P patches of a tile, S tokens of a tile (its patches, and the class token where there is one),
 C width of the tower, W width of an embedding.
@@ -14,19 +14,16 @@ from quire_models.layers.encoder import EncoderLayer
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.towers.connector import Connector
-from quire_models.towers.patches import PatchEmbedding
-from quire_models.towers.tower_spec import LearnedPositionsSpec, TowerSpec
+from quire_models.towers.patches import PatchEmbedding, piece_tokens, tile_patches
+from quire_models.towers.tower_spec import LearnedPositionsSpec, TileTowerSpec
 
-__all__ = ["VisionTower"]
-
-PIECE_TOKENS = {"cpu": 1024, "cuda": 32768}
-"""Device type -> tokens that go through the layers together: more do not fill it better, and need more memory."""
+__all__ = ["TileTower"]
 
 
-class VisionTower:
+class TileTower:
     """Pixels of some items -> their embeddings, [embeddings of the item, W] each."""
 
-    def __init__(self, spec: TowerSpec, scope: Scope) -> None:
+    def __init__(self, spec: TileTowerSpec, scope: Scope) -> None:
         """Args:
         scope: Scope of the whole network: a description has full names.
         """
@@ -37,7 +34,7 @@ class VisionTower:
         self._layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
         self._final_norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
         self._connector = Connector(spec.connector, scope)
-        self._piece_tokens = PIECE_TOKENS.get(scope.device.type, PIECE_TOKENS["cuda"])
+        self._piece_tokens = piece_tokens(scope.device)
 
     def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Args:
@@ -56,7 +53,7 @@ class VisionTower:
 
     def _tiles(self, item: dict[str, Tensor], modality: Modality) -> Tensor:
         """[N, channels, height, width] of an item."""
-        pixels = item[self._spec.inputs[modality]]
+        pixels = item[self._spec.inputs[modality][0]]
         tiles, size = pixels.reshape(-1, *pixels.shape[-3:]), self._spec.image_size
         if tiles.shape[-2:] != (size, size):
             raise ValueError(
@@ -69,7 +66,7 @@ class VisionTower:
 
     def _encode_tiles(self, tiles: Tensor, side: int) -> Tensor:
         """[N, channels, height, width] -> [N, embeddings of a tile, W]."""
-        x = self._positions(self._patches(tiles))  # [N, S, C]
+        x = self._positions(self._patches(tile_patches(tiles, self._spec.patch.patch_size)))  # [N, S, C]
         num_tiles, num_tokens = x.shape[:2]
         x = x.flatten(0, 1)
         if self._input_norm is not None:
