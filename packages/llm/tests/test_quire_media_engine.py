@@ -167,6 +167,26 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
             engine.close()
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tokens_with_drafts_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+    """Outputs are long enough to repeat themselves, so that drafts are right behind images too."""
+    oracle = write_checkpoint(tmp_path / "model", architecture, MEDIA_CASES[architecture])
+    album = Album(tmp_path, architecture, oracle)
+    numbers = [[0], [1, 2], [2]]
+    prompts = [album.prompt(each) for each in numbers]
+    expected = [album.expected(prompt, each, 60) for prompt, each in zip(prompts, numbers, strict=True)]
+    engine = make_engine(
+        tmp_path / "model", speculative_method="ngram", prompt_lookup_min=1, num_speculative_tokens=3,
+        speculative_adaptive=False, max_num_batched_tokens=33, block_size=4,
+    )  # fmt: skip
+    try:
+        assert run(engine, prompts, 60) == expected
+        stats = engine.core.stats()
+        assert stats.num_accepted_tokens_total > 0
+    finally:
+        engine.close()
+
+
 def test_an_image_is_encoded_once(tmp_path: Path) -> None:
     architecture = "LlavaForConditionalGeneration"
     oracle = write_checkpoint(tmp_path / "model", architecture, MEDIA_CASES[architecture])
