@@ -13,10 +13,10 @@ from torch import Tensor
 
 from quire_interfaces import Modality
 from quire_models.encoder_spec import EncoderAttentionSpec
-from quire_models.layers.encoder import EncoderLayer
 from quire_models.layers.scope import Scope
 from quire_models.towers.connector import Connector
 from quire_models.towers.grids import Places, ThwGrid, patch_places, stretched_positions, windows_of
+from quire_models.towers.layers import build_layers
 from quire_models.towers.patches import PatchEmbedding, piece_tokens
 from quire_models.towers.tower_spec import GridTowerSpec
 
@@ -32,7 +32,7 @@ class GridTower:
         """
         self._spec = spec
         self._patches = PatchEmbedding(spec.patch, scope)
-        self._layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+        self._layers = build_layers(spec, scope)
         self._connector = Connector(spec.connector, scope)
         self._deepstack = {layer: Connector(steps, scope) for layer, steps in spec.deepstack}
         attention = spec.layers[0].mixers[0]

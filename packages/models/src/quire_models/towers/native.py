@@ -39,7 +39,7 @@ class NativeTowers:
         self._architecture, self._tower_spec = spec.architecture, spec.tower
         self._scope = scope
         self._tower: Tower = class_of(spec.tower.built_by)(spec.tower, scope)
-        self._num_parameters = 0
+        self._num_parameters = spec.num_parameters
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +63,7 @@ class NativeTowers:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the tower, its connector included."""
+        """Weights of the tower and of its connector in the checkpoint's files; 0 where there are none."""
         return self._num_parameters
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
@@ -74,7 +74,6 @@ class NativeTowers:
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
-        self._num_parameters = sum(each.tensor.numel() for each in self.parameters if each.tensor is not None)
         for finish in self._scope.finishers:
             finish()
             after_each()

@@ -8,11 +8,12 @@ from __future__ import annotations
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
-from quire_models.towers.tower_spec import PatchSpec
+from quire_models.towers.tower_spec import PatchSpec, padded_size
 
 __all__ = ["PatchEmbedding", "piece_tokens", "tile_patches"]
 
@@ -36,10 +37,14 @@ class PatchEmbedding:
     """patches [..., numbers of a patch] -> [..., C]."""
 
     def __init__(self, spec: PatchSpec, scope: Scope) -> None:
-        inner = scope / spec.name
-        self._linear = Linear(inner, prod(spec.kernel[1:]), spec.hidden_size, bias=spec.has_bias)
-        inner.packed("weight", spec.kernel, lambda weight: [(self._linear.name, weight.flatten(1))])
+        inner, size = scope / spec.name, prod(spec.kernel[1:])
+        self._linear = Linear(inner, padded_size(size), spec.hidden_size, bias=spec.has_bias)
+        self._padding = (0, padded_size(size) - size)
+        inner.packed("weight", spec.kernel, lambda weight: [(self._linear.name, self._pad(weight.flatten(1)))])
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return F.pad(x, self._padding) if self._padding[1] else x
 
     def __call__(self, patches: Tensor) -> Tensor:
-        embedded = self._linear(patches.flatten(0, -2))
+        embedded = self._linear(self._pad(patches.flatten(0, -2)))
         return embedded.view(*patches.shape[:-1], -1)

@@ -18,7 +18,14 @@ from quire_models.mixer_spec import ProjectionNames
 from quire_models.rope_config import RopeConfig
 from quire_models.spec import CheckpointNames, FusedRows, LayerSpec, LinearSpec, NormSpec
 from quire_models.towers.reading import activation_name
-from quire_models.towers.tower_spec import ActivationSpec, ConnectorStep, GridTowerSpec, MergeSpec, PatchSpec
+from quire_models.towers.tower_spec import (
+    ActivationSpec,
+    ConnectorStep,
+    GridTowerSpec,
+    MergeSpec,
+    PatchSpec,
+    padded_size,
+)
 
 __all__ = ["spec_of_2", "spec_of_2_5", "spec_of_3"]
 
@@ -31,8 +38,9 @@ def spec_of_2(values: Mapping[str, Any], hidden_size: int) -> GridTowerSpec | No
     """Layer norms; `hidden_size` of its vision_config is that of the language model."""
     vision = _vision(values, embed_dim=1280, depth=32, mlp_ratio=4, hidden_act="quick_gelu", patch_size=14)
     width = vision.integer("embed_dim", minimum=1)
-    mlp = _mlp(vision, width, width * vision.integer("mlp_ratio", minimum=1), ("fc1", "fc2"))
-    return _tower(vision, width, hidden_size, mlp, merger=_merger(vision, width, hidden_size, "layer"))
+    inner = width * vision.integer("mlp_ratio", minimum=1)
+    mlp = _mlp(vision, width, inner, ("fc1", "fc2"))
+    return _tower(vision, width, hidden_size, inner, mlp, merger=_merger(vision, width, hidden_size, "layer"))
 
 
 def spec_of_2_5(values: Mapping[str, Any], hidden_size: int) -> GridTowerSpec | None:
@@ -42,9 +50,9 @@ def spec_of_2_5(values: Mapping[str, Any], hidden_size: int) -> GridTowerSpec | 
     if act is None:
         return None
     inner = vision.integer("intermediate_size", minimum=1)
-    mlp = GatedMLPSpec(hidden_size=width, intermediate_size=inner, act=act, bias=True)
+    mlp = GatedMLPSpec(hidden_size=width, intermediate_size=padded_size(inner), act=act, bias=True)
     merger = _merger(vision, width, hidden_size, "rms")
-    tower = _tower(vision, width, hidden_size, mlp, merger=merger, norm="rms")
+    tower = _tower(vision, width, hidden_size, inner, mlp, merger=merger, norm="rms")
     if tower is None:
         return None
     pixels = vision.integer("window_size", default=112, minimum=1)
@@ -73,7 +81,7 @@ def spec_of_3(values: Mapping[str, Any], hidden_size: int) -> GridTowerSpec | No
 
     squares = MergeSpec(num_tokens=merge**2)
     last = merger("merger", (_norm("visual.merger.norm", width, "layer"), squares))
-    tower = _tower(vision, width, hidden_size, mlp, merger=last, has_patch_bias=True)
+    tower = _tower(vision, width, hidden_size, inner, mlp, merger=last, has_patch_bias=True)
     layers = vision.get("deepstack_visual_indexes")
     if tower is None:
         return None
@@ -97,7 +105,7 @@ def _mlp(vision: Fields, width: int, inner: int, names: tuple[str, str]) -> MLPS
     act = activation_name(vision.get("hidden_act"))
     if act is None:
         return None
-    return MLPSpec(hidden_size=width, intermediate_size=inner, act=act, names=names)
+    return MLPSpec(hidden_size=width, intermediate_size=padded_size(inner), act=act, names=names)
 
 
 def _products(first: str, second: str, merged: int, hidden_size: int) -> tuple[ConnectorStep, ...]:
@@ -119,6 +127,7 @@ def _tower(
     vision: Fields,
     width: int,
     hidden_size: int,
+    inner: int,
     mlp: MLPSpec | GatedMLPSpec | None,
     *,
     merger: tuple[ConnectorStep, ...],
@@ -175,6 +184,7 @@ def _tower(
             has_bias=has_patch_bias,
         ),
         layers=layers,
+        intermediate_size=inner,
         connector=merger,
         merge_size=vision.integer("spatial_merge_size", default=2, minimum=1),
         rope_theta=theta,

@@ -11,7 +11,7 @@ from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.feed_forward_spec import MLPSpec
 from quire_models.mixer_spec import BART_NAMES
 from quire_models.spec import LayerSpec, LinearSpec, NormSpec
-from quire_models.towers.tower_spec import ActivationSpec, ConnectorStep, LearnedPositionsSpec, PatchSpec
+from quire_models.towers.tower_spec import ActivationSpec, ConnectorStep, LearnedPositionsSpec, PatchSpec, padded_size
 
 __all__ = ["VIT_DEFAULTS", "activation_name", "mlp_projector", "vit_parts"]
 
@@ -72,7 +72,8 @@ def vit_parts(vision: Mapping[str, Any], name: str, *, num_layers: int | None = 
         bias=True,
         names=BART_NAMES,
     )
-    mlp = MLPSpec(hidden_size=hidden, intermediate_size=fields.integer("intermediate_size", minimum=1), act=act)
+    inner = fields.integer("intermediate_size", minimum=1)
+    mlp = MLPSpec(hidden_size=hidden, intermediate_size=padded_size(inner), act=act)
     layers = tuple(
         LayerSpec(
             name=f"{name}.encoder.layers.{layer}",
@@ -95,6 +96,7 @@ def vit_parts(vision: Mapping[str, Any], name: str, *, num_layers: int | None = 
         ),
         "input_norm": norm(f"{name}.pre_layrnorm") if is_clip else None,
         "layers": layers,
+        "intermediate_size": inner,
         "final_norm": None if is_clip else norm(f"{name}.post_layernorm"),
     }
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import Modality
-from quire_models.layers.encoder import EncoderLayer
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.towers.connector import Connector
+from quire_models.towers.layers import build_layers
 from quire_models.towers.patches import PatchEmbedding, piece_tokens, tile_patches
 from quire_models.towers.tower_spec import LearnedPositionsSpec, TileTowerSpec
 
@@ -31,7 +31,7 @@ class TileTower:
         self._patches = PatchEmbedding(spec.patch, scope)
         self._positions = LearnedPositions(spec.positions, spec.patch.hidden_size, scope)
         self._input_norm = None if spec.input_norm is None else make_norm(spec.input_norm, scope)
-        self._layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+        self._layers = build_layers(spec, scope)
         self._final_norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
         self._connector = Connector(spec.connector, scope)
         self._piece_tokens = piece_tokens(scope.device)
