@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import pickle
 import random
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire_multimodal import MediaError
+from quire_interfaces import Modality
+from quire_multimodal import MediaConfig, MediaError, MediaPreparer, read_features, split_prompt_embeds
 from quire_multimodal.embeds import read_embeds
 
 
@@ -100,3 +102,32 @@ def test_damaged_files() -> None:
             assert read_embeds(bytes(data)).ndim == 2
         except MediaError:
             continue
+
+
+async def test_prompts_of_embeddings_need_no_processor(tmp_path: Path) -> None:
+    rows = torch.randn(1100, 4)
+    sources = split_prompt_embeds(base64.b64encode(saved(rows.bfloat16())).decode(), 4, 6)
+    assert [len(each.value) for each in sources] == [512, 512, 76]
+    preparer = MediaPreparer(None, MediaConfig(enable_prompt_embeds=True), embeds_width=6, store_base=tmp_path)
+    items = await preparer.prepare(sources)
+    kept = np.concatenate([read_features(stored.item)["embeds"] for stored in items])
+    np.testing.assert_array_equal(kept[:, :4], rows.bfloat16().float().numpy())
+    assert not kept[:, 4:].any(), "further features of a network are none"
+    media = preparer.place(items, [0] * 1100)
+    assert [(span.start, span.length, span.item.modality) for span in media.spans] == [
+        (0, 512, Modality.EMBEDS), (512, 512, Modality.EMBEDS), (1024, 76, Modality.EMBEDS)
+    ]  # fmt: skip
+    longer = await preparer.prepare(split_prompt_embeds(torch.cat((rows.bfloat16().float(), rows)).numpy(), 4, 6))
+    assert [each.item.key for each in longer[:2]] == [each.item.key for each in items[:2]]
+    assert longer[2].item.key != items[2].item.key
+    preparer.release(items + longer)
+    preparer.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("?", "base64"), ("AAAA", "read"), (np.ones((2, 3)), "must be"), (None, "one tensor")]
+)
+def test_prompts_that_are_no_embeddings_name_their_field(value: object, message: str) -> None:
+    with pytest.raises(MediaError, match=message) as error:
+        split_prompt_embeds(value, 4, param="prompt_embeds[1]")  # type: ignore[arg-type]
+    assert error.value.param == "prompt_embeds[1]"

@@ -127,6 +127,8 @@ class InputProcessor:
         if prompt.media is not None:
             self._check_media(prompt.media)
         params = self._resolver.resolve(params)
+        if prompt.media is not None and any(span.item.modality == Modality.EMBEDS for span in prompt.media.spans):
+            _check_prompt_embeds(params)
         self._check_abilities(params, options)
         if params.max_tokens == 0:
             params, continued_ids = self._scoring(continued_ids, params)
@@ -205,7 +207,7 @@ class InputProcessor:
     def _check_media(self, media: PromptMedia) -> None:
         for span in media.spans:
             modality = span.item.modality
-            if modality not in self._info.modalities and modality != Modality.EMBEDS:
+            if modality not in self._info.modalities:
                 takes = ", ".join(self._info.modalities) or "text alone"
                 raise RequestError(
                     f"the prompt has a medium of kind {modality}, and this engine takes {takes}",
@@ -221,6 +223,17 @@ class InputProcessor:
 
     def _check_ids(self, param: str, token_ids: Sequence[int]) -> None:
         check_token_ids(param, token_ids, self._info.vocab_size)
+
+
+def _check_prompt_embeds(params: SamplingParams) -> None:
+    """Raises RequestError where log probabilities are asked for of tokens that are not known."""
+    if params.prompt_logprobs is not None or params.max_tokens == 0:
+        raise RequestError(
+            "a prompt of embeddings has no tokens whose log probabilities could be told: leave prompt_logprobs out, "
+            "and ask for at least 1 token",
+            param="max_tokens" if params.prompt_logprobs is None else "prompt_logprobs",
+            code="unsupported",
+        )
 
 
 def _params_of_completions(params: SamplingParams) -> tuple[SamplingParams, SamplingParams]:

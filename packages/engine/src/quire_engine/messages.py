@@ -165,7 +165,8 @@ class EngineInfo:
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder begins with, where an encoder reads the prompt."""
     modalities: tuple[str, ...] = ()
-    """Media that prompts may hold: "image", "video", "audio"; none where the engine takes text alone."""
+    """What prompts may hold beside tokens: "image", "video", "audio", and "embeds" for embeddings of callers that take
+    the place of tokens; none where the engine takes text alone."""
     num_blocks: int = 0
     """KV cache blocks, without the null block."""
     block_size: int = 0

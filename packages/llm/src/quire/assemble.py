@@ -23,6 +23,7 @@ from quire.engine_report import engine_info
 from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_tier, start_digest
 from quire.logprob_bound import resolved_max_logprobs
 from quire.plan import MemoryPlan, make_plan
+from quire.prompt_embeds import check_prompt_embeds
 from quire_engine import EngineParts
 from quire_interfaces import (
     AdmissionRule,
@@ -94,10 +95,15 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
 
     Raises:
         CheckpointError: the model is not understood.
-        ConfigError: a replaced field that the network does not read.
+        ConfigError: a replaced field that the network does not read, or embeddings as prompts of a network that takes
+            none.
     """
     model = ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
-    return dataclasses.replace(model, media=None) if config.model.language_model_only else model
+    if config.model.language_model_only:
+        model = dataclasses.replace(model, media=None)
+    if config.media.enable_prompt_embeds:
+        check_prompt_embeds(model)
+    return model
 
 
 def build_renderer(
@@ -377,10 +383,13 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     if tier is not None:
         rules.append(KVTransfers(allocator, tier.connector))
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
-    media_rule = None
-    if (media := blueprint.model.media) is not None:
-        size, step_tokens = plan.encoder_cache_size, scheduler_config.max_num_batched_tokens
-        media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=media.is_bidirectional)
+    media, media_rule = blueprint.model.media, None
+    if size := plan.encoder_cache_size:
+        step_tokens, is_bidirectional = (
+            scheduler_config.max_num_batched_tokens,
+            media is not None and media.is_bidirectional,
+        )
+        media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=is_bidirectional)
         rules.append(media_rule)
     scheduler = Scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.

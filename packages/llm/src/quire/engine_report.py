@@ -13,6 +13,7 @@ from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan, format_bytes
 from quire_engine import EngineInfo
+from quire_interfaces import Modality
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
 from quire_structured_output import resolve_backend
@@ -58,7 +59,7 @@ def engine_info(
         max_model_len=plan.max_model_len,
         vocab_size=model.vocab_size,
         max_encoder_len=plan.max_encoder_len,
-        modalities=() if model.media is None else tuple(map(str, model.media.modalities)),
+        modalities=_modalities(config, model),
         decoder_start_token_ids=model.decoder_start_token_ids,
         num_blocks=plan.kv_plan.num_blocks - 1,
         block_size=plan.block_size,
@@ -77,6 +78,12 @@ def engine_info(
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )
+
+
+def _modalities(config: QuireConfig, model: ModelConfig) -> tuple[str, ...]:
+    """What prompts may hold beside tokens."""
+    towers = () if model.media is None else tuple(map(str, model.media.modalities))
+    return (*towers, str(Modality.EMBEDS)) if config.media.enable_prompt_embeds else towers
 
 
 def _choices(

@@ -62,6 +62,11 @@ class HeldMedia:
         """The spans of the expanded text's tokens, and their positions. Raises MediaError."""
         return self._preparer.place(self._ordered, token_ids)
 
+    @property
+    def num_embeds(self) -> int:
+        """Number of rows that its items take in the input of the language model."""
+        return sum(stored.item.num_embeds for stored in self._items)
+
     def release(self) -> None:
         """The request has ended. Idempotent."""
         if self._finalizer.detach() is not None:
@@ -72,15 +77,20 @@ class MediaFront:
     """Prepares media of messages and prompts for one model. Thread-safe.
 
     Args:
-        folder: Of the checkpoint.
+        folder: Of the checkpoint; None where media are not taken, but prompts that are embeddings.
         config: Bounds, sources, processes, memory.
+        model: Says the width of embeddings.
 
     Raises:
         CheckpointError: the checkpoint has no processor that can be loaded.
     """
 
-    def __init__(self, folder: Path, config: MediaConfig) -> None:
-        self.preparer = quire_multimodal.MediaPreparer(folder, config)
+    def __init__(self, folder: Path | None, config: MediaConfig, model: ModelConfig) -> None:
+        self.hidden_size = model.hidden_size
+        """Width of the residual stream."""
+        self.embeds_width = model.hidden_size if model.media is None else model.media.width
+        """Width of the embeddings of an item, further features of a network that reads some included."""
+        self.preparer = quire_multimodal.MediaPreparer(folder, config, embeds_width=self.embeds_width)
         self.abandoned: deque[list[StoredItem]] = deque()
         """Items whose holder was collected, maybe while a lock was held; released when the next ones are prepared."""
 
@@ -127,16 +137,15 @@ class MediaFront:
 
 
 def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaFront | None:
-    """What prepares the media of a model; None for one that takes text only, is to, or has no processor that can be
-    loaded: then the log says why, and texts are served.
+    """What prepares the media of a model, and prompts that are embeddings. None for a model that takes text only, is
+    to, or has no processor that can be loaded: then the log says why, and texts are served.
     """
-    if model.media is None:
-        return None
-    try:
-        return MediaFront(folder, config.media)
-    except CheckpointError as error:
-        _logger.warning("media cannot be prepared, and the model takes text only: %s", error)
-        return None
+    if model.media is not None:
+        try:
+            return MediaFront(folder, config.media, model)
+        except CheckpointError as error:
+            _logger.warning("media cannot be prepared, and the model takes text only: %s", error)
+    return MediaFront(None, config.media, model) if config.media.enable_prompt_embeds else None
 
 
 def media_sources(messages: Sequence[Any]) -> list[MediaSource]:

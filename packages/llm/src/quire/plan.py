@@ -197,8 +197,8 @@ class _Resolved:
 
     @property
     def encoder_cache_size(self) -> int:
-        """Most embeddings of media that are kept; 0 without towers."""
-        if self.model.media is None:
+        """Most embeddings of media and of callers that are kept; 0 where neither are taken."""
+        if self.model.media is None and not self.config.media.enable_prompt_embeds:
             return 0
         step_tokens = self.config.scheduler.max_num_batched_tokens
         return self.config.scheduler.encoder_cache_size or max(
@@ -291,9 +291,10 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         if config.lora.lora_merge_after and resolved.linear_method == "plain":
             numbers = sum(outputs * inputs for outputs, inputs in linear_shapes(model))
             ledger["weights without the adapter in them"] = numbers * dtype_bytes
-    if model.media is not None:
+    if resolved.encoder_cache_size:
         # The kept ones, and as many that a tower is just making.
-        ledger["embeddings of media"] = 2 * resolved.encoder_cache_size * model.media.width * dtype_bytes
+        width = model.hidden_size if model.media is None else model.media.width
+        ledger["embeddings of media"] = 2 * resolved.encoder_cache_size * width * dtype_bytes
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
     return ledger

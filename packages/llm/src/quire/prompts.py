@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from quire.media import HeldMedia, MediaFront, prompt_sources
+from quire.prompt_embeds import prepare_prompt_embeds_now
 from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
 
 __all__ = ["ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompts"]
@@ -38,6 +39,17 @@ class TokensPrompt(TypedDict):
     """Only prompts with the same salt share what is cached of them."""
 
 
+class EmbedsPromptDict(TypedDict):
+    """A prompt as embeddings, where the engine was made with `enable_prompt_embeds`."""
+
+    prompt_embeds: Any
+    """Tensor or array of floating-point numbers [tokens, hidden_size]."""
+    prompt: NotRequired[str | None]
+    """Their text, for `RequestOutput.prompt`."""
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share what is cached of them."""
+
+
 class EncoderDecoderPrompt(TypedDict):
     """A prompt for a model that reads it with an encoder."""
 
@@ -48,12 +60,13 @@ class EncoderDecoderPrompt(TypedDict):
     """Only prompts with the same salt share what is cached of them."""
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EncoderDecoderPrompt | Mapping[str, Any]
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPromptDict | EncoderDecoderPrompt | Mapping[str, Any]
 """Text, token ids, or a dictionary."""
 
 _KEYS = (
     "prompt",
     "prompt_token_ids",
+    "prompt_embeds",
     "encoder_prompt",
     "decoder_prompt",
     "cache_salt",
@@ -129,8 +142,21 @@ def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None =
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(renderer.render_prompt(prompt))
     _check_keys(prompt)
+    if prompt.get("prompt_embeds") is not None:
+        return _parse_embeds(prompt, media)
     held = _held_media(prompt, media)
     return ParsedPrompt(_rendered(prompt, renderer, held), _cache_salt(prompt), held)
+
+
+def _parse_embeds(prompt: Mapping[str, Any], media: MediaFront | None) -> ParsedPrompt:
+    for key in ("prompt_token_ids", "encoder_prompt", "decoder_prompt", "multi_modal_data", "multi_modal_uuids"):
+        if prompt.get(key) is not None:
+            raise RequestError(f"{key} cannot come with prompt_embeds, which takes its place", param=key)
+    text = prompt.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt must be the text of prompt_embeds, got {text!r}", param="prompt")
+    rendered, held = prepare_prompt_embeds_now(media, prompt["prompt_embeds"])
+    return ParsedPrompt(dataclasses.replace(rendered, text=text), _cache_salt(prompt), held)
 
 
 def _held_media(prompt: Mapping[str, Any], media: MediaFront | None) -> HeldMedia | None:
@@ -163,7 +189,8 @@ def _rendered(prompt: Mapping[str, Any], renderer: _Renderer, media: PreparedMed
         return dataclasses.replace(rendered, text=text)
     if text is None:
         raise RequestError(
-            f"a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'encoder_prompt', got {sorted(prompt)}",
+            "a prompt dictionary must have 'prompt', 'prompt_token_ids', 'prompt_embeds' or 'encoder_prompt', got "
+            f"{sorted(prompt)}",
             param="prompt",
         )
     return renderer.render_prompt(text, media=media)

@@ -10,7 +10,7 @@ from quire_interfaces import Settings, at_least, between, setting
 
 __all__ = ["MediaConfig"]
 
-_MODALITIES = ("image", "video", "audio", "embeds")
+_MODALITIES = ("image", "video", "audio")
 
 
 def _limits(value: Any) -> str | None:
@@ -70,7 +70,10 @@ class MediaConfig(Settings):
         check=_boolean,
     )
     enable_prompt_embeds: bool = setting(
-        False, help="Take prompts as embeddings that callers have computed.", check=_boolean
+        False,
+        help="Take prompts as embeddings that callers have computed (prompt_embeds). Wrong ones give wrong answers, to "
+        "who sends them.",
+        check=_boolean,
     )
     allow_private_media_addresses: bool = setting(
         False,

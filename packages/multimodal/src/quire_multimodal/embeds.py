@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire_interfaces import Modality
 from quire_multimodal.errors import MediaError
+from quire_multimodal.sources import MediaSource, decode_base64
 
-__all__ = ["read_embeds"]
+__all__ = ["EMBEDS_TOKEN_ID", "read_embeds", "split_prompt_embeds"]
+
+EMBEDS_TOKEN_ID = 0
+"""Stands among the token ids of a prompt for a row that the caller has computed."""
+_MAX_ROWS_PER_ITEM = 512
+"""A long prompt of embeddings is several items: those at its beginning are found again under another end, and the
+engine holds those alone that it is computing."""
 
 _STORAGES = {"FloatStorage": "<f4", "HalfStorage": "<f2", "DoubleStorage": "<f8", "BFloat16Storage": "<u2"}
 """Torch's names of what holds a tensor's numbers. Numpy has no bfloat16: its bits are the upper ones of float32."""
@@ -38,14 +46,51 @@ def read_embeds(data: bytes, width: int | None = None) -> NDArray[np.float32]:
         array = _read_torch(data) if data.startswith(b"PK") else np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # files lie in every way
         raise MediaError(f"no embeddings that can be read: {error or type(error).__name__}") from error
+    return _checked(array, width)
+
+
+def _checked(array: Any, width: int | None) -> NDArray[np.float32]:
+    """An array of embeddings as float32 [N, W]; a first dimension of 1 is left out. Raises MediaError."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         raise MediaError("embeddings must be one tensor of floating-point numbers")
+    if array.ndim == 3 and len(array) == 1:
+        array = array[0]
     if array.ndim != 2 or not array.size or array.shape[1] != (width or array.shape[1]):
         raise MediaError(f"embeddings must be [N, {width or 'W'}], not {list(array.shape)}")
-    array = np.ascontiguousarray(array, np.float32)
-    if not np.isfinite(array).all():
+    with np.errstate(over="ignore"):  # what float32 does not hold is not finite
+        embeds: NDArray[np.float32] = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(embeds).all():
         raise MediaError("embeddings must be finite")
-    return array
+    return embeds
+
+
+def split_prompt_embeds(
+    value: str | bytes | NDArray[Any], width: int, item_width: int | None = None, *, param: str = "prompt_embeds"
+) -> list[MediaSource]:
+    """The items of a prompt that is embeddings, in order.
+
+    Args:
+        value: [N, width] or [1, N, width], or what `read_embeds` reads, as bytes or in base64.
+        width: Of the residual stream.
+        item_width: Width of the items, where the network reads further features beside it: they are zero.
+        param: Field of the request, for errors.
+
+    Raises:
+        MediaError: no such tensor.
+    """
+    try:
+        data = decode_base64(value) if isinstance(value, str) else value
+        array = read_embeds(data, width) if isinstance(data, (bytes, bytearray)) else _checked(data, width)
+    except MediaError as error:
+        raise error.at(param) from None
+    if item_width is not None and item_width > width:
+        array = np.pad(array, ((0, 0), (0, item_width - width)))
+    return [
+        MediaSource(
+            modality=Modality.EMBEDS, value=array[begin : begin + _MAX_ROWS_PER_ITEM], is_embeds=True, param=param
+        )
+        for begin in range(0, len(array), _MAX_ROWS_PER_ITEM)
+    ]
 
 
 def _read_torch(data: bytes) -> Any:

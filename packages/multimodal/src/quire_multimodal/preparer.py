@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from quire_interfaces import EncoderCacheConnector, FeatureArray, MediaItem, Modality, OverloadedError, PromptMedia
 from quire_multimodal.config import MediaConfig
-from quire_multimodal.embeds import read_embeds
+from quire_multimodal.embeds import EMBEDS_TOKEN_ID, read_embeds
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import fingerprint, read_config
 from quire_multimodal.positions import PositionScheme, place_media
@@ -72,7 +72,7 @@ class MediaPreparer:
     """Prepares media for the prompts of one model. Thread-safe.
 
     Args:
-        folder: Of the checkpoint.
+        folder: Of the checkpoint; None prepares no media, but prompts that are embeddings.
         config: Bounds, sources, processes, memory.
         embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
         embeds_width: Width of the embeddings that the network takes, for those that callers have computed.
@@ -84,7 +84,7 @@ class MediaPreparer:
 
     def __init__(
         self,
-        folder: Path | str,
+        folder: Path | str | None,
         config: MediaConfig | None = None,
         *,
         embed_token_ids: Mapping[str, list[int]] | None = None,
@@ -95,13 +95,16 @@ class MediaPreparer:
         self._arguments = {
             name: each for name, each in (self.config.mm_processor_kwargs or {}).items() if name != "backend"
         }
-        self._workers = WorkerPool(folder, self.config, embed_token_ids)
-        self._fingerprint = fingerprint(folder, [self.config.image_backend, self.config.media_io_kwargs])
-        self._scheme = PositionScheme.from_config(read_config(Path(folder)))
-        self.placeholders: Mapping[str, str] = self._workers.placeholders
+        self._workers = None if folder is None else WorkerPool(folder, self.config, embed_token_ids)
+        self._fingerprint, self._scheme = "", None
+        self.placeholders: Mapping[str, str] = {}
         """Token that a chat template writes for an item, by modality: what the model takes."""
-        for modality, reason in self._workers.unusable.items():
-            _log.warning("%s cannot be served: %s", modality, reason)
+        if folder is not None and self._workers is not None:
+            self._fingerprint = fingerprint(folder, [self.config.image_backend, self.config.media_io_kwargs])
+            self._scheme = PositionScheme.from_config(read_config(Path(folder)))
+            self.placeholders = self._workers.placeholders
+            for modality, reason in self._workers.unusable.items():
+                _log.warning("%s cannot be served: %s", modality, reason)
         self.encoder_connector: EncoderCacheConnector | None = None
         """Has items that were prepared and encoded before, maybe by others; None where they are in the store alone."""
         self._store = MediaStore(int(self.config.mm_processor_cache_gb * (1 << 30)), store_base)
@@ -293,6 +296,7 @@ class MediaPreparer:
             answer = {**self._take_embeds(modality, media.data, path), "facts": facts}
         else:
             job = {"modality": str(modality), "form": media.form, "arguments": arguments, "path": str(path)}
+            assert self._workers is not None  # without it, there is no modality that passes `_check_limits`
             answer = self._workers.prepare({**job, **media.fields}, media.data)
         features = tuple(FeatureArray(name, kind, tuple(shape), at) for name, kind, shape, at in answer["features"])
         num_embeds = answer["num_embeds"]
@@ -311,8 +315,8 @@ class MediaPreparer:
         features, num_bytes = write_features(path, {"embeds": embeds})
         answer = {"num_embeds": len(embeds), "features": features, "num_bytes": num_bytes}
         if modality == Modality.EMBEDS:
-            return {**answer, "text": "", "embed_token_ids": []}
-        if modality not in self._workers.embeds_texts:
+            return {**answer, "text": "", "embed_token_ids": [EMBEDS_TOKEN_ID]}
+        if self._workers is None or modality not in self._workers.embeds_texts:
             raise MediaError(f"this model takes no embeddings of {modality}", code="unsupported_media")
         before, token, after, token_id = self._workers.embeds_texts[modality]
         return {**answer, "text": f"{before}{token * len(embeds)}{after}", "embed_token_ids": [token_id]}
@@ -337,6 +341,7 @@ class MediaPreparer:
 
     def close(self) -> None:
         """End the processes and remove the store."""
-        self._workers.close()
+        if self._workers is not None:
+            self._workers.close()
         self._loaders.shutdown(cancel_futures=True)
         self._store.close()

@@ -22,7 +22,7 @@ from quire_multimodal.decode import to_rgb
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fetch import fetch_media
 
-__all__ = ["LoadedMedia", "MediaSource", "load"]
+__all__ = ["LoadedMedia", "MediaSource", "decode_base64", "load"]
 
 _DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,", re.IGNORECASE)
 
@@ -38,7 +38,8 @@ class MediaSource:
     """Encoded bytes; or an image of Pillow; or an array: uint8 [height, width, 3] of an image, uint8 [frames, height,
     width, 3] of a video, float [samples] of a sound at the rate of the processor."""
     is_embeds: bool = False
-    """Whether the value is the embeddings themselves, as `torch.save` or `numpy.save` writes them or float [N, W]."""
+    """Whether the value is the embeddings themselves: float [N, W], or what `torch.save` or `numpy.save` writes, as
+    bytes or in base64."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of embeddings: what positions are counted from, as in {"image_grid_thw": [[1, 8, 8]]}."""
     uuid: str | None = None
@@ -75,7 +76,8 @@ def load(source: MediaSource, config: MediaConfig) -> LoadedMedia:
         np.save(file, source.value, allow_pickle=False)
         media = LoadedMedia(file.getvalue(), "embeds")
     elif source.is_embeds:
-        media = LoadedMedia(bytes(source.value), "embeds")
+        value = source.value
+        media = LoadedMedia(decode_base64(value) if isinstance(value, str) else bytes(value), "embeds")
     elif source.url is not None:
         media = LoadedMedia(_load_url(source.url, config))
     elif isinstance(source.value, (bytes, bytearray, memoryview)):
@@ -114,10 +116,15 @@ def _decode_data_url(url: str, max_bytes: int) -> bytes:
     if match.group(1) is None:
         return urllib.parse.unquote_to_bytes(url[match.end() :])
     text = url[match.end() :]
+    return decode_base64(urllib.parse.unquote(text) if "%" in text else text, "the data URL")
+
+
+def decode_base64(text: str, source: str = "it") -> bytes:
+    """Bytes that were sent in base64. Raises MediaError, which names `source`, where they were not."""
     try:
-        return base64.b64decode(urllib.parse.unquote(text) if "%" in text else text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise MediaError("the data URL holds no base64") from None
+        raise MediaError(f"{source} holds no base64") from None
 
 
 def _read_file(url: str, config: MediaConfig) -> bytes:
