@@ -1,4 +1,4 @@
-"""The chat page in headless Chromium: streams, stops, keeps a dialogue, escapes, asks for a key.
+"""The chat page in headless Chromium: streams, stops, keeps a dialogue, escapes, asks for a key, sends images.
 
 Skipped only where no browser is installed and QUIRE_REQUIRE_BROWSER is not set.
 """
@@ -16,6 +16,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+
+from quire.assemble import FACTORY as REAL_FACTORY
+from quire.config import QuireConfig
+from quire_testkit.seeing_models import SeeingModel, data_url, drawing, png
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -56,6 +60,7 @@ class Page:
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
+        self.errors()  # of the page before
         driver.get(url)
 
     def find(self, selector: str):
@@ -211,3 +216,77 @@ def test_thoughts_are_shown_apart_and_sent_back_as_reasoning(driver, make_script
     said = driver.execute_script("return messages.at(-1)")
     assert said == {"role": "assistant", "content": "Four.", "reasoning": "Hm, <b>two</b> and two."}
     assert page.errors() == []
+
+
+TRANSFER = """
+const [kind, url, name, type] = arguments, transfer = new DataTransfer();
+const bytes = Uint8Array.from(atob(url.split(",")[1]), (each) => each.charCodeAt(0));
+transfer.items.add(new File([bytes], name, { type }));
+const options = { bubbles: true, cancelable: true, [kind === "paste" ? "clipboardData" : "dataTransfer"]: transfer };
+const event = kind === "paste" ? new ClipboardEvent("paste", options) : new DragEvent("drop", options);
+document.querySelector("#prompt").dispatchEvent(event);
+"""
+"""Paste or drop a file: kind of event, data URL, name, media type."""
+
+
+@pytest.fixture(scope="module")
+def seeing(make_live, tmp_path_factory: pytest.TempPathFactory):
+    folder = SeeingModel(tmp_path_factory.mktemp("seeing")).folder
+    settings = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 1 << 24}
+    engine = QuireConfig.of(model=str(folder), **settings).to_dict()
+    return make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=settings)
+
+
+def test_images_are_chosen_pasted_dropped_and_sent_with_the_question(driver, seeing, tmp_path: Path):
+    page = Page(driver, f"{seeing.url}/")
+    page.wait_connected()
+    assert page.find("#attach").is_displayed()
+    assert "Drop or paste an image" in page.find(".hint").text
+    (tmp_path / "chosen.png").write_bytes(png(drawing(1)))
+    page.find("#files").send_keys(str(tmp_path / "chosen.png"))
+    page.wait(lambda: len(page.texts("#images figure")) == 1)
+    for count, (kind, number) in enumerate((("paste", 2), ("drop", 3), ("drop", 4)), 2):
+        driver.execute_script(TRANSFER, kind, data_url(drawing(number)), f"{kind} {number}.png", "image/png")
+        page.wait(lambda count=count: len(page.texts("#images figure")) == count)
+    page.find("[aria-label='Remove paste 2.png']").send_keys(Keys.ENTER)
+    names = (
+        "return Array.from(document.querySelectorAll(arguments[0]), (image) => image.alt + ' ' + image.naturalWidth)"
+    )
+    shown = ["chosen.png 40", "drop 3.png 40", "drop 4.png 40"]
+    assert driver.execute_script(names, "#images img") == shown
+    page.set("#max_tokens", "4")
+    page.send("What is it?")
+    page.wait_done()
+    assert page.texts(".message.error .text") == []
+    assert driver.execute_script(names, ".message.user img") == shown
+    assert page.texts("#images figure") == []
+    asked = driver.execute_script("return messages[0].content")
+    assert asked[:3] == [{"type": "image_url", "image_url": {"url": data_url(drawing(n))}} for n in (1, 3, 4)]
+    assert asked[3:] == [{"type": "text", "text": "What is it?"}]
+    assert driver.execute_script("return messages[1].role") == "assistant", "images were read, and answered"
+    page.send("And now?")
+    page.wait_done()
+    assert driver.execute_script("return messages[2]") == {"role": "user", "content": "And now?"}
+    assert page.errors() == []
+
+
+def test_what_is_no_image_is_refused_by_page_and_server(driver, seeing):
+    page = Page(driver, f"{seeing.url}/")
+    page.wait_connected()
+    driver.execute_script(TRANSFER, "drop", "data:,aGk=", "notes.txt", "text/plain")
+    page.wait(lambda: page.find("#note").text == "notes.txt is no image")
+    driver.execute_script(TRANSFER, "drop", "data:,aGk=", "broken.png", "image/png")
+    page.wait(lambda: len(page.texts("#images figure")) == 1)
+    page.send("What is it?")
+    page.wait_done()
+    page.wait(lambda: "messages[0].content[0]" in page.find(".message.error .text").text)
+    assert page.find("#note").text == ""
+    assert driver.execute_script("return messages.length") == 0
+    assert all("400" in error for error in page.errors()), "the refusal alone"
+
+
+def test_a_model_without_images_is_said_not_to_take_them(page):
+    assert not page.find("#attach").is_displayed()
+    page.driver.execute_script(TRANSFER, "paste", data_url(drawing(1)), "a.png", "image/png")
+    page.wait(lambda: page.find("#note").text == "tiny reads text only: images cannot be sent")
+    assert page.texts("#images figure") == []

@@ -328,6 +328,7 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(context.started_s, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": info.max_model_len,
+        "input_modalities": ["text", *([] if context.llm.media is None else context.llm.media.placeholders)],
     }
 
 
