@@ -23,7 +23,8 @@ from quire_testkit.parity.oracle import write_checkpoint
 NATIVE = [
     f"{name}ForConditionalGeneration"
     for name in (
-        "Gemma3", "Idefics3", "Llava", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM",
+        "Gemma3", "Idefics3", "InternVL", "LightOnOcr", "Llava", "Mistral3", "Qwen2Audio", "Qwen2VL", "Qwen2_5_VL",
+        "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM", "Voxtral",
     )
 ]  # fmt: skip
 SMOLVLM = "SmolVLMForConditionalGeneration"
@@ -80,6 +81,43 @@ def test_grids_may_be_of_any_size(name: str, tmp_path: Path) -> None:
         for embeds, expected in zip(packed, oracle.encode(modality, items), strict=True):
             assert embeds.shape == expected.shape
             assert (embeds - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_images_may_be_of_any_size_and_have_padding(tmp_path: Path) -> None:
+    architecture = "Mistral3ForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    oracle = load_towers(network.config, tmp_path, torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for height, width in ((32, 64), (16, 32), (48, 32)):
+        pixels = torch.randn(1, 3, height + 8, width + 16, generator=generator)
+        items.append({"pixel_values": pixels, "image_sizes": torch.tensor([[height, width]])})
+    packed, expected = network.encode_media(Modality.IMAGE, items), oracle.encode(Modality.IMAGE, items)
+    assert [len(each) for each in packed] == [8, 2, 6]
+    for embeds, one in zip(packed, expected, strict=True):
+        assert (embeds - one).abs().max() <= 1e-5 * one.abs().max()
+    with pytest.raises(ValueError, match="no multiples of 2"):
+        network.encode_media(Modality.IMAGE, [{**items[0], "image_sizes": torch.tensor([[24, 64]])}])
+
+
+def test_frames_that_are_no_sound_are_not_read(tmp_path: Path) -> None:
+    architecture = "Qwen2AudioForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    oracle = load_towers(network.config, tmp_path, torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for frames in (60, 41, 3):
+        mask = (torch.arange(60) < frames).long()[None]
+        features = torch.randn(1, 16, 60, generator=generator)
+        items.append({"input_features": features, "feature_attention_mask": mask})
+    packed, expected = network.encode_media(Modality.AUDIO, items), oracle.encode(Modality.AUDIO, items)
+    assert [len(each) for each in packed] == [15, 10, 1]
+    for embeds, one in zip(packed, expected, strict=True):
+        assert (embeds - one).abs().max() <= 1e-5 * one.abs().max()
+    with pytest.raises(ValueError, match="a sound has 50 frames, and the tower takes 60"):
+        network.encode_media(Modality.AUDIO, [{"input_features": torch.zeros(1, 16, 50)}])
 
 
 def test_grids_that_are_not_their_pixels_are_refused(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ class EncoderAttentionSpec:
     scale: float
     """Factor of the scores."""
     bias: bool
-    """Of all projections."""
+    """Of all projections but those of `unbiased`."""
     names: ProjectionNames = BART_NAMES
+    unbiased: tuple[str, ...] = ()
+    """Names of projections without a bias."""
     sliding_window: int | None = None
     """Tokens see those at most so far away, in each direction; None for all."""
     rope: RopeConfig | None = None
@@ -50,11 +52,14 @@ class EncoderAttentionSpec:
 
     def projections(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """Queries, keys, values, output."""
-        hidden, inner, bias = self.hidden_size, self.num_heads * self.head_dim, self.bias
-        query, key, value = (
-            LinearSpec(name=name, in_features=hidden, out_features=inner, bias=bias) for name in self.names[:3]
-        )
-        return query, key, value, LinearSpec(name=self.names.out, in_features=inner, out_features=hidden, bias=bias)
+        hidden, inner = self.hidden_size, self.num_heads * self.head_dim
+
+        def linear(name: str, in_features: int, out_features: int) -> LinearSpec:
+            has_bias = self.bias and name not in self.unbiased
+            return LinearSpec(name=name, in_features=in_features, out_features=out_features, bias=has_bias)
+
+        query, key, value = (linear(name, hidden, inner) for name in self.names[:3])
+        return query, key, value, linear(self.names.out, inner, hidden)
 
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():

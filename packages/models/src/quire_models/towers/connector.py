@@ -6,6 +6,7 @@ Shape legend: E tokens of all tiles, C width of a token before a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -42,8 +43,7 @@ class Connector:
 
 def _make_step(spec: ConnectorStep, scope: Scope) -> _Step:
     if isinstance(spec, PixelShuffleSpec):
-        factor = spec.factor
-        return lambda x, grids: by_grid(x, grids, lambda tiles: _squares(tiles, factor).flatten(-2))
+        return partial(_pixel_shuffle, spec)
     if isinstance(spec, PoolSpec):
         factor = spec.factor
         return lambda x, grids: by_grid(x, grids, lambda tiles: _squares(tiles, factor).mean(-2))
@@ -59,6 +59,14 @@ def _make_step(spec: ConnectorStep, scope: Scope) -> _Step:
         assert isinstance(spec, ActivationSpec)
         map_tokens = activation(scope, spec.act)
     return lambda x, grids: map_tokens(x)
+
+
+def _pixel_shuffle(spec: PixelShuffleSpec, x: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def shuffle(tiles: Tensor) -> Tensor:
+        squares = _squares(tiles, spec.factor)
+        return (squares.transpose(-1, -2) if spec.channels_first else squares).flatten(-2)
+
+    return by_grid(x, grids, shuffle)
 
 
 def by_grid(x: Tensor, grids: Sequence[Grid], function: Callable[[Tensor], Tensor]) -> Tensor:

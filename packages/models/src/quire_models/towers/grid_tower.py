@@ -13,11 +13,12 @@ from torch import Tensor
 
 from quire_interfaces import Modality
 from quire_models.encoder_spec import EncoderAttentionSpec
+from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.towers.connector import Connector
 from quire_models.towers.grids import Places, ThwGrid, patch_places, stretched_positions, windows_of
 from quire_models.towers.layers import build_layers
-from quire_models.towers.patches import PatchEmbedding, piece_tokens
+from quire_models.towers.patches import PatchEmbedding, piece_tokens, tile_patches
 from quire_models.towers.tower_spec import GridTowerSpec
 
 __all__ = ["GridTower"]
@@ -37,7 +38,8 @@ class GridTower:
         self._deepstack = {layer: Connector(steps, scope) for layer, steps in spec.deepstack}
         attention = spec.layers[0].mixers[0]
         assert isinstance(attention, EncoderAttentionSpec)
-        self._rotation = AxialRotation(attention.head_dim, spec.rope_theta, scope)
+        self._rotation = AxialRotation(spec, attention.head_dim, scope)
+        self._input_norm = None if spec.input_norm is None else make_norm(spec.input_norm, scope)
         self._table: Tensor | None = None
         if spec.position_table:
             table = scope.parameter(spec.position_table, spec.position_side**2, spec.patch.hidden_size)
@@ -51,9 +53,13 @@ class GridTower:
         Raises:
             ValueError: An item has not as many patches as its grid says, or squares of patches are not whole.
         """
-        pixels_name, grid_name = self._spec.inputs[modality]
-        pixels = [item[pixels_name] for item in items]
-        grids = [[ThwGrid(*sizes) for sizes in item[grid_name].tolist()] for item in items]
+        names = self._spec.inputs[modality]
+        read = self._read_image if self._spec.comes_as_image else _read_patches
+        pixels, grids = [], []
+        for item in items:
+            its_pixels, its_grids = read(*(item[name] for name in names))
+            pixels.append(its_pixels)
+            grids.append(its_grids)
         for each, its_grids in zip(pixels, grids, strict=True):
             self._check(each, its_grids)
         embeds: list[Tensor] = []
@@ -61,6 +67,15 @@ class GridTower:
             whole = self._encode_grids(torch.cat(pixels[part]), [grid for one in grids[part] for grid in one])
             embeds += whole.split([len(each) // self._spec.merge_size**2 for each in pixels[part]])
         return embeds
+
+    def _read_image(self, pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[ThwGrid]]:
+        """An image that may have padding at its right and below -> its patches."""
+        height, width = sizes.flatten().tolist()
+        if pixels.shape[0] != 1:
+            raise ValueError(f"an item has pixels of {list(pixels.shape)}, and the tower takes one image")
+        patch_size = self._spec.patch.patch_size
+        patches = tile_patches(pixels[:, :, :height, :width], patch_size)[0]
+        return patches, [ThwGrid(1, height // patch_size, width // patch_size)]
 
     def _check(self, pixels: Tensor, grids: Sequence[ThwGrid]) -> None:
         merge = self._spec.merge_size
@@ -84,7 +99,9 @@ class GridTower:
         """[E, numbers of a patch] -> [embeddings, W], in the order of the grids."""
         spec, square = self._spec, self._spec.merge_size**2
         x = self._patches(pixels)
-        places = [patch_places(grid, spec.merge_size) for grid in grids]
+        if self._input_norm is not None:
+            x = self._input_norm(x)
+        places = [patch_places(grid, 1 if spec.comes_as_image else spec.merge_size) for grid in grids]
         if self._table is not None:
             x = x + self._positions(self._table, grids, places)
         rows, columns = (torch.cat(each).to(x.device) for each in zip(*places, strict=True))
@@ -101,7 +118,8 @@ class GridTower:
             x = layer(x, frame_lens if is_full else window_lens, rotation)
             if (connector := self._deepstack.get(index)) is not None:
                 deep.append(connector(x))
-        embeds = torch.cat([self._connector(x), *deep], dim=-1) if deep else self._connector(x)
+        embeds = self._connector(x, [(grid.height, grid.width) for grid in grids for _ in range(grid.time)])
+        embeds = torch.cat([embeds, *deep], dim=-1) if deep else embeds
         return embeds if order is None else embeds[torch.argsort(order)]
 
     def _positions(self, table: Tensor, grids: list[ThwGrid], places: list[Places]) -> Tensor:
@@ -117,16 +135,23 @@ class AxialRotation:
     """Rotary embedding by rows and columns: (rows, columns), both [E] -> cosines and signed sines [E, 1, D], as op
     `rotary_embedding` takes them. The first half of the pairs turns by the row, the other by the column."""
 
-    def __init__(self, head_dim: int, theta: float, scope: Scope) -> None:
+    def __init__(self, spec: GridTowerSpec, head_dim: int, scope: Scope) -> None:
         exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32) / (head_dim // 2)
-        self._inverse = (1.0 / theta**exponents).to(scope.device)  # [D/4]
+        shift = 2 / head_dim if spec.alternates_frequencies else 0.0
+        rows, columns = 1.0 / spec.rope_theta**exponents, 1.0 / spec.rope_theta ** (exponents + shift)
+        self._inverse = rows.to(scope.device), columns.to(scope.device)  # [D/4] each
         self._dtype = scope.dtype
 
     def __call__(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        angles = torch.cat([place.float()[:, None] * self._inverse for place in (rows, columns)], dim=-1)  # [E, D/2]
+        places = zip((rows, columns), self._inverse, strict=True)
+        angles = torch.cat([place.float()[:, None] * inverse for place, inverse in places], dim=-1)  # [E, D/2]
         cos, sin = angles.cos(), angles.sin()
         cosines, sines = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return cosines.to(self._dtype)[:, None], sines.to(self._dtype)[:, None]
+
+
+def _read_patches(pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[ThwGrid]]:
+    return pixels, [ThwGrid(*each) for each in sizes.tolist()]
 
 
 def _by_square(x: Tensor, order: Tensor, square: int) -> Tensor:

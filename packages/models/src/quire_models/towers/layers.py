@@ -10,7 +10,10 @@ from torch import Tensor
 from quire_models.build import within
 from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec
 from quire_models.layers.encoder import EncoderLayer
+from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import MLP
 from quire_models.layers.scope import Scope
+from quire_models.layers.stored_linear import StoredLinear
 from quire_models.spec import LinearSpec
 from quire_models.towers.tower_spec import TowerSpec
 
@@ -34,7 +37,28 @@ def build_layers(spec: TowerSpec, scope: Scope) -> list[EncoderLayer]:
                 _pad(inner, up, "bias", (spec.intermediate_size,), (0, padding))
         if padding:
             _pad(inner, down, "weight", (down.out_features, spec.intermediate_size), (0, padding))
-    return [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+    layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+    for record, built in zip(spec.layers, layers, strict=True) if spec.layer_scales else ():
+        network = built.feed_forward
+        assert isinstance(network, MLP)
+        for name, linear in zip(spec.layer_scales, (built.attention.out, network.down), strict=True):
+            _scale(scope / record.name, name, linear)
+    return layers
+
+
+def _scale(scope: Scope, name: str, linear: Linear) -> None:
+    """Have factors of what a linear layer gives in its weights."""
+    factors = scope.parameter(name, linear.shape[0])
+
+    def fold() -> None:
+        factor = factors.take().float()
+        weight, bias = linear.base()
+        scaled = (weight * factor[:, None]).to(scope.dtype)
+        method = linear.method
+        assert not isinstance(method, StoredLinear)
+        linear.keep(method.make_weights(scaled, None if bias is None else (bias * factor).to(scope.dtype)))
+
+    scope.when_loaded(fold)
 
 
 def _pad(scope: Scope, linear: LinearSpec, kind: str, shape: tuple[int, ...], padding: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire_interfaces import Modality
 from quire_models.layers.norm import make_norm
-from quire_models.layers.scope import Scope
+from quire_models.layers.scope import Parameter, Scope
 from quire_models.towers.connector import Connector
 from quire_models.towers.layers import build_layers
 from quire_models.towers.patches import PatchEmbedding, piece_tokens, tile_patches
@@ -89,6 +89,10 @@ class LearnedPositions:
         num_class_tokens = 1 if spec.class_token else 0
         self._table = scope.parameter(spec.name, spec.side**2 + num_class_tokens, size)
         self._class_token = scope.parameter(spec.class_token, size) if spec.class_token else None
+        if spec.is_batched:
+            for each in (self._table, self._class_token):
+                if each is not None:
+                    _unbatch(each, size, scope)
         self._added: Tensor
         self._first: Tensor | None = None
         scope.when_loaded(self._finish)
@@ -102,3 +106,9 @@ class LearnedPositions:
     def __call__(self, patches: Tensor) -> Tensor:
         x = patches + self._added
         return x if self._first is None else torch.cat((self._first.expand(len(x), 1, -1), x), dim=1)
+
+
+def _unbatch(parameter: Parameter, size: int, scope: Scope) -> None:
+    """Have a parameter of the checkpoint with dimensions of one before its own."""
+    shape = (1, parameter.shape[0] if len(parameter.shape) == 2 else 1, size)
+    scope.packed(parameter.name, shape, lambda tensor: [(parameter.name, tensor.view(parameter.shape))])

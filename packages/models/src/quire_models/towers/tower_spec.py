@@ -16,12 +16,14 @@ from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
 __all__ = [
     "ActivationSpec",
     "ConnectorStep",
+    "ConvolutionSpec",
     "GridTowerSpec",
     "LearnedPositionsSpec",
     "MergeSpec",
     "PatchSpec",
     "PixelShuffleSpec",
     "PoolSpec",
+    "SoundTowerSpec",
     "TileTowerSpec",
     "TowerSpec",
     "padded_size",
@@ -64,6 +66,8 @@ class LearnedPositionsSpec:
     """Patches on a side of the images that the table is of."""
     class_token: str = ""
     """Full name of the vector in front of each image's patches, which has the first position; empty for none."""
+    is_batched: bool = False
+    """Both tensors have dimensions of one before their own, so that they have three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ class PixelShuffleSpec:
 
     factor: int
     """Patches on a side of a square."""
+    channels_first: bool = False
+    """The patches' first channels come first, then their second ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +112,14 @@ class TowerSpec:
     """What all towers have."""
 
     inputs: Mapping[Modality, tuple[str, ...]]
-    """Modality -> names of the processor's outputs that the tower reads, pixels first."""
-    patch: PatchSpec
+    """Modality -> names of the processor's outputs that the tower reads, pixels or spectrograms first."""
     layers: tuple[LayerSpec, ...]
     """Those that count: a network that takes features behind an earlier layer does not have the others."""
     intermediate_size: int
     """Width of the layers' feed-forward networks in the checkpoint; theirs is its `padded_size`."""
+    layer_scales: tuple[str, ...] = ()
+    """Names in a layer of the factors of what its attention and its feed-forward network give, one for each channel
+    (Touvron et al. 2021, LayerScale); empty for none."""
     connector: tuple[ConnectorStep, ...]
     checkpoint: CheckpointNames = field(default_factory=CheckpointNames)
     built_by: ClassVar[str]
@@ -122,6 +130,7 @@ class TowerSpec:
 class TileTowerSpec(TowerSpec):
     """An encoder of images of one size, or of tiles of larger ones: pixels are [..., channels, height, width]."""
 
+    patch: PatchSpec
     image_size: int
     """Pixels on a side of a tile."""
     positions: LearnedPositionsSpec
@@ -139,10 +148,19 @@ class GridTowerSpec(TowerSpec):
     patch, [patches, numbers of a patch], square by square of `merge_size`, with their frames, rows and columns beside
     them, [1, 3]. Frames do not see each other."""
 
+    patch: PatchSpec
     merge_size: int
     """Patches on a side of the squares that become one embedding."""
     rope_theta: float
     """Base of the rotation; the first half of its pairs turns by a patch's row, the other by its column."""
+    alternates_frequencies: bool = False
+    """Rows have every other frequency of a head's, columns those between (Pixtral); otherwise both have the same, of
+    half a head."""
+    comes_as_image: bool = False
+    """Pixels are [1, channels, height, width], with the image's height and width beside them, [1, 2], and patches stand
+    row by row."""
+    input_norm: NormSpec | None = None
+    """Before the layers."""
     position_table: str = ""
     """Full name of a table of positions that is stretched to the grid of an image (Qwen3-VL); empty for none."""
     position_side: int = 0
@@ -156,3 +174,30 @@ class GridTowerSpec(TowerSpec):
     """(layer, connector) of features that are taken behind earlier layers; they stand behind the others in an
     embedding (DeepStack)."""
     built_by: ClassVar[str] = "quire_models.towers.grid_tower:GridTower"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSpec:
+    """A convolution over time, three frames wide, with a bias; an activation follows."""
+
+    name: str
+    in_channels: int
+    out_channels: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoundTowerSpec(TowerSpec):
+    """Whisper's encoder (Radford et al. 2022, sec. 2.2) over spectrograms, [windows, mel bins, frames]; beside them may
+    be a mask of the frames that are sound, [windows, frames], where the tower reads those alone."""
+
+    convolutions: tuple[ConvolutionSpec, ...]
+    act: str
+    """Behind each convolution."""
+    positions: str
+    """Full name of the table of positions."""
+    num_positions: int
+    pools_pairs: bool = False
+    """Two tokens become their mean before the last norm (Qwen2-Audio)."""
+    final_norm: NormSpec
+    built_by: ClassVar[str] = "quire_models.towers.sound_tower:SoundTower"
