@@ -95,7 +95,7 @@ def test_documents_reach_the_template(make_live: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "x"})])
 def test_what_is_not_there_is_the_requests_error(real: Any, path: str, prompt: dict[str, Any]) -> None:
     for fields, words in (
-        ({"prompt_embeds": "AAAA"}, "takes no embeddings as prompts"),
+        ({"prompt_embeds": "AAAA"}, "--enable-prompt-embeds" if path == TEXT else "/v1/completions"),
         ({"logits_processors": ["none_such"]}, "there is no logits processor 'none_such'"),
     ):
         for stream in (False, True):
@@ -104,7 +104,7 @@ def test_what_is_not_there_is_the_requests_error(real: Any, path: str, prompt: d
             error = response.json()["error"]
             assert error["type"] == "invalid_request_error"
             assert words in error["message"]
-            assert error["message"].startswith(("this server", "there is no"))
+            assert error["message"].startswith(("this server", "prompts that are", "there is no"))
             assert error["param"] == next(iter(fields))
             assert error["code"] in ("unsupported", "invalid_request")
     assert real.client.get("/health").status_code == 200

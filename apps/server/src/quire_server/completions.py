@@ -1,4 +1,5 @@
-"""POST /v1/completions: prompts as text or token ids in, continuations out, whole or as a stream of events."""
+"""POST /v1/completions: prompts as text, token ids or embeddings in, continuations out, whole or as a stream of
+events."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import BeamSearchParams
+from quire.prompt_embeds import EmbedsPrompt
 from quire.prompts import naming_prompt
 from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
@@ -20,6 +22,7 @@ from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, in_thread_when, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import EchoedTokens, completion_logprobs, prompt_logprobs
+from quire_server.media import hold_prompt_embeds, released_after
 from quire_server.protocol import CompletionRequest
 from quire_server.request_ids import answer_id
 from quire_server.responses import Completion, CompletionChoice, Usage, json_response, sse
@@ -39,7 +42,13 @@ async def completions(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, CompletionRequest)
     model = context.resolve_model(body.model)
     name = answer_id(request, "cmpl-", body.request_id)
-    answer, sources = await in_thread_when(body.is_large, lambda: _begun(context, body, name, model))
+    embeds = await hold_prompt_embeds(context, body.embeds())
+    try:
+        answer, sources = await in_thread_when(body.is_large, lambda: _begun(context, body, name, model, embeds))
+    except BaseException:
+        for prompt in embeds:
+            prompt.media.release()
+        raise
     if not body.stream:
         with naming_fields(body.field_names()):
             finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
@@ -51,7 +60,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
 
 
 def _begun(
-    context: ServerContext, body: CompletionRequest, name: str, model: str
+    context: ServerContext, body: CompletionRequest, name: str, model: str, embeds: Sequence[EmbedsPrompt]
 ) -> tuple[CompletionAnswer, list[AsyncGenerator[RequestOutput, None]]]:
     """The answer, and the outputs of its prompts. Every prompt is checked before the first one runs.
 
@@ -62,17 +71,18 @@ def _begun(
         params, only_echo = completion_params(context, body)
         beams = beam_search_params(body, params)
         _check_num_completions(body, params)
-        prompts = render_prompts(context, body, params)
+        prompts = [*(each.rendered for each in embeds), *render_prompts(context, body, params)]
         answer = CompletionAnswer(name, int(time.time()), model, body, params, prompts, context, only_echo)
         sources = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts), "prompt"):
-                sources.append(_outputs(context, body, prompt, params, beams))
+                outputs = _outputs(context, body, prompt, params, beams)
+                sources.append(released_after(outputs, embeds[index].media) if index < len(embeds) else outputs)
     return answer, sources
 
 
 def _check_num_completions(body: CompletionRequest, params: SamplingParams) -> None:
-    num_prompts, num_each = len(body.prompts()), params.best_of or params.n
+    num_prompts, num_each = len(body.prompts()) + len(body.embeds()), params.best_of or params.n
     if num_prompts * num_each > MAX_COMPLETIONS:
         name = "n" if params.best_of is None else "best_of"
         raise RequestError(
@@ -111,9 +121,10 @@ def _outputs(
 def render_prompts(context: ServerContext, body: CompletionRequest, params: SamplingParams) -> list[RenderedPrompt]:
     """The prompts as token ids, cut where that is asked for. Raises RequestError naming the field at fault."""
     prompts = body.prompts()
-    if len(prompts) > context.config.max_prompts_per_request:
+    num_prompts = len(prompts) + len(body.embeds())
+    if num_prompts > context.config.max_prompts_per_request:
         raise RequestError(
-            f"prompt holds {len(prompts)} prompts, this server takes {context.config.max_prompts_per_request} at most "
+            f"prompt holds {num_prompts} prompts, this server takes {context.config.max_prompts_per_request} at most "
             "(--max-prompts-per-request)",
             param="prompt",
         )
@@ -235,7 +246,7 @@ class CompletionAnswer:
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids
             if is_first:
-                choice.prompt_token_ids = prompt.token_ids
+                choice.prompt_token_ids = None if prompt.media is not None else prompt.token_ids
         return choice
 
     def _prompt_text(self, prompt: RenderedPrompt) -> str:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.media import HeldMedia, media_sources
+from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds
 from quire_interfaces import RequestError
 from quire_server.context import ServerContext
 
-__all__ = ["hold_media", "released_after"]
+__all__ = ["hold_media", "hold_prompt_embeds", "released_after"]
 
 Output = TypeVar("Output")
 
@@ -33,7 +34,7 @@ async def hold_media(
         RequestError: naming the part that cannot be used, or any if the server was started for text only.
     """
     media = context.llm.media
-    if media is not None:
+    if media is not None and media.placeholders:
         # What a caller names is that caller's, where there are several.
         sources = [
             source if source.uuid is None else replace(source, uuid=context.caller_salt(source.uuid))
@@ -48,6 +49,28 @@ async def hold_media(
             code="unsupported_media",
         )
     return None
+
+
+async def hold_prompt_embeds(context: ServerContext, values: Sequence[str]) -> list[EmbedsPrompt]:
+    """Prompts that are embeddings, kept until they are released.
+
+    Args:
+        context: Of the server.
+        values: Each as `torch.save` or `numpy.save` writes it, in base64.
+
+    Raises:
+        RequestError: naming the one that cannot be used; none is kept then.
+    """
+    prompts: list[EmbedsPrompt] = []
+    try:
+        for index, value in enumerate(values):
+            param = f"prompt_embeds[{index}]" if len(values) > 1 else "prompt_embeds"
+            prompts.append(await prepare_prompt_embeds(context.llm.media, value, param))
+    except BaseException:
+        for prompt in prompts:
+            prompt.media.release()
+        raise
+    return prompts
 
 
 async def released_after(outputs: AsyncGenerator[Output, None], held: HeldMedia) -> AsyncGenerator[Output, None]:

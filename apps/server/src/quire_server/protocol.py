@@ -20,6 +20,7 @@ from quire_server.request_fields import (
     Messages,
     Metadata,
     Objects,
+    PromptEmbeds,
     Prompts,
     Texts,
     TokenIds,
@@ -130,7 +131,6 @@ class SamplingFields(
     """Read by the render routes."""
     truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    prompt_embeds: Any = None
     mm_processor_kwargs: dict[str, Any] | None = None
     kv_transfer_params: Any = None
     add_special_tokens: bool | None = None
@@ -177,12 +177,6 @@ class SamplingFields(
         """
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
-        if self.prompt_embeds is not None:
-            raise RequestError(
-                "this server takes no embeddings as prompts; give text or token ids",
-                param="prompt_embeds",
-                code="unsupported",
-            )
         refuse_transfer(self.kv_transfer_params)
 
     def to_sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
@@ -283,7 +277,9 @@ def _token_id(param: str, key: str) -> int:
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
-    prompt: Prompts
+    prompt: Prompts | None = None
+    prompt_embeds: str | PromptEmbeds | None = None
+    """What `torch.save` or `numpy.save` writes of [tokens, hidden_size], in base64; the first prompts of the answer."""
     max_tokens: Int | None = 16
     logprobs: Int | None = None
     echo: bool = False
@@ -303,21 +299,37 @@ class CompletionRequest(SamplingFields):
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt.
+        """One entry per prompt of text or of token ids.
 
         Raises:
             RequestError: no prompt at all.
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
+        if self.prompt is None and self.prompt_embeds:
+            return []
+        if self.prompt is None:
+            raise RequestError("prompt is required", param="prompt")
         if not self.prompt:
             raise RequestError("prompt must not be empty; give text or at least one token id", param="prompt")
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
 
+    def embeds(self) -> list[str]:
+        """One entry per prompt of embeddings."""
+        if not self.prompt_embeds:
+            return []
+        return [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds
+
     def check_supported(self) -> None:
         super().check_supported()
+        wrong = {"echo": self.echo, "suffix": self.suffix, "prompt_logprobs": self.prompt_logprobs is not None}
+        if self.prompt_embeds and any(wrong.values()):
+            name = next(name for name in wrong if wrong[name])
+            raise RequestError(
+                f"{name} cannot be combined with prompt_embeds, which have no text; leave one of them out", param=name
+            )
         if self.suffix and self.echo:
             raise RequestError("echo cannot be combined with suffix; leave one of them out", param="echo")
 
@@ -326,6 +338,7 @@ class ChatCompletionRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Messages = Field(min_length=1)
+    prompt_embeds: Any = None
     max_tokens: Int | None = None
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -378,6 +391,12 @@ class ChatCompletionRequest(SamplingFields):
 
     def check_supported(self) -> None:
         super().check_supported()
+        if self.prompt_embeds is not None:
+            raise RequestError(
+                "this server takes no embeddings as prompts here: send them to /v1/completions",
+                param="prompt_embeds",
+                code="unsupported",
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
         check_thinking_budget(self.thinking_token_budget)

@@ -102,11 +102,12 @@ async def render_completion(context: ServerContext, request: Request) -> Respons
     """POST /v1/completions/render: one request for /inference/v1/generate per prompt."""
     body = await read_model(context, request, CompletionRequest)
     model, transfer = context.resolve_model(body.model), _take_transfer(body)
-    if body.use_beam_search:
-        raise RequestError(
-            "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
-            param="use_beam_search",
-        )
+    for field, reason in (
+        ("use_beam_search", "takes several requests, and cannot be rendered as one"),
+        ("prompt_embeds", "are no token ids"),
+    ):
+        if getattr(body, field):
+            raise RequestError(f"{field} {reason}; leave it out", param=field)
     options, name = context.request_options(body), answer_id(request, "cmpl-", body.request_id)
 
     def answer() -> Response:

@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 from quire_server.config import MAX_PROMPTS
 
 __all__ = [
-    "MAX_MESSAGES", "MAX_TOOLS", "Int", "Messages", "Metadata", "Objects", "Prompts", "Texts", "TokenId", "TokenIds",
-    "Tools", "at_most",
+    "MAX_MESSAGES", "MAX_TOOLS", "Int", "Messages", "Metadata", "Objects", "PromptEmbeds", "Prompts", "Texts",
+    "TokenId", "TokenIds", "Tools", "at_most",
 ]  # fmt: skip
 
 MAX_MESSAGES = 20_000
@@ -50,6 +50,7 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Prompts = Annotated[
     str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)], BeforeValidator(_prompts_at_most)
 ]
+PromptEmbeds = Annotated[Texts, at_most(MAX_PROMPTS)]
 Messages = Annotated[Objects, at_most(MAX_MESSAGES)]
 Tools = Annotated[Objects, at_most(MAX_TOOLS)]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
