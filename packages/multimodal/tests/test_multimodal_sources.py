@@ -108,6 +108,32 @@ def test_values_that_are_decoded_already() -> None:
             load(MediaSource(modality=modality, value=value), NONE)
 
 
+def test_arrays_with_what_they_do_not_say() -> None:
+    frames = np.stack([np.asarray(random_image(8, 6, seed)) for seed in range(2)])
+    plain = load(MediaSource(modality=VIDEO, value=frames), NONE)
+    assert plain.fields == {"shape": [2, 6, 8, 3], "frame_indices": [0, 1], "num_frames": 2, "fps": 24.0}
+    metadata = {"fps": 3, "frames_indices": np.array([4, 7]), "total_num_frames": 9, "duration": 3.0}
+    timed = load(MediaSource(modality=VIDEO, value=(frames, metadata)), NONE)
+    assert timed.fields == {"shape": [2, 6, 8, 3], "frame_indices": [4, 7], "num_frames": 9, "fps": 3.0}
+    assert timed.digest() != plain.digest()
+    sound, stereo = tone(0.1), np.stack([tone(0.1), tone(0.1, hertz=300)], axis=1)
+    assert load(MediaSource(modality=AUDIO, value=(sound, 8000)), NONE).fields == {"rate": 8000}
+    assert load(MediaSource(modality=AUDIO, value=stereo), NONE).data == stereo.mean(axis=1).tobytes()
+    wrong = (
+        (VIDEO, (frames, {"fps": 3, "frames_indices": [1]}), "2 frames"),
+        (VIDEO, (frames, {"fps": -1}), "2 frames"),
+        (VIDEO, (frames, {"total_num_frames": 1}), "2 frames"),
+        (VIDEO, (frames, {"fps": "fast"}), "cannot be read"),
+        (AUDIO, (sound, 0), "above 0"),
+        (AUDIO, (sound, "8k"), "above 0"),
+        (AUDIO, sound[:0], "no audio"),
+        (AUDIO, [0.1, 0.2], "no audio"),
+    )
+    for modality, value, message in wrong:
+        with pytest.raises(MediaError, match=message):
+            load(MediaSource(modality=modality, value=value), NONE)
+
+
 def test_ten_thousand_pairs_that_differ_by_one_pixel_share_no_name() -> None:
     generator, digests = np.random.default_rng(0), set()
     for _ in range(10_000):

@@ -219,7 +219,8 @@ def prompt_sources(prompt: Mapping[str, Any]) -> list[MediaSource]:
 
     Args:
         prompt: vLLM's dictionary, e.g. `{"prompt": "USER: <image> ...", "multi_modal_data": {"image": image}}`; a
-            value is one item or a list of them: a Pillow image, an array, encoded bytes, or a URL.
+            value is one item or a list of them: a Pillow image, an array, encoded bytes, or a URL; a
+            sound may be a pair of an array and its samples in a second, a video one of its frames and their metadata.
 
     Raises:
         MediaError: a modality that is not known, or uuids that are not as many as the items.
@@ -251,5 +252,10 @@ def _listed(value: Any, modality: Modality) -> list[Any]:
         return []
     if not isinstance(value, list):
         return [value]
-    is_frames = modality is Modality.VIDEO and bool(value) and hasattr(value[0], "convert")
+    is_frames = modality is Modality.VIDEO and bool(value) and _is_image(value[0])
     return [value] if is_frames else value
+
+
+def _is_image(value: Any) -> bool:
+    """Whether a value is one picture: an image of Pillow, or an array of three axes."""
+    return hasattr(value, "convert") or len(getattr(value, "shape", ())) == 3

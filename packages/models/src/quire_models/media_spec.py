@@ -27,6 +27,9 @@ _FIELDS: dict[Modality, tuple[str, ...]] = {
 _BIDIRECTIONAL = frozenset({"gemma3"})
 """`model_type` of networks in which the tokens of an image also see those behind them in the image."""
 
+_FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
+"""`model_type` of networks whose processors make images of the frames of a video: they have no token for videos."""
+
 UNSERVED: dict[str, str] = {
     "gemma3n": "its layers take embeddings of token ids of their own",
     "gemma4": "its layers take embeddings of token ids of their own",
@@ -73,6 +76,8 @@ def media_spec(
     inner = values.get("thinker_config")
     values = inner if isinstance(inner, Mapping) else values
     found = tuple(kind for kind, names in _FIELDS.items() if any(values.get(name) is not None for name in names))
+    if values.get("model_type") in _FRAMES_AS_IMAGES:
+        found = (*found, Modality.VIDEO)
     if not found or values.get("model_type") in UNSERVED:
         return None
     vision = values.get("vision_config")

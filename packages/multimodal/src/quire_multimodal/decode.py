@@ -23,7 +23,7 @@ from quire_multimodal.bounds import check_audio, check_image, check_video, conta
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = ["VideoFrames", "decode_audio", "decode_image", "decode_video", "to_rgb"]
+__all__ = ["VideoFrames", "decode_audio", "decode_image", "decode_video", "resample", "to_rgb"]
 
 _WHITE = (255, 255, 255)
 Samples = NDArray[np.float32]
@@ -93,6 +93,20 @@ def decode_audio(data: bytes, rate: int, config: MediaConfig) -> Samples:
     samples, native = _read_sound(data, config)
     if not len(samples):
         raise MediaError("the sound has no samples")
+    return resample(samples, native, rate)
+
+
+def resample(samples: Samples, native: float, rate: int) -> Samples:
+    """The sound at another rate.
+
+    Args:
+        samples: [samples] at `native` in a second.
+        native: Samples in a second that there are.
+        rate: Samples in a second that there are to be.
+
+    Raises:
+        MediaError: the extra that resamples is not installed.
+    """
     if native == rate:
         return samples
     return np.ascontiguousarray(_library("soxr", "audio").resample(samples, native, rate), np.float32)

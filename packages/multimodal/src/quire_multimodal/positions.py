@@ -103,7 +103,9 @@ def mrope_positions(
         scheme: Of the network.
 
     Returns:
-        int32 [3, num_tokens] (time, height, width), and the delta.
+        int32 [3, num_tokens] (time, height, width), and the delta. Generated tokens go on where text behind the prompt
+        would, as in `generate` of Transformers, so that their keys are those of a longer prompt. (`rope_deltas` there
+        go on behind the latest time of all, which is more where a video has long pauses.)
 
     Raises:
         MediaError: an item's tokens are not those of its grid of patches.
@@ -122,8 +124,7 @@ def mrope_positions(
             height, width = int(grid[1, -1]) + 1, int(grid[2, -1]) + 1
             position += int(grid.max()) + 1 if scheme.is_omni else max(height, width)
     positions[:, token:] = np.arange(position, position + num_tokens - token)
-    delta = int(positions.max(initial=-1)) + 1 - num_tokens
-    return positions.astype(np.int32), delta
+    return positions.astype(np.int32), position - token
 
 
 def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[NDArray[np.int64]]:

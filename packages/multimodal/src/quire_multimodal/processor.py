@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quire_interfaces import CheckpointError, Modality
 from quire_multimodal.config import MediaConfig
-from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video
+from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video, resample
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
 
@@ -141,6 +141,16 @@ class ItemProcessor:
             return decode_audio(data, int(part.sampling_rate), self.config)
         merged = self._merged(modality, arguments)
         return decode_video(data, self.config, lambda count, fps: self._frame_indices(count, fps, merged))
+
+    def at_its_rate(self, samples: NDArray[np.float32], rate: float | None) -> NDArray[np.float32]:
+        """Samples at the rate of the processor.
+
+        Args:
+            samples: [samples].
+            rate: Samples in a second; None if they are the processor's already.
+        """
+        own = int(self._part(Modality.AUDIO).sampling_rate)
+        return resample(samples, own if rate is None else rate, own)
 
     def _frame_indices(self, num_frames: int, fps: float, merged: Mapping[str, Any]) -> Sequence[int]:
         """Frames that the processor would take of a video: its own sampling, or evenly as the server says."""

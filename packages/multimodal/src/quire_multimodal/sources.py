@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+from numpy.typing import NDArray
 
 from quire_interfaces import Modality
 from quire_multimodal.config import MediaConfig
@@ -24,6 +25,8 @@ from quire_multimodal.fetch import fetch_media
 
 __all__ = ["LoadedMedia", "MediaSource", "decode_base64", "load"]
 
+RAW_FPS = 24.0
+"""Frames in a second of a video that is given as an array alone."""
 _DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,", re.IGNORECASE)
 
 
@@ -35,8 +38,10 @@ class MediaSource:
     url: str | None = None
     """data:, http:, https: or file: URL."""
     value: Any = None
-    """Encoded bytes; or an image of Pillow; or an array: uint8 [height, width, 3] of an image, uint8 [frames, height,
-    width, 3] of a video, float [samples] of a sound at the rate of the processor."""
+    """Encoded bytes; an image of Pillow or uint8 [height, width, 3]; a video as uint8 [frames, height, width, 3] or a
+    list of images, or a pair of those and a mapping with `fps`, `frames_indices` and `total_num_frames`; a sound as
+    float [samples] or [samples, channels] at the rate of the processor, or a pair of that and its samples in a
+    second."""
     is_embeds: bool = False
     """Whether the value is the embeddings themselves: float [N, W], or what `torch.save` or `numpy.save` writes, as
     bytes or in base64."""
@@ -56,7 +61,7 @@ class LoadedMedia:
     form: str = "encoded"
     """"encoded", "embeds", or the raw "image", "video" or "samples"."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Shape of raw pixels."""
+    """Shape of raw pixels, times of raw frames, rate of raw samples."""
 
     def digest(self) -> str:
         """Hex sha256 of the bytes and of how they are read."""
@@ -146,15 +151,63 @@ def _read_file(url: str, config: MediaConfig) -> bytes:
 
 
 def _load_value(modality: Modality, value: Any) -> LoadedMedia:
-    if isinstance(value, PIL.Image.Image) and modality == Modality.IMAGE:
-        value = np.asarray(to_rgb(value))
-    if isinstance(value, (list, tuple)) and modality == Modality.VIDEO and len(value):
-        value = np.stack([np.asarray(to_rgb(each) if isinstance(each, PIL.Image.Image) else each) for each in value])
-    if not isinstance(value, np.ndarray):
+    """What Python has decoded. Raises MediaError."""
+    if modality == Modality.AUDIO:
+        return _load_samples(value)
+    metadata: Mapping[str, Any] = {}
+    if modality == Modality.VIDEO and isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+        value, metadata = value
+    if modality == Modality.VIDEO and isinstance(value, (list, tuple)) and len(value):
+        value = np.stack([_pixels(each) for each in value])
+    pixels = _pixels(value)
+    if not isinstance(pixels, np.ndarray):
         raise MediaError(f"{type(value).__name__} is no {modality} that is read", code="unsupported_media")
-    if modality == Modality.AUDIO and value.ndim == 1 and value.dtype.kind == "f":
-        return LoadedMedia(np.ascontiguousarray(value, np.float32).tobytes(), "samples")
-    wanted = {Modality.IMAGE: 3, Modality.VIDEO: 4}.get(modality)
-    if value.ndim != wanted or value.shape[-1] != 3 or value.dtype != np.uint8:
-        raise MediaError(f"an array of {value.dtype} {list(value.shape)} is no {modality} that is read")
-    return LoadedMedia(value.tobytes(), str(modality), {"shape": list(value.shape)})
+    num_axes = {Modality.IMAGE: 3, Modality.VIDEO: 4}.get(modality)
+    if pixels.ndim != num_axes or pixels.shape[-1] != 3 or pixels.dtype != np.uint8:
+        raise _wrong_array(modality, pixels)
+    fields: dict[str, Any] = {"shape": list(pixels.shape)}
+    if modality == Modality.VIDEO:
+        fields |= _frame_times(metadata, len(pixels))
+    return LoadedMedia(pixels.tobytes(), str(modality), fields)
+
+
+def _pixels(value: Any) -> Any:
+    """The array of an image, of frames or of a tensor; what is none stays as it is."""
+    if isinstance(value, PIL.Image.Image):
+        return np.asarray(to_rgb(value))
+    return np.asarray(value) if hasattr(value, "__array__") else value
+
+
+def _wrong_array(modality: Modality, array: NDArray[Any]) -> MediaError:
+    return MediaError(f"an array of {array.dtype} with shape {array.shape} is no {modality} that is read")
+
+
+def _frame_times(metadata: Mapping[str, Any], num_frames: int) -> dict[str, Any]:
+    """Which frames of a video an array holds, and how many there are in a second; all of it, if it is not said."""
+    known = {name: value for name, value in metadata.items() if value is not None}
+    try:
+        indices = [int(index) for index in known.get("frames_indices", range(num_frames))]
+        fps, total = float(known.get("fps", RAW_FPS)), int(known.get("total_num_frames", max(indices) + 1))
+    except (TypeError, ValueError) as error:
+        raise MediaError(f"the metadata of the video cannot be read: {error}") from None
+    if len(indices) != num_frames or min(indices) < 0 or max(indices) >= total or not 0 < fps < float("inf"):
+        raise MediaError(f"the metadata of the video are not those of {num_frames} frames: {dict(metadata)!r:.200}")
+    return {"frame_indices": indices, "num_frames": total, "fps": fps}
+
+
+def _load_samples(value: Any) -> LoadedMedia:
+    """A sound as an array, or with its rate."""
+    rate = None
+    if isinstance(value, tuple) and len(value) == 2:
+        value, rate = value
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
+            raise MediaError(f"samples in a second must be a number above 0, got {rate!r:.100}")
+    array = np.asarray(value) if hasattr(value, "__array__") else value
+    if not isinstance(array, np.ndarray):
+        raise MediaError(f"{type(value).__name__} is no audio that is read", code="unsupported_media")
+    if array.ndim == 2 and array.dtype.kind == "f":  # as soundfile reads it
+        array = array.mean(axis=1)
+    if array.ndim != 1 or array.dtype.kind != "f" or not array.size:
+        raise _wrong_array(Modality.AUDIO, array)
+    fields = {} if rate is None else {"rate": rate}
+    return LoadedMedia(np.ascontiguousarray(array, np.float32).tobytes(), "samples", fields)

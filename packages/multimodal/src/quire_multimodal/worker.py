@@ -26,8 +26,6 @@ from quire_multimodal.worker_messages import receive, send
 __all__: list[str] = []
 
 _TORCH = ("torch", "torchvision", "torchaudio")
-_RAW_FPS = 24.0
-"""Frames in a second of a video that is given as an array."""
 _MAX_FACT_BYTES = 4096
 """Arrays up to this size go back with the answer: grids of patches, from which positions are counted."""
 
@@ -83,7 +81,7 @@ def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[
     modality, arguments = Modality(job["modality"]), job["arguments"]
     try:
         encoded = job["form"] == "encoded"
-        value = processor.decode(modality, data, arguments) if encoded else _raw_value(job, data)
+        value = processor.decode(modality, data, arguments) if encoded else _raw_value(processor, job, data)
         item = processor.process(modality, value, arguments)
         features, num_bytes = write_features(Path(job["path"]), item.features)
     except RequestError as error:
@@ -103,14 +101,14 @@ def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[
     }
 
 
-def _raw_value(job: dict[str, Any], data: bytes) -> Any:
+def _raw_value(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> Any:
     """What a caller in Python has decoded already: pixels of an image or of frames, or samples."""
     if job["form"] == "samples":
-        return np.frombuffer(data, np.float32)
+        return processor.at_its_rate(np.frombuffer(data, np.float32), job.get("rate"))
     pixels = np.frombuffer(data, np.uint8).reshape(job["shape"])
     if job["form"] == "image":
         return PIL.Image.fromarray(pixels)
-    return VideoFrames(pixels, list(range(len(pixels))), len(pixels), _RAW_FPS)
+    return VideoFrames(pixels, job["frame_indices"], job["num_frames"], job["fps"])
 
 
 if __name__ == "__main__":

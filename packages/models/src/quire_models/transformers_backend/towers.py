@@ -25,10 +25,11 @@ from quire_models.transformers_backend.class_encoders import CLASS_ENCODERS
 __all__ = ["TransformersTowers", "load_towers"]
 
 _ENCODERS = {
-    Modality.IMAGE: "get_image_features",
-    Modality.VIDEO: "get_video_features",
-    Modality.AUDIO: "get_audio_features",
+    Modality.IMAGE: ("get_image_features",),
+    Modality.VIDEO: ("get_video_features", "get_image_features"),
+    Modality.AUDIO: ("get_audio_features",),
 }
+"""Modality -> functions that encode it, the first that a class has; frames of a video may be images to it."""
 _LANGUAGE = ("lm_head", "language_model", "text_model", "model.language_model", "model.text_model")
 """Modules that are no towers."""
 
@@ -48,8 +49,9 @@ class TransformersTowers:
         encoders = {kind: _encoder(model, kind) for kind in spec.modalities}
         self._encoders = {kind: encoder for kind, encoder in encoders.items() if encoder is not None}
         if not self._encoders:
+            names = " and no ".join(_ENCODERS[kind][0] for kind in encoders)
             raise CheckpointError(
-                f"Transformers' {type(model).__name__} has no {' and no '.join(_ENCODERS[kind] for kind in encoders)}: "
+                f"Transformers' {type(model).__name__} has no {names}: "
                 "its media are not served; build it for text alone (language_model_only)"
             )
         self._num_parameters = sum(parameter.numel() for tower in _towers(model) for parameter in tower.parameters())
@@ -199,10 +201,10 @@ def _encoder(model: Any, modality: Modality) -> Callable[..., Any] | None:
     """What encodes an item of this modality in a network; None where nothing does."""
     if (own := CLASS_ENCODERS.get((type(model).__name__, modality))) is not None:
         return own(model)
-    name = _ENCODERS[modality]
-    for module in (getattr(model, "model", None), model):
-        if (encoder := getattr(module, name, None)) is not None:
-            return encoder  # type: ignore[no-any-return]
+    for name in _ENCODERS[modality]:
+        for module in (getattr(model, "model", None), model):
+            if (encoder := getattr(module, name, None)) is not None:
+                return encoder  # type: ignore[no-any-return]
     return None
 
 

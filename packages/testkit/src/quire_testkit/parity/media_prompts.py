@@ -62,7 +62,7 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     media = PromptMedia(
         spans=tuple(spans),
         positions=positions.to(torch.int32).numpy().tobytes(),
-        position_delta=int(positions.max()) + 1 - len(token_ids),
+        position_delta=int(positions[0, -1]) + 1 - len(token_ids),
     )
     return prompt._replace(media=media)
 

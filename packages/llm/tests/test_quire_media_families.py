@@ -1,0 +1,81 @@
+"""Images, videos and sounds of many families: tokens are those of Transformers after its processor's joint call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm_prepared_prompts import PreparedPrompts
+
+from quire import SamplingParams
+from quire.assemble import build_parts
+from quire.config import QuireConfig
+from quire_engine import LLMEngine
+from quire_interfaces import RenderedPrompt
+from quire_multimodal.decode import VideoFrames
+from quire_testkit.media_files import VideoClip, clip, tone
+from quire_testkit.media_models import FAMILIES, MediaModel
+from quire_testkit.seeing_models import drawing
+
+NUM_TOKENS = 6
+NAMES = {"image": "images", "video": "videos", "audio": "audio"}
+ITEMS: dict[str, list[Any]] = {
+    "image": [drawing(1), drawing(2, (60, 30))],
+    "video": [clip(1), clip(4, size=(40, 64))],
+    "audio": [tone(1), tone(2, 0.7)],
+}
+"""Modality -> two items that differ in size."""
+
+
+def as_prepared(item: Any) -> Any:
+    """The item as a preparing process has it once it is decoded."""
+    if not isinstance(item, VideoClip):
+        return item
+    num_frames = len(item.frames)
+    return VideoFrames(item.frames, list(range(num_frames)), num_frames, item.fps)
+
+
+def prompts_of(model: MediaModel) -> list[tuple[str, dict[str, list[Any]]]]:
+    """Texts and their items: one of each modality, two, and all modalities by turns, as far as the joint call of the
+    processor takes them."""
+    tokens, alone = model.family.placeholders, model.family.one_per_text
+    prompts = [(f"this {token} so", {kind: ITEMS[kind][:1]}) for kind, token in tokens.items()]
+    if not alone:
+        prompts += [(f"this {token} and {token} so", {kind: ITEMS[kind]}) for kind, token in tokens.items()]
+    if len(tokens) > 1 and not model.family.exclusive:
+        prompts.append((" then ".join([*tokens.values()] * 2), {kind: ITEMS[kind] for kind in tokens}))
+    return prompts
+
+
+def run(engine: LLMEngine, prompts: list[RenderedPrompt]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    names = [engine.add_request(prompt, params) for prompt in prompts]
+    tokens: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                assert output.outputs[0].error is None, output.outputs[0].error
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+    return [tokens[name] for name in names]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+    model = MediaModel(tmp_path, architecture)
+    prepared = PreparedPrompts(tmp_path)
+    arguments = dict(model.family.call_arguments)
+    prompts, expected = [], []
+    for text, media in prompts_of(model):
+        named = {NAMES[kind]: items for kind, items in media.items()}
+        options = {"do_sample_frames": False} if "video" in media else {}
+        expected.append(model.expected(text, NUM_TOKENS, **named, **options, **arguments))
+        items = {kind: [as_prepared(item) for item in each] for kind, each in media.items()}
+        prompts.append(prepared.prompt(text, items, **arguments))
+    assert len({tuple(tokens) for tokens in expected}) > 1
+    config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1024, kv_cache_memory_bytes=1 << 24)
+    engine = LLMEngine(build_parts(config), config.engine)
+    try:
+        assert run(engine, prompts) == expected
+    finally:
+        engine.close()

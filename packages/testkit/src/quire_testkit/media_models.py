@@ -1,0 +1,267 @@
+"""Tiny random checkpoints that watch and listen, each with the processor of its family. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire_testkit.media_files import VideoClip
+from quire_testkit.parity.media_cases import MEDIA_CASES
+from quire_testkit.parity.oracle import write_checkpoint
+from quire_testkit.tokenizers import write_tokenizer
+
+__all__ = ["FAMILIES", "MediaFamily", "MediaModel"]
+
+_NUM_TEXT_TOKENS = 600
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}{{ tokens[part.type] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFamily:
+    """How the processor of an architecture is built, and what its tiny network needs beyond its parity case."""
+
+    processor: str
+    """Class of Transformers."""
+    parts: Mapping[str, tuple[str, Mapping[str, Any]]]
+    """Attribute of the processor -> class and arguments of the image processor, feature extractor, ..."""
+    tokens: Mapping[str, str]
+    """Attribute of the tokenizer, or any other name -> special token."""
+    placeholders: Mapping[str, str]
+    """Modality -> what a chat template writes for an item."""
+    ids: Mapping[str, str]
+    """Field of config.json -> the token whose id it holds."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the processor's constructor."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the configuration over those of the parity case; mappings go over mappings."""
+    call_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the processor's call, which keep items small."""
+    one_per_text: bool = False
+    """Whether the joint call takes one item for each text."""
+    exclusive: bool = False
+    """Whether the joint call takes images or videos, not both."""
+
+
+class MediaModel:
+    """A random network with its processor, in a folder.
+
+    Args:
+        folder: Where the checkpoint goes.
+        architecture: One of `FAMILIES`.
+    """
+
+    def __init__(self, folder: Path, architecture: str) -> None:
+        import transformers
+
+        family = FAMILIES[architecture]
+        self.folder, self.family = folder, family
+        write_tokenizer(folder, vocab_size=_NUM_TEXT_TOKENS)
+        named = {name: token for name, token in family.tokens.items() if name.endswith("_token")}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, extra_special_tokens=named, bos_token="<|im_start|>", pad_token="<|endoftext|>"
+        )
+        tokenizer.add_special_tokens({"additional_special_tokens": list(family.tokens.values())})
+        template = f"{{% set tokens = {dict(family.placeholders)!r} %}}{CHAT_TEMPLATE}"
+        parts = {name: getattr(transformers, kind)(**arguments) for name, (kind, arguments) in family.parts.items()}
+        self.processor: Any = getattr(transformers, family.processor)(
+            **parts, tokenizer=tokenizer, chat_template=template, **family.arguments
+        )
+        case = MEDIA_CASES[architecture]
+        ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in family.ids.items()}
+        text = {"vocab_size": len(tokenizer), "eos_token_id": None, "max_position_embeddings": 2048}
+        fields = _merged(case.fields, {"text_config": text})
+        fields = _merged(_merged(fields, ids), family.fields)
+        self.network = write_checkpoint(folder, architecture, dataclasses.replace(case, fields=fields))
+        self.processor.save_pretrained(folder)
+
+    def expected(
+        self,
+        text: str,
+        num_tokens: int,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[VideoClip] = (),
+        audio: Sequence[NDArray[np.float32]] = (),
+        **arguments: Any,
+    ) -> list[int]:
+        """Greedy tokens of Transformers after the joint call of the processor.
+
+        Args:
+            text: With a placeholder for each item.
+            num_tokens: How many tokens to generate.
+            images: Of Pillow.
+            videos: All their frames.
+            audio: Samples at the processor's rate, [samples].
+            arguments: Of the processor.
+        """
+        media: dict[str, Any] = {"images": list(images)} if images else {}
+        if videos:
+            media["videos"] = [clip.frames for clip in videos]
+            media["video_metadata"] = [clip.metadata for clip in videos]
+        if audio:
+            media["audio"] = list(audio)
+        inputs = self.processor(
+            text=[text], **media, return_tensors="pt", text_kwargs={"add_special_tokens": False}, **arguments
+        )
+        with torch.inference_mode():
+            ids = self.network.generate(**inputs, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+        tokens: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
+
+
+def _merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with others over them, mapping over mapping."""
+    result = dict(fields)
+    for name, value in more.items():
+        old = result.get(name)
+        result[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+_SQUARE = {"height": 32, "width": 32}
+_QWEN_PIXELS = {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
+_QWEN_CLIP_PIXELS = {"shortest_edge": 16 * 16, "longest_edge": 8 * 64 * 64}
+_QWEN_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+_QWEN_IDS = {f"{name}_id": token for name, token in _QWEN_TOKENS.items()}
+_QWEN_PLACEHOLDERS = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+}
+_QWEN_VIDEO = {"size": _QWEN_CLIP_PIXELS, "patch_size": 4, "min_frames": 2, "max_frames": 8}
+
+
+def _qwen(processor: str, videos: str, **of_videos: Any) -> MediaFamily:
+    images = {"size": _QWEN_PIXELS, "patch_size": 4}
+    return MediaFamily(
+        processor=processor,
+        parts={
+            "image_processor": ("Qwen2VLImageProcessorPil", images),
+            "video_processor": (videos, {**_QWEN_VIDEO, **of_videos}),
+        },
+        tokens=_QWEN_TOKENS,
+        placeholders=_QWEN_PLACEHOLDERS,
+        ids=_QWEN_IDS,
+    )
+
+
+def _whisper(**arguments: Any) -> tuple[str, dict[str, Any]]:
+    return "WhisperFeatureExtractor", {"feature_size": 16, **arguments}
+
+
+FAMILIES: dict[str, MediaFamily] = {
+    "Qwen2VLForConditionalGeneration": _qwen("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
+    "Qwen2_5_VLForConditionalGeneration": _qwen("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "Qwen3VLForConditionalGeneration": _qwen("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "LlavaNextVideoForConditionalGeneration": MediaFamily(
+        processor="LlavaNextVideoProcessor",
+        parts={
+            "image_processor": (
+                "LlavaNextImageProcessorPil",
+                {
+                    "size": {"shortest_edge": 32},
+                    "crop_size": _SQUARE,
+                    "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+                },
+            ),
+            "video_processor": ("LlavaNextVideoVideoProcessor", {"size": {"shortest_edge": 32}, "crop_size": _SQUARE}),
+        },
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+        placeholders={"image": "<image>", "video": "<video>"},
+        ids={"image_token_index": "<image>", "video_token_index": "<video>"},
+        arguments={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "LlavaOnevisionForConditionalGeneration": MediaFamily(
+        processor="LlavaOnevisionProcessor",
+        parts={
+            "image_processor": (
+                "LlavaOnevisionImageProcessorPil",
+                {"size": _SQUARE, "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]},
+            ),
+            "video_processor": ("LlavaOnevisionVideoProcessor", {"size": _SQUARE}),
+        },
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+        placeholders={"image": "<image>", "video": "<video>"},
+        ids={"image_token_index": "<image>", "video_token_index": "<video>"},
+        arguments={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    ),
+    "VideoLlama3ForConditionalGeneration": MediaFamily(
+        processor="VideoLlama3Processor",
+        parts={
+            "image_processor": ("VideoLlama3ImageProcessorPil", {"size": _QWEN_PIXELS, "patch_size": 8}),
+            "video_processor": ("VideoLlama3VideoProcessor", {"size": _QWEN_CLIP_PIXELS, "patch_size": 8}),
+        },
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+        placeholders={"image": "<image>", "video": "<video>"},
+        ids={"image_token_id": "<image>", "video_token_id": "<video>"},
+    ),
+    "InternVLForConditionalGeneration": MediaFamily(
+        processor="InternVLProcessor",
+        parts={
+            "image_processor": (
+                "GotOcr2ImageProcessorPil",
+                {"size": _SQUARE, "crop_to_patches": True, "max_patches": 4},
+            ),
+            "video_processor": ("InternVLVideoProcessor", {"size": _SQUARE}),
+        },
+        tokens={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        placeholders={"image": "<IMG_CONTEXT>", "video": "<video>"},
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        arguments={"image_seq_length": 4},
+    ),
+    "SmolVLMForConditionalGeneration": MediaFamily(
+        processor="SmolVLMProcessor",
+        parts={
+            "image_processor": (
+                "SmolVLMImageProcessorPil",
+                {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+            ),
+            "video_processor": (
+                "SmolVLMVideoProcessor",
+                {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 32}, "num_frames": 4, "fps": 1},
+            ),
+        },
+        tokens={
+            "image_token": "<image>",
+            "video_token": "<video>",
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+        placeholders={"image": "<image>", "video": "<video>"},
+        ids={"image_token_id": "<image>"},
+        arguments={"image_seq_len": 4},
+        exclusive=True,
+    ),
+    "Qwen2AudioForConditionalGeneration": MediaFamily(
+        processor="Qwen2AudioProcessor",
+        parts={"feature_extractor": _whisper(chunk_length=2)},
+        tokens={"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"},
+        placeholders={"audio": "<|AUDIO|>"},
+        ids={"audio_token_index": "<|AUDIO|>"},
+        fields={"audio_config": {"max_source_positions": 100}},
+    ),
+}
+"""Architecture -> its family."""
