@@ -228,6 +228,15 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     engine.close()
 
 
+def test_media_that_are_not_served_are_told_at_the_start(tmp_path: Path) -> None:
+    architecture = "MllamaForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    engine = make_engine(tmp_path)
+    assert engine.info.modalities == ()
+    assert engine.info.choices["media"] == "none: some of its layers attend to an image's patches (cross attention)"
+    engine.close()
+
+
 def test_rows_of_the_caller_take_the_place_of_embeddings(tmp_path: Path) -> None:
     """`Modality.EMBEDS`: the rows that the network has for some tokens give what the tokens give."""
     architecture = "LlavaForConditionalGeneration"
@@ -241,7 +250,7 @@ def test_rows_of_the_caller_take_the_place_of_embeddings(tmp_path: Path) -> None
     hidden = RenderedPrompt(
         token_ids=[text.token_ids[0], 0, 0, 0, *text.token_ids[4:]], media=PromptMedia(spans=(span,))
     )
-    engine = make_engine(tmp_path / "model")
+    engine = make_engine(tmp_path / "model", enable_prompt_embeds=True)
     assert run(engine, [hidden], 8) == run(engine, [text], 8)
     assert np.all([count == 0 for count in engine.core.stats().num_encoded_items_total.values()])
     engine.close()

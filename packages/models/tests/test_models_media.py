@@ -10,10 +10,11 @@ import torch
 from models_media import MediaPrompt
 from safetensors.torch import load_file, save_file
 
-from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_interfaces import CheckpointError, ConfigError, Modality, read_json
 from quire_models import ModelConfig, Network, load_model
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.whole_spans import path_table, visible_spans
+from quire_models.media_spec import UNSERVED
 from quire_models.rope_config import RopeConfig
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.media_items import media_item
@@ -27,7 +28,7 @@ def load(folder: Path, **options: Any) -> Network:
     return load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
 
 
-TEXT_ALONE = {f"{name}ForConditionalGeneration" for name in ("GraniteDocling", "Mllama", "Ovis2")}
+TEXT_ALONE = {f"{name}ForConditionalGeneration" for name in ("Mllama", "Ovis2")}
 """Architectures whose media are not served."""
 
 
@@ -107,6 +108,7 @@ def test_media_that_are_not_served_leave_the_text(architecture: str, tmp_path: P
     network = load(tmp_path)
     assert network.config.media is None
     assert network.towers is None
+    assert network.config.media_refusal == UNSERVED[read_json(tmp_path / "config.json")["model_type"]]
 
 
 def test_quantized_towers_are_refused(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def _choices(
         compilation = chosen_compilation(config, model)
         if compilation is not None:
             choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
+    if model.media_refusal:
+        choices["media"] = f"none: {model.media_refusal}"
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:

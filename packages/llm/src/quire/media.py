@@ -145,6 +145,8 @@ def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaF
             return MediaFront(folder, config.media, model)
         except CheckpointError as error:
             _logger.warning("media cannot be prepared, and the model takes text only: %s", error)
+    elif model.media_refusal:
+        _logger.warning("media of %s are not served, texts are: %s", model.architecture, model.media_refusal)
     return MediaFront(None, config.media, model) if config.media.enable_prompt_embeds else None
 
 

@@ -20,7 +20,15 @@ __all__ = ["LanguageNames", "LanguagePart", "language_names", "language_part"]
 TEXT_FIELDS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields of config.json that hold the language model's configuration; a thinker's has a `text_config` in its turn."""
 
-TOWER_FIELDS = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower", "visual")
+TOWER_FIELDS = (
+    "vision_config",
+    "audio_config",
+    "speech_config",
+    "vision_tower",
+    "mm_vision_tower",
+    "visual",
+    "vq_config",
+)
 """Fields of config.json that only a checkpoint with towers has."""
 
 INHERITED = (
@@ -37,6 +45,8 @@ TEXT_TYPES: dict[str, str] = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
+    "granite_docling_text": "GraniteForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
 }
 """`model_type` of a language model that stands in larger checkpoints only -> the architecture that it is."""

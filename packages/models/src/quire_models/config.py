@@ -17,7 +17,7 @@ from quire_interfaces import CheckpointError, Fields, KVCacheSpec, read_json
 from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
 from quire_models.encoder_spec import start_token_ids
-from quire_models.media_spec import MediaSpec, media_spec
+from quire_models.media_spec import MediaSpec, media_refusal, media_spec
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import (
@@ -54,7 +54,9 @@ class ModelConfig:
     """Class of the language model by itself, of a checkpoint of several modalities where Quire has a network of its own
     for it; empty otherwise."""
     media: MediaSpec | None = None
-    """Its towers; None for a language model alone."""
+    """Its towers; None for a language model alone, and for towers that are not served."""
+    media_refusal: str = ""
+    """Why the media that it was made for are not served; empty where they are, or there are none."""
     language_names: LanguageNames | None = None
     """What the language model calls the tensors of a checkpoint of several modalities; None for a text-only one."""
     dtype: str
@@ -158,6 +160,7 @@ class ModelConfig:
             media=None
             if part is None
             else media_spec(replaced, architecture, network.hidden_size, config, is_native=entry.is_native),
+            media_refusal="" if part is None else media_refusal(replaced),
             language_names=None if part is None else language_names(network),
             dtype=stored_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),

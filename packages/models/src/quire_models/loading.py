@@ -183,9 +183,10 @@ def load_model(
         load_dummy_weights(model)
     else:
         load_weights(model, folder, progress, load_format=load_format)
-    if config.media is not None and not language_model_only and not model.loads_itself:
+    if config.media is not None and not language_model_only:
         _check_spans(model)
-        model.towers = _towers(model, folder, dummy=load_format == "dummy")
+        if not model.loads_itself:
+            model.towers = _towers(model, folder, dummy=load_format == "dummy")
     return model
 
 
@@ -206,7 +207,7 @@ def _check_spans(model: Network) -> None:
     assert media is not None
     if not media.is_bidirectional:
         return
-    refusals = model.tree_refusals
+    refusals = model.span_refusals
     if model.device.type != "cpu":  # kernels for trees there end with a tile's last token
         refusals = (f"attention backend {model.attention_backend.name} on {model.device.type}",)
     if refusals:

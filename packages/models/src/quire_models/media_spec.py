@@ -5,37 +5,50 @@ Knows which media a network takes and how its language model places them; does n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from quire_interfaces import Fields, Modality
 from quire_models.towers.registry import tower_spec
 from quire_models.towers.tower_spec import TowerSpec
 
-__all__ = ["MediaSpec", "media_spec"]
+__all__ = ["MediaSpec", "media_refusal", "media_spec"]
 
 _FIELDS: dict[Modality, tuple[str, ...]] = {
     Modality.IMAGE: (
-        "vision_config", "vision_tower", "mm_vision_tower", "visual", "image_token_id", "image_token_index",
+        "vision_config", "vision_tower", "mm_vision_tower", "visual", "vq_config", "image_token_id",
+        "image_token_index",
     ),
     Modality.VIDEO: ("video_token_id", "video_token_index"),
     Modality.AUDIO: ("audio_config", "speech_config", "audio_token_id", "audio_token_index"),
 }  # fmt: skip
 """Modality -> fields of config.json, one of which a network has that takes it."""
 
-_BIDIRECTIONAL = frozenset({"gemma3"})
-"""`model_type` of networks in which the tokens of an image also see those behind them in the image."""
+_ALL_FROM_ID = ("gemma4", "gemma4_unified")
+"""`model_type` of networks whose config.json names tokens of modalities that they have no tower for."""
+
+_TEXT_PROMPTED = "its connector reads the text of the prompt beside the image"
+_CROSS_ATTENTION = "some of its layers attend to an image's patches (cross attention)"
+_PREFIX = "the tokens of an image and of the prompt all see one another"
 
 _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
 """`model_type` of networks whose processors make images of the frames of a video: they have no token for videos."""
 
 UNSERVED: dict[str, str] = {
-    "gemma3n": "its layers take embeddings of token ids of their own",
-    "gemma4": "its layers take embeddings of token ids of their own",
-    "mllama": "some of its layers attend to an image's patches (cross attention)",
-    "phi4_multimodal": "its towers stand in its embedding",
+    "blip": _CROSS_ATTENTION,
+    "ernie4_5_vl_moe": "its experts are chosen by whether a token is of text or of an image",
+    "git": _PREFIX,
+    "hunyuan_vl": "the marks around an image have embeddings that its tower gives, and positions have four axes",
+    "idefics": _CROSS_ATTENTION,
+    "instructblip": _TEXT_PROMPTED,
+    "instructblipvideo": _TEXT_PROMPTED,
+    "minicpmv4_7": "the slices of an image share one canvas of positions",
+    "mllama": _CROSS_ATTENTION,
+    "molmo2": "the tokens of all images of a prompt see one another",
     "ovis2": "the marks around an image have embeddings that its tower gives",
+    "phi4_multimodal": "its towers stand in its embedding",
 }
 """`model_type` of networks whose text is served, but not their media -> the reason."""
 
@@ -48,9 +61,10 @@ class MediaSpec:
     """Class of Transformers that has the towers."""
     modalities: tuple[Modality, ...]
     width: int
-    """Width of an embedding: that of the residual stream, times 1 + `num_deepstack`."""
-    num_deepstack: int = 0
-    """First layers behind which further features are added (Bai et al. 2025, "Qwen3-VL", DeepStack)."""
+    """Width of an embedding: that of the residual stream, times 1 + the number of `deepstack_layers`."""
+    deepstack_layers: tuple[int, ...] = ()
+    """Layers in front of which further features are added, in the order of an embedding (Bai et al. 2025, "Qwen3-VL",
+    DeepStack)."""
     has_mrope: bool = False
     """Tokens have three positions, of time, height and width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
@@ -59,10 +73,28 @@ class MediaSpec:
     """The tower, where it is Quire's own; None where Transformers' serves."""
     is_bidirectional: bool = False
     """Tokens of an image attend to all of the image, not only to those before them."""
+    has_causal_global_layers: bool = False
+    """They do so in layers with a sliding window alone (Gemma 4)."""
+    causal_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for media and attend to those before them all the same: sounds, beside such images."""
+
+
+def media_refusal(values: Mapping[str, Any]) -> str:
+    """Why the media that a config.json speaks of are not served; empty where they are, or there are none.
+
+    Args:
+        values: The file.
+    """
+    if (reason := UNSERVED.get(str(values.get("model_type")))) is not None:
+        return reason
+    vision = values.get("vision_config")
+    if isinstance(vision, Mapping) and vision.get("model_type") == "timm_wrapper" and find_spec("timm") is None:
+        return "its vision tower needs the package timm, which is not installed"
+    return ""
 
 
 def media_spec(
-    values: Mapping[str, Any], architecture: str, hidden_size: int, text: Fields, *, is_native: bool = True
+    values: Mapping[str, Any], architecture: str, hidden_size: int, text: Fields, *, is_native: bool
 ) -> MediaSpec | None:
     """The towers that a config.json speaks of; None for a language model alone, and for towers that are not served.
 
@@ -71,27 +103,57 @@ def media_spec(
         architecture: Its class.
         hidden_size: Width of the language model.
         text: The language model's part.
-        is_native: The language model is Quire's own; Transformers' takes features at its input alone.
+        is_native: The language model is Quire's own, and may have a tower of Quire's own.
     """
     inner = values.get("thinker_config")
     values = inner if isinstance(inner, Mapping) else values
-    found = tuple(kind for kind, names in _FIELDS.items() if any(values.get(name) is not None for name in names))
-    if values.get("model_type") in _FRAMES_AS_IMAGES:
-        found = (*found, Modality.VIDEO)
-    if not found or values.get("model_type") in UNSERVED:
+    modalities = _modalities(values)
+    if not modalities or media_refusal(values):
         return None
-    vision = values.get("vision_config")
-    deepstack = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
-    depth = len(deepstack) if isinstance(deepstack, list) else 0
-    if depth and not is_native:
-        return None
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    deepstack = _deepstack_layers(values)
+    bidirectional = text.get("use_bidirectional_attention") == "vision"
     return MediaSpec(
         architecture=architecture,
-        modalities=found,
-        width=hidden_size * (1 + depth),
-        num_deepstack=depth,
+        modalities=modalities,
+        width=hidden_size * (1 + len(deepstack)),
+        deepstack_layers=deepstack,
         tower=tower_spec(values, hidden_size) if is_native else None,
-        has_mrope=isinstance(rope, Mapping) and rope.get("mrope_section") is not None,
-        is_bidirectional=values.get("model_type") in _BIDIRECTIONAL,
+        has_mrope=_has_mrope(text),
+        is_bidirectional=bidirectional or values.get("model_type") == "gemma3",
+        has_causal_global_layers=bidirectional,
+        causal_token_ids=_token_ids(values, ("audio_token_id",)) if bidirectional else (),
     )
+
+
+def _modalities(values: Mapping[str, Any]) -> tuple[Modality, ...]:
+    fields = dict(_FIELDS)
+    if values.get("model_type") in _ALL_FROM_ID:
+        sees = values.get("vision_config") is not None
+        fields = {
+            Modality.IMAGE: ("vision_config",),
+            Modality.VIDEO: ("video_token_id",) if sees else (),
+            Modality.AUDIO: ("audio_config",),
+        }
+    named = tuple(kind for kind, names in fields.items() if any(values.get(name) is not None for name in names))
+    return (*named, Modality.VIDEO) if values.get("model_type") in _FRAMES_AS_IMAGES else named
+
+
+def _has_mrope(text: Fields) -> bool:
+    """Whether rotations, of all layers or of a type of them, have sections for several axes."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    rotations = (rope, *rope.values()) if isinstance(rope, Mapping) else ()
+    return any(isinstance(each, Mapping) and each.get("mrope_section") is not None for each in rotations)
+
+
+def _deepstack_layers(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """In front of which layers further features are added: those that config.json names, or the first ones behind the
+    first layer."""
+    if isinstance(places := values.get("deepstack_layer_map"), list):
+        return (*(int(layer) for _, layer in places), *values.get("spatial_target_layers", (12, 15, 18, 21)))
+    vision = values.get("vision_config")
+    indexes = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    return tuple(range(1, len(indexes) + 1)) if isinstance(indexes, list) else ()
+
+
+def _token_ids(values: Mapping[str, Any], names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(values[name] for name in names if isinstance(values.get(name), int))

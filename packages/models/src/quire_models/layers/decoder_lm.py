@@ -18,6 +18,7 @@ from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm
 from quire_models.layers.blocks import FusedLayer
+from quire_models.layers.deepstack import DeepstackFeatures
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Linear, LMHead
@@ -58,7 +59,7 @@ class DecoderLM(Network):
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
         media = config.media
         self._sees_whole_spans = media is not None and media.is_bidirectional
-        self._has_own_steps = media is not None and (media.is_bidirectional or media.num_deepstack > 0)
+        self._has_own_steps = media is not None and (media.is_bidirectional or len(media.deepstack_layers) > 0)
         self._logits_factor, self._soft_cap = head.factor, head.soft_cap
         self._tanh = None if head.soft_cap is None else activation(scope, "tanh")
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
@@ -117,21 +118,22 @@ class DecoderLM(Network):
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
-        if self._sees_whole_spans and batch.media is not None:
-            batch = with_whole_spans(batch, self.config.sliding_windows)
+        media = self.config.media
+        if self._sees_whole_spans and batch.media is not None and media is not None:
+            batch = with_whole_spans(batch, self.config.sliding_windows, media)
         length = max(batch.num_positions, *batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]
         x = self.embed(batch.input_ids, batch.positions, batch.lora, batch.media)
-        deepstack = () if batch.media is None else batch.media.embeds.split(self.config.hidden_size, dim=-1)[1:]
-        if self._stack is not None and self._stack.serves(batch) and not deepstack:
+        features = DeepstackFeatures.of(batch.media, media.deepstack_layers if media else (), self.config.hidden_size)
+        if self._stack is not None and self._stack.serves(batch) and not features.of_layer:
             return self._stack(x, rotations, batch, taps)
         unrotated, residual = (self._unrotated, self._unrotated), None
         for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
+            x = features.add(x, i)
             self._tap(taps, i, x, residual)
             cos, sin = unrotated if rotation is None else rotations[rotation]
             x, residual = layer(x, residual, cos, sin, batch)
-            if i < len(deepstack) and batch.media is not None:
-                x = x.index_add(0, batch.media.token_index, deepstack[i].to(x.dtype))
+        x = features.add(x, len(self.layers))
         self._tap(taps, len(self.layers), x, residual)
         hidden: Tensor = self._add_norm(x, residual)[0]
         return hidden

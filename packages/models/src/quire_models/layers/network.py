@@ -160,7 +160,13 @@ class Network:
     def tree_refusals(self) -> tuple[str, ...]:
         """Parts of the network that read a step's tokens in the order of the cache, and cannot read them as trees
         (`PagedLayout.paths`); empty where none does."""
-        return ("a network of Transformers",) if self.loads_itself else self._refusals("trees")
+        return ("a network of Transformers",) if self.loads_itself else self.span_refusals
+
+    @property
+    def span_refusals(self) -> tuple[str, ...]:
+        """Parts of the network that cannot let the tokens of an image attend to those behind them; empty where all
+        can."""
+        return self._refusals("trees")
 
     def _refusals(self, ability: str) -> tuple[str, ...]:
         """Parts of the network that attend or keep states, and lack an ability that backends declare."""

@@ -1,4 +1,5 @@
-"""Attention in which the tokens of an image see all of the image (Gemma 3, Gemma team 2025, sec. 2.1).
+"""Attention in which the tokens of an image see all of the image (Gemma 3, Gemma team 2025, sec. 2.1), in all layers
+or in those with a sliding window alone (Gemma 4).
 
 Backends know trees of tokens (`PagedLayout.paths`): which tokens each one sees, by name. An image is such a tree,
 in which every token follows all the others. Worked out on the host, in steps with media alone.
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.media_spec import MediaSpec
 from quire_ops import PagedLayout
 
 __all__ = ["with_whole_spans"]
@@ -23,28 +25,49 @@ __all__ = ["with_whole_spans"]
 Ints = NDArray[np.int64]
 
 
-def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None]) -> ForwardBatch:
+def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None], media: MediaSpec) -> ForwardBatch:
     """The batch with metadata for each kind of layer in which neighbouring tokens of media see one another.
 
     Args:
         batch: Its media stand whole in the step: spans are not cut.
         windows: Sliding window of each layer in tokens; None for none.
+        media: Which tokens and layers do so.
     """
     assert batch.media is not None
+    tokens = batch.media.token_index
+    if media.causal_token_ids:
+        ids = torch.tensor(media.causal_token_ids, device=tokens.device)
+        tokens = tokens[torch.isin(batch.input_ids[tokens], ids, invert=True)]
+    if not len(tokens):
+        return batch
     first = batch.attention[0]
-    spans = visible_spans(batch.media.token_index.tolist(), first.query_lens, first.kv_lens)
+    spans = visible_spans(tokens.tolist(), first.query_lens, first.kv_lens)
     longest = max(first.kv_lens)
-    kinds: dict[tuple[int, int | None], int] = {}
+    kinds: dict[tuple[int, _Reach], int] = {}
     kind_of_layer = []
     for group, window in zip(batch.group_of_layer, windows, strict=True):
         reaches = window is None or window >= longest
-        kind_of_layer.append(kinds.setdefault((group, None if reaches else window), len(kinds)))
+        is_causal = window is None and media.has_causal_global_layers
+        reach = _Reach(None if reaches else window, is_causal)
+        kind_of_layer.append(kinds.setdefault((group, reach), len(kinds)))
     tables = {
-        window: torch.from_numpy(path_table(spans, window)).to(batch.input_ids.device)
-        for window in {window for _, window in kinds}
+        reach: torch.from_numpy(path_table(spans, reach.window)).to(batch.input_ids.device)
+        for reach in {reach for _, reach in kinds if not reach.is_causal}
     }
-    attention = tuple(_with_paths(batch.attention[group], tables[window]) for group, window in kinds)
+    attention = tuple(
+        batch.attention[group] if reach.is_causal else _with_paths(batch.attention[group], tables[reach])
+        for group, reach in kinds
+    )
     return dataclasses.replace(batch, attention=attention, group_of_layer=tuple(kind_of_layer))
+
+
+class _Reach(NamedTuple):
+    """What the tokens of a kind of layer see."""
+
+    window: int | None
+    """Tokens before itself, itself included; None for all."""
+    is_causal: bool
+    """No tokens behind itself, not even of its image."""
 
 
 def _with_paths(metadata: PagedLayout, paths: Tensor) -> PagedLayout:
@@ -91,7 +114,7 @@ def path_table(spans: VisibleSpans, window: int | None) -> NDArray[np.int32]:
     if window is None:
         first = root = spans.contexts
     else:
-        first = np.minimum(np.maximum(spans.places + 1 - window, 0), spans.begins)
+        first = np.maximum(spans.places + 1 - window, 0)
         root = np.zeros_like(first)
     counts = spans.ends - first
     steps = np.arange(counts.max())

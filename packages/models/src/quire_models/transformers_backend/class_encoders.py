@@ -44,7 +44,29 @@ def _qwen2_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _granite4_vision_image(model: Any) -> Callable[..., Tensor]:
+    def encode(pixel_values: Tensor, image_sizes: Tensor) -> Tensor:
+        """[1, tiles, 3, H, W] -> [N, W]: nothing for the embeddings, then the features of each layer."""
+        features = model.get_image_features(pixel_values=pixel_values, image_sizes=image_sizes, return_dict=True)
+        parts = [torch.cat(list(each)) for _, each in features.deepstack_features]
+        return torch.cat([torch.zeros_like(parts[0]), *parts], dim=-1)
+
+    return encode
+
+
+def _gemma4_audio(model: Any) -> Callable[..., Tensor]:
+    def encode(input_features: Tensor, input_features_mask: Tensor) -> Tensor:
+        """[1, frames, mel bins], and which frames are sound, [1, frames] -> [N, W]."""
+        out = model.model.get_audio_features(input_features, input_features_mask, return_dict=True)
+        embeds: Tensor = out.pooler_output[out.attention_mask]
+        return embeds
+
+    return encode
+
+
 CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
+    ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
+    ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
     ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,
 }

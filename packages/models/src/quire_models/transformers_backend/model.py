@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire_attention import ForwardBatch, MediaEmbeds
+from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError, read_json
 from quire_models.config import ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.layers.whole_spans import with_whole_spans
 from quire_models.overrides import check_overrides_read, overridden
+from quire_models.transformers_backend.media_inputs import MediaInputs
 from quire_models.transformers_backend.towers import TransformersTowers, drop_towers
 from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
 
@@ -47,6 +49,7 @@ class TransformersLM(Network):
         self._decoder: Any = None
         """What runs the layers: the body, or the language model inside the body of a network with towers."""
         self._paged = PagedAttention(config, scope)
+        self._media_inputs: MediaInputs | None = None
 
     def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Build the network and read its weights.
@@ -99,6 +102,8 @@ class TransformersLM(Network):
                 drop_towers(self._model)
             else:
                 self.towers = TransformersTowers(self._model, self.config.media, self.dtype)
+        layers = () if self.config.media is None or language_model_only else self.config.media.deepstack_layers
+        self._media_inputs = MediaInputs(self._decoder, layers, self.config.hidden_size)
         for module in self._decoder.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_attention = self._paged
@@ -181,30 +186,26 @@ class TransformersLM(Network):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
         self.use_adapters(batch.lora)
+        media, inputs = self.config.media, {"input_ids": batch.input_ids[None]}
+        assert self._media_inputs is not None, "a network without weights"
+        if batch.media is not None:
+            inputs = self._media_inputs.of(batch.input_ids, batch.media)
+            if media is not None and media.is_bidirectional:
+                batch = with_whole_spans(batch, self.config.sliding_windows, media)
         self._paged.batch = batch
         self._paged.layers.clear()
         positions = batch.positions.unsqueeze(-2) + _first_position(self._decoder)
-        if batch.media is None:
-            out = self._decoder(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
-        else:
-            embeds = self._embedded(batch.input_ids, batch.media)
-            out = self._decoder(inputs_embeds=embeds[None], position_ids=positions, use_cache=False)
+        out = self._decoder(**inputs, position_ids=positions, use_cache=False)
         self._paged.batch = None
+        self._media_inputs.clear()
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
-
-    def _embedded(self, ids: Tensor, media: MediaEmbeds) -> Tensor:
-        """[T, hidden_size]: embeddings of tokens and media; ids of tokens that stand for media need not be in the
-        table."""
-        table = self._decoder.get_input_embeddings()
-        x: Tensor = table(ids.index_fill(0, media.token_index, 0))
-        return x.index_copy(0, media.token_index, media.embeds.to(x.dtype))
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`: whatever the class does behind its body, scales and caps included."""
         body = self._body
-        setattr(self._owner, self._body_name, _Computed(hidden))
+        setattr(self._owner, self._body_name, _Computed(hidden, body))
         try:
             logits: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
         finally:
@@ -285,7 +286,7 @@ class PagedAttention:
             kv_cache,
             metadata,
             scale=scale,
-            sliding_window=window,
+            sliding_window=None if metadata.paths_have_windows else window,
             soft_cap=soft_cap,
             sinks=sinks,
         )
@@ -323,14 +324,17 @@ def paged_attention(
 
 
 class _Computed(nn.Module):
-    """In the place of a body: hidden states that are there already."""
+    """In the place of a body: hidden states that are there already. Heads may read what else a body has."""
 
-    def __init__(self, hidden: Tensor) -> None:
+    def __init__(self, hidden: Tensor, body: Any) -> None:
         super().__init__()
-        self._hidden = hidden
+        self._hidden, self._bodies = hidden, (body,)  # in a tuple, it is no part of this module
 
     def forward(self, *args: Any, **options: Any) -> _Output:
         return _Output(self._hidden[None])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_bodies"][0], name)
 
 
 class _Output:

@@ -98,22 +98,55 @@ def _with_crops(index: int, values: Values) -> dict[str, Tensor]:
     }
 
 
+def _positioned(index: int, values: Values) -> dict[str, Tensor]:
+    height, width = ((4, 6), (6, 4))[index % 2]
+    places = torch.full((1, 36, 2), -1)  # the others are padding
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places[0, : height * width] = torch.stack((columns, rows), dim=-1).flatten(0, 1)
+    return {"pixel_values": values(1, 36, 48), "image_position_ids": places}
+
+
+def _padded_tiles(index: int, values: Values) -> dict[str, Tensor]:
+    present = torch.tensor([[True, index % 2 == 1]])
+    pixels = values(1, 2, 3, 32, 32) * present[..., None, None, None]
+    return {"pixel_values": pixels, "pixel_attention_mask": present}
+
+
+def _by_height_and_width(index: int, values: Values) -> dict[str, Tensor]:
+    height, width = ((4, 6), (8, 4))[index % 2]
+    return {"pixel_values": values(height * width, 192), "image_grid_hw": torch.tensor([[height, width]])}
+
+
+def _of_emu3(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]])}
+
+
+def _of_deepseek_ocr(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 128, 128)}
+
+
 def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("DeepseekVLHybrid",): _two_resolutions,
-    ("Exaone4_5", "HyperCLOVAX", "Qwen", "Glm"): _by_grid(96),
+    ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "MuseGlimmer", "Qwen", "Glm"): _by_grid(96),
+    ("Cosmos3Edge",): _by_grid(192),
     ("PaddleOCR", "Kimi"): _by_grid(3, 8, 8),
     ("VideoLlama3",): _by_merged_grid,
-    ("LlavaNext", "LlavaOnevision"): _by_resolution,
+    ("Granite4Vision", "LlavaNext", "LlavaOnevision"): _by_resolution,
     TILED: _tiles,
     PACKED: _packed,
     ("Mistral3", "LightOn"): _sized,
     ("Lfm2",): _masked_patches,
     ("VideoLlava",): _of_video_llava,
     ("Step3p7",): _with_crops,
+    ("DeepseekOcr2",): _of_deepseek_ocr,
+    ("Emu3",): _of_emu3,
     ("Fuyu",): _of_fuyu,
+    ("Gemma4For",): _positioned,
+    ("GraniteDocling",): _padded_tiles,
+    ("NemotronH",): _by_height_and_width,
 }
 """How architectures begin -> the arrays of an image of theirs; for the others, one image of 32 x 32 pixels."""

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from quire_testkit.parity.audio_cases import AUDIO_CASES
 from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.deepstack_cases import DEEPSTACK_CASES
+from quire_testkit.parity.image_token_cases import IMAGE_TOKEN_CASES
 from quire_testkit.parity.mrope_cases import MROPE_CASES
 from quire_testkit.parity.native_resolution_cases import NATIVE_RESOLUTION_CASES
 from quire_testkit.parity.vision_cases import VISION_CASES
+from quire_testkit.parity.whole_span_cases import WHOLE_SPAN_CASES
 
 __all__ = ["MEDIA_CASES", "MEDIA_SAMPLE"]
 
 MEDIA_CASES: dict[str, ParityCase] = {
-    **VISION_CASES, **NATIVE_RESOLUTION_CASES, **MROPE_CASES, **AUDIO_CASES
-}  # fmt: skip
+    **VISION_CASES,
+    **NATIVE_RESOLUTION_CASES,
+    **IMAGE_TOKEN_CASES,
+    **WHOLE_SPAN_CASES,
+    **DEEPSTACK_CASES,
+    **MROPE_CASES,
+    **AUDIO_CASES,
+}
 """Architecture -> its case."""
 
 MEDIA_SAMPLE = (

@@ -98,9 +98,10 @@ def oracle_inputs(
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arrays}
     if _requires_pixels(oracle):
         inputs.setdefault("pixel_values", torch.zeros(1, 3, 32, 32))  # of an image that no token stands for
-    if has_whole_spans:
+    known = inspect.signature(oracle.forward).parameters
+    if has_whole_spans and "token_type_ids" in known:
         inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
-    if hasattr(_body(oracle), "get_rope_index"):
+    if hasattr(_body(oracle), "get_rope_index") or (has_whole_spans and "mm_token_type_ids" in known):
         inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
     return inputs
 

@@ -342,4 +342,20 @@ MROPE_CASES: dict[str, ParityCase] = {
             "tie_word_embeddings": False,
         },
     ),
+    "Cosmos3EdgeForConditionalGeneration": ParityCase(
+        config="Cosmos3EdgeConfig",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "vision_start_token_id": 192,
+            "vision_end_token_id": 193,
+            "projector_hidden_size": 40,
+            "text_config": text(
+                "cosmos3_edge_text",
+                head_dim=16,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+            ),
+            "vision_config": vision("", num_patches=16),
+        },
+    ),
 }

@@ -118,12 +118,12 @@ def serve(
         num_tokens: Output tokens of each.
         encoder: What its encoder reads, if it has one; strangers then have others.
         media: Of the prompt.
-        others: Prompts with other media, for strangers; none is longer than the prompt.
+        others: Prompts with other media, for strangers.
 
     Returns:
         Name of the request -> what was seen of it.
     """
-    max_model_len = len(prompt) + num_tokens + 16
+    max_model_len = max(map(len, (prompt, *(tokens for tokens, _ in others)))) + num_tokens + 16
     specs = network.config.kv_cache_specs(situation.block_size, dtype=network.cache_dtype)
     num_blocks = (2 + situation.num_strangers + len(others)) * (max_model_len // situation.block_size + 4) * len(specs)
     plan = plan_kv_cache(specs, num_blocks=num_blocks)

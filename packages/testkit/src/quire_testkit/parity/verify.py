@@ -241,7 +241,8 @@ def _largest_difference(logits: Tensor, expected: Continuation) -> float:
 
 
 def _largest_error(seen: Watched, expected: Continuation, num_prompt: int, num_tokens: int) -> float:
-    scale = float(expected.logits.abs().max())
+    allowed = expected.logits > torch.finfo(torch.float32).min / 2  # the others are never chosen, as their class says
+    scale = float(expected.logits[allowed].abs().max())
     same = _first_difference(seen.token_ids, expected.token_ids)
     # Behind the first other token the contexts differ, and so do the logits.
     errors = [

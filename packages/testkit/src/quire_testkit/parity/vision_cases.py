@@ -36,18 +36,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "video_token_index": 191,
         },
     ),
-    "Gemma3ForConditionalGeneration": ParityCase(
-        config="Gemma3Config",
-        fields={
-            "text_config": text(
-                "gemma3_text", head_dim=16, sliding_window=6, query_pre_attn_scalar=16, num_hidden_layers=6
-            ),
-            "vision_config": vision("siglip_vision_model", vision_use_head=False),
-            "mm_tokens_per_image": 4,
-            "image_token_index": 190,
-            "tie_word_embeddings": True,
-        },
-    ),
     "Idefics3ForConditionalGeneration": ParityCase(
         config="Idefics3Config",
         fields={
@@ -262,15 +250,6 @@ VISION_CASES: dict[str, ParityCase] = {
             "tie_word_embeddings": False,
         },
     ),
-    "GraniteDoclingForConditionalGeneration": ParityCase(
-        config="GraniteDoclingConfig",
-        fields={
-            "image_token_id": 190,
-            "text_config": text("granite_docling_text"),
-            "vision_config": vision("granite_docling_vision", out_hidden_size=64, deepstack_visual_indexes=[0]),
-            "tie_word_embeddings": False,
-        },
-    ),
     "DeepseekVLHybridForConditionalGeneration": ParityCase(
         config="DeepseekVLHybridConfig",
         fields={
@@ -356,6 +335,42 @@ VISION_CASES: dict[str, ParityCase] = {
                 "num_hidden_layers": 2,
                 "image_size": 32,
                 "patch_size": 8,
+            },
+        },
+    ),
+    "DeepseekOcr2ForConditionalGeneration": ParityCase(
+        config="DeepseekOcr2Config",
+        fields={
+            "image_token_id": 190,
+            "text_config": text(
+                "deepseek_ocr2_text",
+                max_position_embeddings=2048,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=48,
+                n_shared_experts=1,
+                mlp_layer_types=["dense", "sparse", "sparse"],
+            ),
+            "vision_config": {
+                "sam_config": {
+                    "hidden_size": 32,
+                    "output_channels": 16,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "image_size": 128,
+                    "patch_size": 8,
+                    "window_size": 4,
+                    "global_attn_indexes": [1],
+                    "downsample_channels": [24, 32],
+                },
+                "encoder_config": {
+                    "hidden_size": 32,
+                    "intermediate_size": 48,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "vocab_size": 10,
+                },
             },
         },
     ),

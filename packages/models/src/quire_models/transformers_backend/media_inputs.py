@@ -1,0 +1,58 @@
+"""What a network of Transformers takes in a step with media: embeddings in the place of tokens', and what its language
+model wants besides.
+
+Shape legend: T tokens of the step, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire_attention import MediaEmbeds
+from quire_models.layers.deepstack import DeepstackFeatures
+
+__all__ = ["MediaInputs"]
+
+
+class MediaInputs:
+    """The inputs of a decoder of Transformers in steps with media."""
+
+    def __init__(self, decoder: Any, deepstack_layers: tuple[int, ...], hidden_size: int) -> None:
+        """Args:
+        decoder: Runs the layers.
+        deepstack_layers: Those in front of which further features are added.
+        """
+        self._decoder, self._layers, self._hidden_size = decoder, deepstack_layers, hidden_size
+        self._features = DeepstackFeatures()
+        for layer in deepstack_layers:
+            decoder.layers[layer].register_forward_pre_hook(self._deepened(layer))
+
+    def of(self, ids: Tensor, media: MediaEmbeds) -> dict[str, Any]:
+        """Arguments of the decoder for a step.
+
+        Args:
+            ids: [T] int64; those of tokens that stand for media need not be in the table.
+        """
+        table = self._decoder.get_input_embeddings()
+        x: Tensor = table(ids.index_fill(0, media.token_index, 0))
+        rows = media.embeds[:, : self._hidden_size].to(x.dtype)
+        self._features = DeepstackFeatures.of(media, self._layers, self._hidden_size)
+        arguments: dict[str, Any] = {"inputs_embeds": x.index_copy(0, media.token_index, rows)[None]}
+        if getattr(self._decoder, "hidden_size_per_layer_input", 0):
+            # Each layer of Gemma 4 has embeddings of its own; there media count as padding.
+            text = ids.index_fill(0, media.token_index, self._decoder.config.pad_token_id or 0)
+            arguments["per_layer_inputs"] = self._decoder.get_per_layer_inputs(text[None], None)
+        return arguments
+
+    def clear(self) -> None:
+        """Forget the features of the step."""
+        self._features = DeepstackFeatures()
+
+    def _deepened(self, layer: int) -> Any:
+        def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            """Add the features to the residual stream [1, T, H], a layer's first argument."""
+            return self._features.add(arguments[0][0], layer)[None], *arguments[1:]
+
+        return add
