@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
@@ -241,6 +244,21 @@ def test_figures_and_the_reset_of_media(make_live: Any, model: SeeingModel) -> N
         assert list(lines)
     assert live.post("/reset_encoder_cache", {}).status_code == 200
     assert live.call(live.llm.client.stats()).encoder_cache_usage == 0
+
+
+def test_embeddings_of_a_caller_stand_for_an_image(make_live: Any, model: SeeingModel, server: Any) -> None:
+    live = seeing(make_live, model.folder, enable_mm_embeds=True)
+    pixels = model.processor.image_processor(drawing(1), return_tensors="pt")["pixel_values"]
+    file = io.BytesIO()
+    torch.save(model.network.model.get_image_features(pixel_values=pixels).pooler_output[0].detach(), file)
+    part = {"type": "image_embeds", "image_embeds": base64.b64encode(file.getvalue()).decode(), "uuid": "one"}
+    expected = model.expected(rendered("a<image>"), [drawing(1)], NUM_TOKENS)
+    for each in (part, {"type": "image_embeds", "uuid": "one"}):
+        assert answered(live, [text_part("a"), each])["choices"][0]["token_ids"] == expected
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    error = server.post("/v1/chat/completions", body).json()["error"]
+    assert (error["param"], error["code"]) == ("messages[0].content[0]", "unsupported_media")
+    assert "--enable-mm-embeds" in error["message"]
 
 
 def test_a_server_that_ends_leaves_nothing_in_shared_memory(quire_serve: Any, model: SeeingModel) -> None:

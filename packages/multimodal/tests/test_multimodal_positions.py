@@ -171,6 +171,13 @@ def test_sounds_count_like_text_and_plain_networks_have_no_positions() -> None:
     assert place_media([sound], spans, len(ids), None).positions == b""
 
 
+def test_a_grid_of_a_caller_is_as_large_as_its_embeddings() -> None:
+    huge = item(Modality.IMAGE, (1, 4, 4), IMAGE)
+    huge.facts["image_grid_thw"][0][:] = [1 << 40, 1 << 40, 1 << 40]
+    with pytest.raises(MediaError, match="not those of 1099511627776 x"):
+        mrope_positions([huge], find_spans([huge], [IMAGE] * 4), 4, PositionScheme())
+
+
 def test_tokens_that_are_not_those_of_the_grid_are_refused() -> None:
     wrong = item(Modality.IMAGE, (1, 4, 4), IMAGE)
     wrong.facts["image_grid_thw"][0][1] = 6

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_multimodal  # names are loaded when they are used: a server of texts loads neither numpy nor Pillow
 from quire.config import QuireConfig
+from quire.media_embeds import EmbedsItem, embeds_of_part, embeds_of_value
 from quire_interfaces import CheckpointError, Modality, PromptMedia
 from quire_models.config import ModelConfig
 from quire_multimodal import MediaConfig, MediaError
@@ -191,8 +192,8 @@ def _source(part: Mapping[str, Any], param: str) -> MediaSource:
     uuid = part.get("uuid")
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise MediaError(f"uuid must be a text, got {uuid!r:.100}").at(param)
-    if kind == "image_embeds":
-        raise MediaError("embeddings of images are not taken; send the image", code="unsupported_media").at(param)
+    if kind in ("image_embeds", "audio_embeds"):
+        return _embeds_source(part, modality, param)
     value = next(
         (part[key] for key in (kind, str(modality), f"{modality}_url", "url") if part.get(key) is not None), None
     )
@@ -201,6 +202,20 @@ def _source(part: Mapping[str, Any], param: str) -> MediaSource:
         message = f"it must have {kind!r} with a url, or a uuid of one that was sent before"
         raise MediaError(message).at(param)
     return quire_multimodal.MediaSource(modality=modality, url=url, value=data, uuid=uuid, param=param)
+
+
+def _embeds_source(part: Mapping[str, Any], modality: Modality, param: str) -> MediaSource:
+    try:
+        embeds = embeds_of_part(part, part["type"])
+    except MediaError as error:
+        raise error.at(param) from None
+    uuid = part.get("uuid")
+    if embeds is None and uuid is None:
+        raise MediaError(f"it must have {part['type']!r}, or a uuid of one that was sent before").at(param)
+    value, facts = embeds or (None, {})
+    return quire_multimodal.MediaSource(
+        modality=modality, value=value, is_embeds=True, facts=facts, uuid=uuid, param=param
+    )
 
 
 def _url_or_data(value: Any, modality: Modality, param: str) -> tuple[str | None, Any]:
@@ -223,6 +238,7 @@ def prompt_sources(prompt: Mapping[str, Any]) -> list[MediaSource]:
         prompt: vLLM's dictionary, e.g. `{"prompt": "USER: <image> ...", "multi_modal_data": {"image": image}}`; a
             value is one item or a list of them: a Pillow image, an array, encoded bytes, or a URL; a
             sound may be a pair of an array and its samples in a second, a video one of its frames and their metadata.
+            Or embeddings that the caller has computed (`embeds_of_value`).
 
     Raises:
         MediaError: a modality that is not known, or uuids that are not as many as the items.
@@ -234,18 +250,27 @@ def prompt_sources(prompt: Mapping[str, Any]) -> list[MediaSource]:
             message = f"multi_modal_data has image, video and audio, got {name!r}"
             raise MediaError(message, param="multi_modal_data", code="unsupported_media")
         own = _listed(uuids.get(name), Modality(name))
-        items = _listed(data.get(name), Modality(name)) or [None] * len(own)
+        items = _items(data.get(name), Modality(name)) or [None] * len(own)
         own = own or [None] * len(items)
         if len(items) != len(own):
             message = f"multi_modal_uuids names {len(own)} of {name}, and there are {len(items)}"
             raise MediaError(message, param="multi_modal_uuids")
         for index, (item, uuid) in enumerate(zip(items, own, strict=True)):
-            url, value = (item, None) if isinstance(item, str) else (None, item)
             param = f"multi_modal_data.{name}[{index}]"
-            sources.append(
-                quire_multimodal.MediaSource(modality=Modality(name), url=url, value=value, uuid=uuid, param=param)
-            )
+            kind = {"url": item} if isinstance(item, str) else {"value": item}
+            if isinstance(item, EmbedsItem):
+                kind = {"value": item.value, "facts": item.facts, "is_embeds": True}
+            sources.append(quire_multimodal.MediaSource(modality=Modality(name), uuid=uuid, param=param, **kind))
     return sources
+
+
+def _items(value: Any, modality: Modality) -> list[Any]:
+    """The items of a value of `multi_modal_data`; embeddings as `EmbedsItem`."""
+    try:
+        embeds = embeds_of_value(value, modality)
+    except MediaError as error:
+        raise error.at(f"multi_modal_data.{modality}") from None
+    return _listed(value, modality) if embeds is None else list(embeds)
 
 
 def _listed(value: Any, modality: Modality) -> list[Any]:

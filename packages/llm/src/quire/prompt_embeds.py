@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_multimodal
 from quire.media import HeldMedia, MediaFront
+from quire.media_embeds import as_array
 from quire_interfaces import ConfigError, RenderedPrompt, RequestError
 from quire_models.config import ModelConfig
 
@@ -87,9 +88,7 @@ def _taking(front: MediaFront | None, param: str) -> MediaFront:
 
 
 def _sources(front: MediaFront, value: Any, param: str) -> Sequence[MediaSource]:
-    if hasattr(value, "detach"):  # a tensor, whose library is not imported for it
-        value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
-    return quire_multimodal.split_prompt_embeds(value, front.hidden_size, front.embeds_width, param=param)
+    return quire_multimodal.split_prompt_embeds(as_array(value), front.hidden_size, front.embeds_width, param=param)
 
 
 def _placed(held: HeldMedia) -> EmbedsPrompt:

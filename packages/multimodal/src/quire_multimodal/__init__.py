@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire_multimodal.config import MediaConfig
-    from quire_multimodal.embeds import split_prompt_embeds
+    from quire_multimodal.embeds import read_fact, split_prompt_embeds
     from quire_multimodal.errors import MediaError
     from quire_multimodal.fetch import fetch_media, is_public
     from quire_multimodal.positions import PositionScheme, place_media
@@ -37,6 +37,7 @@ __all__ = [
     "find_spans",
     "is_public",
     "place_media",
+    "read_fact",
     "read_features",
     "split_prompt_embeds",
 ]
@@ -55,6 +56,7 @@ _MODULE_OF = {
     "find_spans": "spans",
     "is_public": "fetch",
     "place_media": "positions",
+    "read_fact": "embeds",
     "read_features": "store",
     "split_prompt_embeds": "embeds",
 }

@@ -19,7 +19,7 @@ from quire_interfaces import Modality
 from quire_multimodal.errors import MediaError
 from quire_multimodal.sources import MediaSource, decode_base64
 
-__all__ = ["EMBEDS_TOKEN_ID", "read_embeds", "split_prompt_embeds"]
+__all__ = ["EMBEDS_TOKEN_ID", "read_embeds", "read_fact", "split_prompt_embeds"]
 
 EMBEDS_TOKEN_ID = 0
 """Stands among the token ids of a prompt for a row that the caller has computed."""
@@ -29,6 +29,10 @@ engine holds those alone that it is computing."""
 
 _STORAGES = {"FloatStorage": "<f4", "HalfStorage": "<f2", "DoubleStorage": "<f8", "BFloat16Storage": "<u2"}
 """Torch's names of what holds a tensor's numbers. Numpy has no bfloat16: its bits are the upper ones of float32."""
+_STORAGES |= {"LongStorage": "<i8", "IntStorage": "<i4"}
+_FACTS = {"image_grid_thw": 3, "video_grid_thw": 3, "second_per_grid_ts": None, "video_second_per_grid": None}
+"""What may be said of embeddings -> numbers in a row; None for numbers that are no rows."""
+_MAX_FACT_ROWS = 4096
 _MAX_PICKLE_BYTES = 1 << 16
 
 
@@ -42,11 +46,40 @@ def read_embeds(data: bytes, width: int | None = None) -> NDArray[np.float32]:
     Raises:
         MediaError: no such file, numbers that are not finite, or another shape.
     """
+    return _checked(_read_array(data), width)
+
+
+def _read_array(data: bytes) -> Any:
     try:
-        array = _read_torch(data) if data.startswith(b"PK") else np.load(io.BytesIO(data), allow_pickle=False)
+        return _read_torch(data) if data.startswith(b"PK") else np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # files lie in every way
         raise MediaError(f"no embeddings that can be read: {error or type(error).__name__}") from error
-    return _checked(array, width)
+
+
+def read_fact(name: str, value: str | bytes | NDArray[Any]) -> list[Any]:
+    """What a caller says of embeddings, one entry for each item: grids of patches [items, 3], or seconds [items].
+
+    Args:
+        name: As the processor names it, "image_grid_thw".
+        value: The numbers, or a file as of `read_embeds`.
+
+    Raises:
+        MediaError: a name that is not known, no numbers, or other ones.
+    """
+    if name not in _FACTS:
+        raise MediaError(f"embeddings have no {name[:64]!r}; there are {', '.join(_FACTS)}")
+    data = decode_base64(value, name) if isinstance(value, str) else value
+    array = _read_array(data) if isinstance(data, bytes) else np.asarray(data)
+    row = _FACTS[name]
+    if row is not None and array.ndim == 1:
+        array = array[None]
+    kinds, shape = ("iu", (row,)) if row is not None else ("iuf", ())
+    if array.dtype.kind not in kinds or array.shape[1:] != shape or not 0 < len(array) <= _MAX_FACT_ROWS:
+        raise MediaError(f"{name} must be numbers {['items', *shape]}, got {array.dtype} {list(array.shape)}")
+    if not np.isfinite(array).all() or array.min() <= 0:
+        raise MediaError(f"the numbers of {name} must be above 0")
+    fact: list[Any] = array.tolist()
+    return fact
 
 
 def _checked(array: Any, width: int | None) -> NDArray[np.float32]:

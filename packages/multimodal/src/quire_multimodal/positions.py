@@ -137,6 +137,9 @@ def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[
     is_video = modality == Modality.VIDEO
     time //= scheme.temporal_merge_size if is_video else 1
     height, width = height // scheme.spatial_merge_size, width // scheme.spatial_merge_size
+    mismatch = MediaError(f"the tokens of the {modality} are not those of {time} x {height} x {width} patches")
+    if time * height * width != span.item.num_embeds:  # a caller's grid may be of any size
+        raise mismatch
     num_runs = len(span.embeds)
     times = np.arange(time if num_runs == 1 else 1, dtype=np.float32)
     if is_video and scheme.positions_per_second is not None:
@@ -147,5 +150,5 @@ def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[
     runs *= num_runs
     lengths = [end - start for start, end in span.embeds]
     if lengths != [run.shape[1] for run in runs] or num_runs not in (1, time):
-        raise MediaError(f"the tokens of the {modality} are not those of {time} x {height} x {width} patches")
+        raise mismatch
     return runs

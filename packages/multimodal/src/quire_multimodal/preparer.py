@@ -221,7 +221,8 @@ class MediaPreparer:
         try:
             merged = {**self._arguments, **(arguments or {})}
             media = None if source.url is None and source.value is None else load(source, self.config)
-            key = self._key(source, media, {**merged, "facts": dict(source.facts)})
+            facts = {} if source.uuid is not None else dict(source.facts)
+            key = self._key(source, media, {**merged, "facts": facts})
             query = _Query(key, source.modality, media, merged, source.facts)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1

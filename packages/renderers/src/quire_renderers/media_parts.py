@@ -16,7 +16,7 @@ _MODALITIES = {
         ("image", "image_url", "input_image", "image_pil", "image_embeds", "computer_screenshot"), Modality.IMAGE
     ),
     **dict.fromkeys(("video", "video_url", "input_video"), Modality.VIDEO),
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), Modality.AUDIO),
+    **dict.fromkeys(("audio", "audio_url", "input_audio", "audio_embeds"), Modality.AUDIO),
 }
 """Type of a part -> what it holds."""
 
