@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from quire_engine import EngineInfo, InputProcessor, unpack_token_ids
-from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import (
+    ContextLengthError,
+    MediaItem,
+    MediaSpan,
+    Modality,
+    PromptMedia,
+    RenderedPrompt,
+    RequestError,
+    RequestOptions,
+    SamplingParams,
+)
 
 INFO = EngineInfo(max_model_len=100, vocab_size=50)
 ONE = RenderedPrompt(token_ids=[1])
@@ -174,3 +184,24 @@ def test_options_are_handed_on_whole_to_every_completion() -> None:
     for processor in (InputProcessor(INFO), InputProcessor(EngineInfo(max_model_len=9, vocab_size=9))):
         with pytest.raises(RequestError, match="'x' was asked for"):
             processor.check(ONE, SamplingParams(), RequestOptions(adapter="x"))
+
+
+def test_media_bring_an_adapter_unless_the_request_chooses_one() -> None:
+    info = EngineInfo(
+        max_model_len=100, vocab_size=50, modalities=("image", "audio"), takes_adapters=True,
+        default_mm_adapters={"image": "eyes"},
+    )  # fmt: skip
+    processor = InputProcessor(info)
+
+    def adapter(modality: Modality | None, chosen: str | None = None) -> str | None:
+        media = None
+        if modality is not None:
+            item = MediaItem(modality=modality, key="k", num_embeds=1, path="", features=())
+            media = PromptMedia(spans=(MediaSpan(item=item, start=0, length=1, embeds=((0, 1),)),))
+        prompt = RenderedPrompt(token_ids=[1], media=media)
+        return processor.process("r", prompt, SamplingParams(), RequestOptions(adapter=chosen))[0].options.adapter
+
+    assert adapter(Modality.IMAGE) == "eyes"
+    assert adapter(Modality.IMAGE, "other") == "other"
+    assert adapter(Modality.AUDIO) is None
+    assert adapter(None) is None

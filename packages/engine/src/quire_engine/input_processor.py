@@ -80,6 +80,7 @@ class InputProcessor:
             ContextLengthError: prompt and output do not fit the context.
             RequestError: a token id is outside the vocabulary, or the prompt is empty.
         """
+        options = self._with_default_adapter(prompt.media, options)
         # The length comes before any look at the tokens, which may be millions.
         check_prompt_length(self._info, len(prompt.token_ids), params)
         packed = pack_token_ids(prompt.token_ids)  # which says what is no token id
@@ -114,7 +115,15 @@ class InputProcessor:
 
     def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions = RequestOptions()) -> None:
         """Whether `process` would take the request. Raises what it raises; draws no seed."""
-        self._checked(prompt, params, options)
+        self._checked(prompt, params, self._with_default_adapter(prompt.media, options))
+
+    def _with_default_adapter(self, media: PromptMedia | None, options: RequestOptions) -> RequestOptions:
+        """The options with the adapter of the first medium of a prompt that has one, unless the request chooses one."""
+        if media is None or options.adapter is not None or not self._info.default_mm_adapters:
+            return options
+        defaults = (self._info.default_mm_adapters.get(span.item.modality) for span in media.spans)
+        adapter = next((name for name in defaults if name is not None), None)
+        return options if adapter is None else dataclasses.replace(options, adapter=adapter)
 
     def _checked(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions) -> _Checked:
         check_prompt_length(self._info, len(prompt.token_ids), params)

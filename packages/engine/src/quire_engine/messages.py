@@ -184,6 +184,8 @@ class EngineInfo:
     """Largest constraint, as text."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Name -> folder of each adapter that was there at the start."""
+    default_mm_adapters: dict[str, str] = field(default_factory=dict)
+    """Modality -> name of the adapter that requests with such media run with unless they choose one."""
     takes_adapters: bool = False
     """Requests may choose adapters, and adapters may be loaded."""
     merges_adapters: bool = False

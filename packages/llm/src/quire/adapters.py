@@ -25,10 +25,10 @@ def takes_adapters(config: QuireConfig) -> bool:
         ConfigError: adapters are named although they are switched off.
     """
     if config.lora.enable_lora is not None:
-        if config.lora.lora_modules and not config.lora.enable_lora:
-            raise ConfigError("lora_modules names adapters, but enable_lora is off; set it", field="enable_lora")
+        if config.lora.adapters() and not config.lora.enable_lora:
+            raise ConfigError("adapters are named, but enable_lora is off; set it", field="enable_lora")
         return config.lora.enable_lora
-    return config.model.model is None or bool(config.lora.lora_modules)
+    return config.model.model is None or bool(config.lora.adapters())
 
 
 def offered_adapters(config: QuireConfig) -> dict[str, str]:

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from quire_models.transformers_backend.model import TransformersLM
     from quire_runner import ModelRunner
 
-__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder",
-           "read_model_config", "use_kernel_tables"]  # fmt: skip
+__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "media_folder",
+           "model_folder", "read_model_config", "use_kernel_tables"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
@@ -101,9 +101,22 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
     model = ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
     if config.model.language_model_only:
         model = dataclasses.replace(model, media=None)
+    elif config.model.mmproj is not None:
+        model = model.with_towers(media_folder(config, folder))
     if config.media.enable_prompt_embeds:
         check_prompt_embeds(model)
     return model
+
+
+def media_folder(config: QuireConfig, folder: Path) -> Path:
+    """Folder of the towers, the processor, the tokenizer and the chat template: the model's, or `mmproj`.
+
+    Raises:
+        CheckpointError: there are no such towers.
+    """
+    if config.model.mmproj is None or config.model.language_model_only:
+        return folder
+    return resolve_model(config.model.mmproj, modelscope=config.model.use_modelscope)
 
 
 def build_renderer(
@@ -294,6 +307,7 @@ def _load_networks(blueprint: Blueprint, report: Report) -> LoadedNetworks:
         max_loras=config.lora.max_loras if takes_adapters(config) else 0,
         max_lora_rank=config.lora.max_lora_rank,
         disabled_linear_kernels=config.model.disabled_linear_kernels,
+        towers_folder=media_folder(config, blueprint.folder),
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     if blueprint.compilation is not None:
@@ -326,7 +340,9 @@ def _build_device_side(
     if store is not None and network.adapters is not None:
         adapters = AdapterRuntime(network.adapters, store, merge_after=config.lora.lora_merge_after)
         add_stats.append(adapters.add_stats)
-    gate = build_grammar_gate(config, blueprint.folder, blueprint.model, tokenizer, apart=serves_strangers)
+    gate = build_grammar_gate(
+        config, media_folder(config, blueprint.folder), blueprint.model, tokenizer, apart=serves_strangers
+    )
     tier = encoder_cache = None
     if networks.digest is not None:
         tier = open_tier(config, plan, networks.digest, network)

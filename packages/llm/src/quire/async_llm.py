@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
+from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
@@ -96,10 +96,11 @@ class AsyncLLM:
         try:
             self.folder = model_folder(self.config)
             model_config = read_model_config(self.config, self.folder)
-            self.media = await asyncio.to_thread(media_front, self.config, self.folder, model_config)
+            with_media = media_folder(self.config, self.folder)
+            self.media = await asyncio.to_thread(media_front, self.config, with_media, model_config)
             self._renderer = build_renderer(
                 self.config,
-                self.folder,
+                with_media,
                 model_config,
                 self._chat_template,
                 placeholders=None if self.media is None else self.media.placeholders,

@@ -137,6 +137,11 @@ class ModelSettings(Settings):
         help="Of a model that takes images, videos or sounds, build the language model alone: it serves texts, and "
         "takes less memory.",
     )
+    mmproj: str | None = setting(
+        None,
+        help="Towers for a language model that has none: a folder with their config.json (of a class such as "
+        "LlavaForConditionalGeneration), weights, processor, tokenizer and chat template; empty: the model's own.",
+    )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
         None,

@@ -72,6 +72,7 @@ def engine_info(
         timings_s=timings_s,
         batch_invariant=network.batch_invariant,
         adapters=offered,
+        default_mm_adapters=config.lora.default_adapters(),
         takes_adapters=network.adapters is not None,
         merges_adapters=merges_adapters,
         structured_output_backend=resolve_backend(config.structured_output.backend),

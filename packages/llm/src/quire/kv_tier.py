@@ -29,6 +29,7 @@ from quire_kv_transfer import (
 from quire_models import __version__ as models_version
 from quire_models.compilation import compilation_backend
 from quire_models.config import ModelConfig
+from quire_models.hub import resolve_model
 
 if TYPE_CHECKING:
     from quire_models import Network
@@ -80,6 +81,8 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
     files = [folder / "config.json"]
     if config.model.load_format != "dummy":
         files += open_checkpoint(folder, pickled=config.model.load_format == "pt").files
+    if config.model.mmproj is not None and not config.model.language_model_only:
+        files += open_checkpoint(resolve_model(config.model.mmproj, modelscope=config.model.use_modelscope)).files
     return _in_thread(lambda: weights_digest(files, root))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
+from quire.assemble import build_parts, build_renderer, media_folder, model_folder, read_model_config
 from quire.async_llm import make_detokenizer_factory
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
@@ -73,10 +73,11 @@ class LLM:
         self.config = config
         self.model_folder = model_folder(config)
         self.model_config = read_model_config(config, self.model_folder)
-        self.media = media_front(config, self.model_folder, self.model_config)
+        with_media = media_folder(config, self.model_folder)
+        self.media = media_front(config, with_media, self.model_config)
         """What prepares images, videos and sounds; None where the model takes text only."""
         placeholders = None if self.media is None else self.media.placeholders
-        self.renderer = build_renderer(config, self.model_folder, self.model_config, placeholders=placeholders)
+        self.renderer = build_renderer(config, with_media, self.model_config, placeholders=placeholders)
         self._defaults = generation_defaults(config.model, self.model_folder)
         for note in checkpoint_notes(config.model, self.model_folder):  # servers have them in their report
             logger.warning("%s: %s", config.model.model or self.model_folder, note)

@@ -155,7 +155,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # Images, video and audio.
     **_answer("towers and language model are one engine", mm_encoder_only="false"),
     **_answer("adapters hold for the language model; one with weights for towers or connectors is refused",
-              enable_tower_connector_lora="false", default_mm_loras="{}"),
+              enable_tower_connector_lora="false"),
     **_answer("requests may say mm_processor_kwargs in any case", trust_request_mm_kwargs=_BOTH),
     **_answer("figures of media are at /metrics", enable_mm_processor_stats=_BOTH),
     **_answer("media stand in the prompt where they stand in the message", interleave_mm_strings=_BOTH),

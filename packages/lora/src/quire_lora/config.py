@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire_interfaces import ConfigError, Settings, at_least, between, setting
 
@@ -24,6 +25,11 @@ class LoraConfig(Settings):
         (),
         help="Adapters to load at the start, each as name=folder or as JSON with name and path; requests choose them "
         "by name as their model.",
+    )
+    default_mm_loras: dict[str, str] | None = setting(  # noqa: RUF009 (its default is None)
+        None,
+        help="Adapters of requests with media that choose none, as JSON: modality -> folder, e.g. "
+        '{"image": "my-model/vision-lora"}; such an adapter is offered under its folder\'s name.',
     )
     max_loras: int = setting(
         8, help="Adapters that one step may use: slots on the device.", unit="adapters", check=between(1, 1024)
@@ -46,8 +52,12 @@ class LoraConfig(Settings):
         check=at_least(0),
     )
 
+    def default_adapters(self) -> dict[str, str]:
+        """Modality -> name of the adapter of `default_mm_loras`."""
+        return {modality: Path(folder).name for modality, folder in (self.default_mm_loras or {}).items()}
+
     def adapters(self) -> dict[str, str]:
-        """Name -> folder of each of `lora_modules`.
+        """Name -> folder of each of `lora_modules` and `default_mm_loras`.
 
         Raises:
             ConfigError: one is not of the form name=folder, or a name comes twice.
@@ -58,7 +68,7 @@ class LoraConfig(Settings):
             if name in found:
                 raise ConfigError(f"lora_modules names the adapter {name!r} twice", field="lora_modules")
             found[name] = folder
-        return found
+        return {**{Path(folder).name: folder for folder in (self.default_mm_loras or {}).values()}, **found}
 
 
 def _name_and_folder(entry: str) -> tuple[str, str]:

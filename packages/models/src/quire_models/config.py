@@ -123,6 +123,25 @@ class ModelConfig:
             return dataclasses.replace(model, has_own_head=has_tensor(folder, "lm_head.weight"))
         return model
 
+    def with_towers(self, folder: Path) -> ModelConfig:
+        """This language model with the towers of another checkpoint, which is made for its embeddings.
+
+        Args:
+            folder: Its folder; its language model's weights are not needed.
+
+        Raises:
+            CheckpointError: It has no towers, or their embeddings are of another width.
+        """
+        other = ModelConfig.from_path(folder)
+        if other.media is None:
+            raise CheckpointError(f"{folder} has no towers that are served; it is a {other.architecture}")
+        if other.hidden_size != self.hidden_size:
+            raise CheckpointError(
+                f"the towers in {folder} are made for embeddings of {other.hidden_size}, and those of the language "
+                f"model have {self.hidden_size}"
+            )
+        return dataclasses.replace(self, media=other.media, language_names=language_names(self.network))
+
     @classmethod
     def from_dict(
         cls,

@@ -137,6 +137,7 @@ def load_model(
     max_lora_rank: int = 16,
     disabled_linear_kernels: Collection[str] = (),
     language_model_only: bool = False,
+    towers_folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -155,6 +156,7 @@ def load_model(
             "dummy" for random ones, for which the folder needs no weights.
         disabled_linear_kernels: Ops that may not multiply with quantized weights.
         language_model_only: Build no towers: the network takes text alone.
+        towers_folder: Where the towers are, if not in `folder`.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:
@@ -186,7 +188,7 @@ def load_model(
     if config.media is not None and not language_model_only:
         _check_spans(model)
         if not model.loads_itself:
-            model.towers = _towers(model, folder, dummy=load_format == "dummy")
+            model.towers = _towers(model, towers_folder or folder, dummy=load_format == "dummy")
     return model
 
 
