@@ -26,6 +26,7 @@ LOCAL_IMPORTS = {
     "quire.engine_report": "loads torch",
     "quire.kernel_list": "loads torch",
     "quire.kv_tier": "loads torch",
+    "quire.mm_encoder_only": "loads torch",
     "quire_bench.cli": "a command loads what it needs",
     "quire_bench.programs.run_quire": "the package may be missing where it runs",
     "quire_kernels_cuda.attention_backends": "needs Triton",

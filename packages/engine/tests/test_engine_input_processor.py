@@ -205,3 +205,22 @@ def test_media_bring_an_adapter_unless_the_request_chooses_one() -> None:
     assert adapter(Modality.IMAGE, "other") == "other"
     assert adapter(Modality.AUDIO) is None
     assert adapter(None) is None
+
+
+def test_an_engine_of_towers_alone_ends_what_has_media_and_refuses_the_rest() -> None:
+    item = MediaItem(modality=Modality.IMAGE, key="a", num_embeds=1, path="", features=())
+    media = PromptMedia(spans=(MediaSpan(item=item, start=0, length=1, embeds=((0, 1),)),))
+    prompt = RenderedPrompt(token_ids=[4, 5], media=media)
+    info = EngineInfo(max_model_len=100, vocab_size=50, modalities=("image",), mm_encoder_only=True)
+    processor = InputProcessor(info, [2, 3])
+    messages = processor.process("r", prompt, SamplingParams(n=2, ignore_eos=True, min_tokens=5, stop_token_ids=(9,)))
+    for message in messages:
+        assert (message.max_tokens, message.stop_token_ids) == (1, {2, 3})
+        assert message.sampling_params.min_tokens == 0
+    assert len(messages) == 2
+    (message,) = InputProcessor(info).process("r", prompt, SamplingParams())
+    assert message.stop_token_ids, "without end tokens, some token ends it"
+    for bad, params in ((ONE, {}), (RenderedPrompt(token_ids=[4]), {}), (prompt, {"logprobs": 1})):
+        with pytest.raises(RequestError, match="no language model") as caught:
+            processor.check(bad, SamplingParams(**params))
+        assert caught.value.code == "unsupported"

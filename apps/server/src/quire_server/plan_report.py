@@ -56,11 +56,12 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
         return int(not plan.fits)
     print(f"{config.model.model or 'the demo model'}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
     _print_ledger(plan)
-    print(
-        f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of {plan.block_size}, "
-        f"as {plan.kv_cache_dtype}:"
-    )
-    print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
+    if plan.kv_plan.groups:
+        print(
+            f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of "
+            f"{plan.block_size}, as {plan.kv_cache_dtype}:"
+        )
+        print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
     for note in plan.notes:
         print(f"  note: {note}")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")

@@ -135,6 +135,8 @@ class InputProcessor:
             continued_ids = self._info.decoder_prompt(prompt.decoder_token_ids)
         if prompt.media is not None:
             self._check_media(prompt.media)
+        if self._info.mm_encoder_only:
+            params = self._encoding(prompt, params)
         params = self._resolver.resolve(params)
         if prompt.media is not None and any(span.item.modality == Modality.EMBEDS for span in prompt.media.spans):
             _check_prompt_embeds(params)
@@ -171,6 +173,21 @@ class InputProcessor:
         if params.ignore_eos and params.structured_outputs is None:
             return frozenset(params.stop_token_ids)
         return self._eos_token_ids.union(params.stop_token_ids)
+
+    def _encoding(self, prompt: RenderedPrompt, params: SamplingParams) -> SamplingParams:
+        """Parameters of a request whose media are encoded, and nothing else: whatever it asks, its output is one end
+        token. Raises RequestError for what only a language model has an answer to."""
+        built = "this server encodes media only (--mm-encoder-only): it has no language model"
+        if prompt.media is None or not prompt.media.spans:
+            message = f"{built}, and the prompt has no image, video or sound"
+            raise RequestError(message, param="prompt", code="unsupported")
+        for field in ("logprobs", "prompt_logprobs", "structured_outputs"):
+            if getattr(params, field) is not None:
+                raise RequestError(f"{built}; leave {field} out", param=field, code="unsupported")
+        ends = () if self._eos_token_ids else (0,)
+        return SamplingParams(
+            n=params.n, temperature=0.0, max_tokens=1, stop_token_ids=ends, detokenize=params.detokenize
+        )
 
     def _scoring(self, token_ids: Sequence[int], params: SamplingParams) -> tuple[SamplingParams, Sequence[int]]:
         """Parameters and prompt of a request that generates nothing: the prompt's last token is what comes of the ones

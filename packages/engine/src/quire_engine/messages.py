@@ -167,6 +167,8 @@ class EngineInfo:
     modalities: tuple[str, ...] = ()
     """What prompts may hold beside tokens: "image", "video", "audio", and "embeds" for embeddings of callers that take
     the place of tokens; none where the engine takes text alone."""
+    mm_encoder_only: bool = False
+    """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0
     """KV cache blocks, without the null block."""
     block_size: int = 0

@@ -21,6 +21,10 @@ class EncoderCacheConnector(Protocol):
     width: int
     """Numbers of one embedding."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was switched off by a failure, or closed: it has nothing and keeps nothing any more."""
+
     def load_embeds(self, key: str, num_embeds: int) -> bytearray | None:
         """The embeddings of an item, [num_embeds, width], row by row; None where they are not there, whole."""
 

@@ -10,6 +10,7 @@ from quire_kv_cache.errors import AllocatorMisuseError
 from quire_kv_cache.groups import GROUP_POLICIES, GroupPolicy
 from quire_kv_cache.hashing import BlockHasher, hash_blocks
 from quire_kv_cache.manager import KVCacheManager, PrefixCacheStats
+from quire_kv_cache.no_cache import NoKVCache
 from quire_kv_cache.plan import max_concurrency, plan_kv_cache, state_block_size
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __all__ = [
     "GroupPolicy",
     "KVCacheConfig",
     "KVCacheManager",
+    "NoKVCache",
     "PrefixCacheStats",
     "hash_blocks",
     "max_concurrency",

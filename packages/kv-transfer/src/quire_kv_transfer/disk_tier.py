@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from quire_interfaces import BlockMemory, ConfigError, KVCachePlan
-from quire_kv_transfer.block_file import HEADER_BYTES
+from quire_interfaces import BlockMemory, KVCachePlan
 from quire_kv_transfer.disk_connector import DiskConnector
 from quire_kv_transfer.disk_worker import DiskWorker
 from quire_kv_transfer.encoder_cache import DiskEncoderCache
-from quire_kv_transfer.folder import TierFolder, prepare_folder
-from quire_kv_transfer.usage import FolderUsage, disk_bytes
+from quire_kv_transfer.folder import TierFolder
+from quire_kv_transfer.usage import open_usage
 
 __all__ = ["MAX_STORE_BYTES", "DiskTier", "group_block_bytes"]
 
@@ -47,13 +45,10 @@ class DiskTier:
         size_bytes: int | None = None,
         max_wanted: int = 100_000,
     ) -> None:
-        root = prepare_folder(path)
-        self._folder = TierFolder(root, fingerprint)
-        self._usage = FolderUsage(root)
-        self._usage.scan()
-        self.size_bytes = _bound(path, root, size_bytes, self._usage.total_bytes, max(block_bytes))
+        self._usage = open_usage(path, size_bytes, max(block_bytes))
+        self._folder = TierFolder(self._usage.root, fingerprint)
+        self.size_bytes = self._usage.bound_bytes
         """Bound of all files in the folder."""
-        self._usage.set_bound(self.size_bytes)
         self.connector = DiskConnector(
             self._folder, block_bytes, max_store_bytes=MAX_STORE_BYTES, max_wanted=max_wanted
         )
@@ -82,27 +77,3 @@ class DiskTier:
             width: Numbers of one embedding.
         """
         return DiskEncoderCache(TierFolder(self.root, fingerprint), self._usage, dtype=dtype, width=width)
-
-
-def _bound(path: str, root: str, max_bytes: int | None, used_bytes: int, largest_block_bytes: int) -> int:
-    stat = os.statvfs(root)
-    room_bytes = stat.f_bavail * stat.f_frsize + used_bytes
-    bound = room_bytes // 2 if max_bytes is None else max_bytes
-    least = disk_bytes(HEADER_BYTES + largest_block_bytes)
-    if bound < least:
-        what = (
-            f"kv_disk_size is {bound}"
-            if max_bytes is not None
-            else f"kv_disk_path {path!r} has {room_bytes} bytes free"
-        )
-        raise ConfigError(
-            f"{what}, but one block of this model takes {least} bytes; give the tier more room, or switch it off",
-            field="kv_disk_size",
-        )
-    if bound > room_bytes:
-        raise ConfigError(
-            f"kv_disk_size is {bound}, but kv_disk_path {path!r} has room for {room_bytes} bytes (free space, and what "
-            f"the tier's files take already); lower kv_disk_size, or choose a larger disk",
-            field="kv_disk_size",
-        )
-    return bound

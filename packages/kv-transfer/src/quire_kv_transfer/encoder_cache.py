@@ -19,7 +19,7 @@ from typing import Any
 from quire_interfaces import BlockKey
 from quire_kv_transfer.block_files import BlockFiles
 from quire_kv_transfer.folder import TierFolder, warn_switched_off
-from quire_kv_transfer.usage import FolderUsage
+from quire_kv_transfer.usage import FolderUsage, open_usage
 
 __all__ = ["DiskEncoderCache"]
 
@@ -56,6 +56,26 @@ class DiskEncoderCache:
         self._writer: threading.Thread | None = None
 
     @classmethod
+    def open(
+        cls, path: str, fingerprint: bytes, *, dtype: str, width: int, size_bytes: int | None = None
+    ) -> DiskEncoderCache:
+        """A cache in a folder that nothing else in this process uses.
+
+        Args:
+            path: The folder; made if it is not there.
+            fingerprint: 32 bytes from `model_fingerprint`, of the towers.
+            dtype: Of the embeddings.
+            width: Numbers of one embedding.
+            size_bytes: Bound of all files in the folder; None takes half of what is free there, together with what they
+                take now.
+
+        Raises:
+            ConfigError: the folder cannot be written to, or is too small.
+        """
+        usage = open_usage(path, size_bytes, width)
+        return cls(TierFolder(usage.root, fingerprint), usage, dtype=dtype, width=width)
+
+    @classmethod
     def at(cls, address: Mapping[str, Any]) -> DiskEncoderCache:
         """The cache of another process on this machine.
 
@@ -79,6 +99,11 @@ class DiskEncoderCache:
             "dtype": self.dtype,
             "width": self.width,
         }
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was switched off by a failure of the disk, or closed."""
+        return self._is_stopped
 
     def load_embeds(self, key: str, num_embeds: int) -> bytearray | None:
         """The embeddings of an item, [num_embeds, width]; None where they are not there."""

@@ -16,7 +16,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["FolderUsage", "disk_bytes"]
+from quire_interfaces import ConfigError
+from quire_kv_transfer.block_file import HEADER_BYTES
+from quire_kv_transfer.folder import prepare_folder
+
+__all__ = ["FolderUsage", "disk_bytes", "open_usage"]
 
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _SHELF = re.compile(r"[0-9a-f]{2}")
@@ -62,6 +66,11 @@ class FolderUsage:
     def total_bytes(self) -> int:
         """What the files take, as far as is known."""
         return self._total_bytes
+
+    @property
+    def root(self) -> str:
+        """The folder."""
+        return self._root
 
     @property
     def bound_bytes(self) -> int:
@@ -156,3 +165,44 @@ def _folders(folder: str, name: re.Pattern[str]) -> list[str]:
     return [
         entry.path for entry in _entries(folder) if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
     ]
+
+
+def open_usage(path: str, max_bytes: int | None, largest_block_bytes: int) -> FolderUsage:
+    """The use of a tier's folder, counted and bounded.
+
+    Args:
+        path: The folder; made if it is not there.
+        max_bytes: Bound of all files in it; None takes half of what is free there, together with what they take now.
+        largest_block_bytes: Of the blocks to be kept; one of them has to fit.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or is too small.
+    """
+    usage = FolderUsage(prepare_folder(path))
+    usage.scan()
+    usage.set_bound(_bound(path, usage.root, max_bytes, usage.total_bytes, largest_block_bytes))
+    return usage
+
+
+def _bound(path: str, root: str, max_bytes: int | None, used_bytes: int, largest_block_bytes: int) -> int:
+    stat = os.statvfs(root)
+    room_bytes = stat.f_bavail * stat.f_frsize + used_bytes
+    bound = room_bytes // 2 if max_bytes is None else max_bytes
+    least = disk_bytes(HEADER_BYTES + largest_block_bytes)
+    if bound < least:
+        what = (
+            f"kv_disk_size is {bound}"
+            if max_bytes is not None
+            else f"kv_disk_path {path!r} has {room_bytes} bytes free"
+        )
+        raise ConfigError(
+            f"{what}, but one block of this model takes {least} bytes; give the tier more room, or switch it off",
+            field="kv_disk_size",
+        )
+    if bound > room_bytes:
+        raise ConfigError(
+            f"kv_disk_size is {bound}, but kv_disk_path {path!r} has room for {room_bytes} bytes (free space, and what "
+            f"the tier's files take already); lower kv_disk_size, or choose a larger disk",
+            field="kv_disk_size",
+        )
+    return bound

@@ -22,6 +22,7 @@ from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info
 from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_tier, start_digest
 from quire.logprob_bound import resolved_max_logprobs
+from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
 from quire.prompt_embeds import check_prompt_embeds
 from quire_engine import EngineParts
@@ -253,6 +254,15 @@ def build_parts(
         CheckpointError: a model that is missing or not understood.
     """
     blueprint = _plan_engine(config)
+    if config.model.mm_encoder_only:
+        return build_encoder_parts(
+            config,
+            blueprint.folder,
+            media_folder(config, blueprint.folder),
+            blueprint.model,
+            blueprint.plan,
+            report or (lambda stage, fraction: None),
+        )
     networks = _load_networks(blueprint, report or (lambda stage, fraction: None))
     device = _build_device_side(
         blueprint,
@@ -270,6 +280,8 @@ def _plan_engine(config: QuireConfig) -> Blueprint:
     check_tier(config)
     folder = model_folder(config)
     model = read_model_config(config, folder)
+    if config.model.mm_encoder_only:
+        check_mm_encoder_only(config, model)
     plan = make_plan(config, model, folder=folder)
     config = dataclasses.replace(config, speculative=plan.speculative)
     model = model.within(plan.max_model_len)

@@ -142,6 +142,11 @@ class ModelSettings(Settings):
         help="Towers for a language model that has none: a folder with their config.json (of a class such as "
         "LlavaForConditionalGeneration), weights, processor, tokenizer and chat template; empty: the model's own.",
     )
+    mm_encoder_only: bool = setting(
+        False,
+        help="Of a model that takes images, videos or sounds, build the towers alone: requests are answered with "
+        "nothing when their media are encoded and kept in kv_disk_path, where servers of the whole model find them.",
+    )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
         None,

@@ -34,7 +34,15 @@ from quire_models.hub import resolve_model
 if TYPE_CHECKING:
     from quire_models import Network
 
-__all__ = ["ENCODER_CACHE", "check_tier", "connect_media", "open_encoder_cache", "open_tier", "start_digest"]
+__all__ = [
+    "ENCODER_CACHE",
+    "check_tier",
+    "connect_media",
+    "open_encoder_cache",
+    "open_tier",
+    "start_digest",
+    "towers_fingerprint",
+]
 
 ENCODER_CACHE = "encoder_cache"
 """In `EngineInfo.extra`: where the encoder outputs on disk are (`DiskEncoderCache.address`)."""
@@ -134,15 +142,27 @@ def open_encoder_cache(
     Args:
         config: Settings.
         model: The network, from config.json.
-        plan: Dtype and linear method, which towers may have, too.
+        plan: Dtype and linear method.
         digest: From `start_digest`.
         tier: Has the folder, and bounds it.
     """
     if model.media is None:
         return None
-    fingerprint = model_fingerprint(
+    fingerprint = towers_fingerprint(model, plan, digest.result())
+    return tier.make_encoder_cache(fingerprint, dtype=plan.dtype, width=model.media.width)
+
+
+def towers_fingerprint(model: ModelConfig, plan: MemoryPlan, digest: str) -> bytes:
+    """32 bytes that depend on everything that embeddings depend on beside their items.
+
+    Args:
+        model: The network, from config.json.
+        plan: Dtype and linear method, which towers may have, too.
+        digest: Of the checkpoint, from `start_digest`.
+    """
+    return model_fingerprint(
         {
-            "towers of": digest.result(),
+            "towers of": digest,
             "networks": models_version,
             "transformers": importlib.metadata.version("transformers"),
             "dtype": plan.dtype,
@@ -150,7 +170,6 @@ def open_encoder_cache(
             "overrides": dict(model.overrides),
         }
     )
-    return tier.make_encoder_cache(fingerprint, dtype=plan.dtype, width=model.media.width)
 
 
 def connect_media(media: MediaFront | None, info: EngineInfo) -> None:

@@ -83,7 +83,12 @@ class LLM:
             logger.warning("%s: %s", config.model.model or self.model_folder, note)
         tokenizer = self.renderer.tokenizer
         self._eos_token_ids = tuple(dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
-        parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
+        try:
+            parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
+        except BaseException:
+            if self.media is not None:
+                self.media.close()
+            raise
         connect_media(self.media, parts.info)
         self.engine = LLMEngine(
             parts,

@@ -43,6 +43,9 @@ __all__ = ["MemoryPlan", "advice", "available_memory_bytes", "format_bytes", "ma
 MAX_DEFAULT_ENCODER_CACHE = 16_384
 """Most embeddings of media that are kept where nobody says how many."""
 
+_ROWS_OF_TOWERS = ("weights: towers", "embeddings of media", "copies on their way to disk")
+"""Rows of the ledger that an engine without a language model has."""
+
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
 
@@ -168,6 +171,8 @@ def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | Non
     if config.model.max_model_len == LONGEST_THAT_FITS:
         return _longest_plan(config, model, free, folder)
     resolved = _resolve(config, model, folder)
+    if config.model.mm_encoder_only:
+        return _without_language_model(resolved, _ledger_before_kv(resolved), free)
     return _with_kv_cache(resolved, _ledger_before_kv(resolved), free)
 
 
@@ -337,6 +342,32 @@ def _with_kv_cache(resolved: _Resolved, ledger: dict[str, int], free: int) -> Me
         budget_bytes=budget,
         shortage=shortage,
         shortage_field=shortage_field,
+    )
+
+
+def _without_language_model(resolved: _Resolved, ledger: dict[str, int], free: int) -> MemoryPlan:
+    """The plan of towers alone: of the ledger, what they take, and no KV cache."""
+    config = resolved.config
+    ledger = {what: size for what, size in ledger.items() if what in _ROWS_OF_TOWERS}
+    needed, budget = sum(ledger.values()), int(free * config.model.gpu_memory_utilization)
+    shortage = f"the towers take {format_bytes(needed)}, and {format_bytes(budget)} of memory may be used"
+    return MemoryPlan(
+        dtype=resolved.dtype,
+        kv_cache_dtype=resolved.cache_dtype,
+        linear_method=resolved.linear_method,
+        max_model_len=resolved.max_model_len,
+        max_encoder_len=0,
+        encoder_cache_size=resolved.encoder_cache_size,
+        ledger_bytes=ledger,
+        kv_plan=KVCachePlan(groups=(), num_blocks=1, tensor_block_bytes=()),
+        block_size=resolved.block_size,
+        max_concurrency=config.scheduler.max_num_seqs,
+        free_bytes=free,
+        notes=("towers alone, without language model and KV cache", *resolved.file_notes),
+        speculative=config.speculative,
+        budget_bytes=budget,
+        shortage=shortage if needed > budget else "",
+        shortage_field="encoder_cache_size" if needed > budget else "",
     )
 
 

@@ -153,7 +153,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("use --hf-overrides '{\"rope_theta\": ...}'", rope_theta=_NOTHING),
     **_answer("a model's window of attention is part of it", disable_sliding_window="false"),
     # Images, video and audio.
-    **_answer("towers and language model are one engine", mm_encoder_only="false"),
     **_answer("adapters hold for the language model; one with weights for towers or connectors is refused",
               enable_tower_connector_lora="false"),
     **_answer("requests may say mm_processor_kwargs in any case", trust_request_mm_kwargs=_BOTH),

@@ -17,7 +17,7 @@ from quire_models.rope_config import RopeConfig
 if TYPE_CHECKING:
     from quire_models.layers.decoder_lm import DecoderLM
     from quire_models.layers.network import Network
-    from quire_models.loading import build_model, load_model
+    from quire_models.loading import build_model, load_media_towers, load_model
     from quire_models.weights import load_weights
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "Network",
     "RopeConfig",
     "build_model",
+    "load_media_towers",
     "load_model",
     "load_weights",
     "resolve_model",
@@ -38,6 +39,7 @@ _LAZY = {
     "DecoderLM": "quire_models.layers.decoder_lm",
     "Network": "quire_models.layers.network",
     "build_model": "quire_models.loading",
+    "load_media_towers": "quire_models.loading",
     "load_model": "quire_models.loading",
     "load_weights": "quire_models.weights",
 }

@@ -30,7 +30,7 @@ from quire_quantization import head_method
 from quire_quantization import linear_method as find_linear_method
 from quire_quantization.kernels import check_kernel_names
 
-__all__ = ["build_model", "load_model", "resolve_dtype"]
+__all__ = ["build_model", "load_media_towers", "load_model", "resolve_dtype"]
 
 
 def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
@@ -188,19 +188,55 @@ def load_model(
     if config.media is not None and not language_model_only:
         _check_spans(model)
         if not model.loads_itself:
-            model.towers = _towers(model, towers_folder or folder, dummy=load_format == "dummy")
+            is_dummy, where = load_format == "dummy", towers_folder or folder
+            model.towers = _towers(config, where, model.dtype, model.device, model.attention_backend, dummy=is_dummy)
     return model
 
 
-def _towers(model: Network, folder: str | Path, *, dummy: bool) -> Towers:
+def load_media_towers(
+    config: ModelConfig,
+    folder: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    load_format: str = "auto",
+) -> Towers:
+    """The towers of a checkpoint without its language model.
+
+    Args:
+        config: Of the whole checkpoint; its `media` is not None.
+        folder: The checkpoint.
+        dtype: Compute dtype; "auto" for the checkpoint's.
+        device: As torch names it.
+        load_format: "dummy" for random weights, for which the folder needs none.
+
+    Raises:
+        ConfigError: A dtype or a device that does not exist.
+        CheckpointError: Weights that cannot be read, are quantized, or do not fit the configuration.
+    """
+    torch_dtype, torch_device = resolve_dtype(dtype, config), _resolve_device(device)
+    request = OpRequest(device=torch_device.type, dtype=torch_dtype, sizes={"head_dim": 64, "queries_per_kv_head": 1})
+    backend = select_attention_backend(request, None).backend
+    return _towers(config, folder, torch_dtype, torch_device, backend, dummy=load_format == "dummy")
+
+
+def _towers(
+    config: ModelConfig,
+    folder: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention_backend: AttentionBackend,
+    *,
+    dummy: bool,
+) -> Towers:
     """Quire's own where they are described and take all modalities, else Transformers'."""
-    media, names = model.config.media, model.config.language_names
+    media, names = config.media, config.language_names
     assert media is not None
     assert names is not None
     if media.tower is None or not media.tower.inputs.keys() >= set(media.modalities):
-        return load_towers(model.config, folder, model.dtype, model.device, dummy=dummy)
+        return load_towers(config, folder, dtype, device, dummy=dummy)
     check_towers(Path(folder), names)
-    return load_native_towers(media, names, folder, model.dtype, model.device, model.attention_backend, dummy=dummy)
+    return load_native_towers(media, names, folder, dtype, device, attention_backend, dummy=dummy)
 
 
 def _check_spans(model: Network) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from math import prod
 from typing import NamedTuple
@@ -26,8 +26,7 @@ from quire_interfaces.step import RequestFailure, SchedulerOutput
 from quire_ops import to_device
 from quire_runner.device_timer import DeviceTimer
 from quire_runner.inputs import HostPlan
-from quire_runner.protocols import RunnableNetwork
-from quire_runner.rows import Rows
+from quire_runner.protocols import EncodeMedia
 
 __all__ = ["EncodedMedia", "EncoderCache", "read_arrays"]
 
@@ -72,14 +71,22 @@ class EncoderCache:
     """Embeddings by the keys of their items.
 
     Args:
-        network: Has the towers.
-        rows: Say which media stand among the tokens of a row.
+        encode: Has towers read items (`RunnableNetwork.encode_media`).
+        media: Row -> what stands among the tokens of its prompt; kept up to date by its owner.
+        device: Where embeddings are kept.
         connector: Keeps what towers have made, beyond memory.
     """
 
-    def __init__(self, network: RunnableNetwork, rows: Rows, connector: EncoderCacheConnector | None = None) -> None:
-        self._network = network
-        self._rows = rows
+    def __init__(
+        self,
+        encode: EncodeMedia,
+        media: Mapping[int, PromptMedia],
+        device: torch.device,
+        connector: EncoderCacheConnector | None = None,
+    ) -> None:
+        self._encode_media = encode
+        self._media = media
+        self._device = device
         self._connector = connector
         self._embeds: dict[str, Tensor] = {}
         """Key -> [num_embeds, W]."""
@@ -98,7 +105,7 @@ class EncoderCache:
         """Forget and encode what a step says."""
         for key in output.freed_media:
             self._embeds.pop(key, None)  # a step that failed has perhaps not encoded it
-        timer = DeviceTimer(self._rows.token_ids.device)
+        timer = DeviceTimer(self._device)
         encoded = EncodedMedia([], {}, timer)
         by_modality: dict[str, list[MediaItem]] = {}
         for item in output.encode:
@@ -131,21 +138,19 @@ class EncoderCache:
         if payload is None:
             return False
         embeds = torch.frombuffer(payload, dtype=getattr(torch, connector.dtype)).view(item.num_embeds, -1)
-        self._embeds[item.key] = embeds.to(self._rows.token_ids.device)
+        self._embeds[item.key] = embeds.to(self._device)
         return True
 
     def _encode(self, modality: str, items: list[MediaItem]) -> list[MediaItem]:
         """Have a tower read items; those without a modality are embeddings already. Returns those that it has read."""
         arrays = [read_arrays(item) for item in items]
-        network = self._network
-        embeds = network.encode_media(modality, arrays) if modality else [each.popitem()[1] for each in arrays]
+        embeds = self._encode_media(modality, arrays) if modality else [each.popitem()[1] for each in arrays]
         for item, each in zip(items, embeds, strict=True):
             if len(each) != item.num_embeds:
                 raise RuntimeError(
                     f"the tower made {len(each)} embeddings of an item that has {item.num_embeds} places in the prompt"
                 )
-        device = self._rows.token_ids.device
-        self._embeds.update({item.key: each.to(device).clone() for item, each in zip(items, embeds, strict=True)})
+        self._embeds.update({item.key: each.to(self._device).clone() for item, each in zip(items, embeds, strict=True)})
         if not modality:
             return []
         if self._connector is not None:
@@ -158,7 +163,7 @@ class EncoderCache:
         missing: dict[int, RequestFailure] = {}
         entries = zip(output.rows, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
         for row, start, num_tokens in entries:
-            for key in self._keys(self._rows.media.get(row), start, start + num_tokens):
+            for key in self._keys(self._media.get(row), start, start + num_tokens):
                 if key not in self._embeds:
                     missing[row] = RequestFailure(failed.get(key, "an item of its prompt was not encoded"))
         return missing
@@ -172,7 +177,7 @@ class EncoderCache:
 
     def add_to(self, batch: ForwardBatch, plan: HostPlan) -> None:
         """Put the media of a step's rows into its batch: embeddings in their places, positions of three axes."""
-        media = self._rows.media
+        media = self._media
         entries = [(entry, media[row]) for entry, row in enumerate(plan.rows.tolist()) if row in media]
         tokens: list[int] = []
         embeds: list[Tensor] = []

@@ -12,11 +12,15 @@ from torch import Tensor
 from quire_attention.batch import ForwardBatch
 from quire_ops import DecodeRows, LoraTokens, RunDecode
 
-__all__ = ["LogitsTap", "RunnableNetwork", "StepAdapters"]
+__all__ = ["EncodeMedia", "LogitsTap", "RunnableNetwork", "StepAdapters"]
 
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
 logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
+
+
+EncodeMedia = Callable[[str, list[dict[str, Tensor]]], list[Tensor]]
+"""(modality, arrays of each item) -> [num_embeds, width] of each: `RunnableNetwork.encode_media`."""
 
 
 class RunnableNetwork(Protocol):

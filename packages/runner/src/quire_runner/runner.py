@@ -139,7 +139,7 @@ class ModelRunner:
         row_grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, row_grammars, self._device)
         self._adapters = adapters
-        self._media = EncoderCache(network, self._rows, encoder_connector)
+        self._media = EncoderCache(network.encode_media, self._rows.media, self._device, encoder_connector)
         self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
