@@ -10,7 +10,7 @@ from models_paged_driver import PagedDriver
 from torch import Tensor
 
 from quire_models import Network
-from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item
+from quire_testkit.parity.media_items import START, joined_arrays, media_item, media_tokens
 from quire_testkit.parity.media_prompts import oracle_inputs, oracle_positions
 
 
@@ -29,7 +29,7 @@ class MediaPrompt:
         for modality, item in self._items:
             rows = network.encode_media(modality, [item])[0]
             start = len(self.token_ids) + 1
-            self.token_ids += [START, *[PLACEHOLDER] * len(rows), *(rng.randrange(3, 180) for _ in range(7))]
+            self.token_ids += [START, *media_tokens(item, len(rows)), *(rng.randrange(3, 180) for _ in range(7))]
             self.embeds.update({start + row: embed for row, embed in enumerate(rows)})
         self._sees_whole_spans = network.config.media is not None and network.config.media.is_bidirectional
         self._architecture = architecture

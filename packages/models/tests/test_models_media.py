@@ -28,7 +28,7 @@ def load(folder: Path, **options: Any) -> Network:
     return load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
 
 
-TEXT_ALONE = {f"{name}ForConditionalGeneration" for name in ("Mllama", "Ovis2")}
+TEXT_ALONE = {"MllamaForConditionalGeneration"}
 """Architectures whose media are not served."""
 
 

@@ -33,6 +33,8 @@ class Family:
     """Features that the joint call pads to the largest item, so that those of one item alone are smaller."""
     axis: int = 0
     """Axis of the joint call's features along which its items follow each other."""
+    written: tuple[str, str] = ("", "")
+    """What the joint call writes before and behind a text, which a chat template says."""
     one_per_text: bool = False
     """Whether the joint call takes one item for each text."""
     needs_torch: bool = False
@@ -58,6 +60,17 @@ PIXTRAL_IMAGES = image("PixtralImageProcessorPil", size={"longest_edge": 64}, pa
 GEMMA_TOKENS = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
 LLAVA = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 IMAGE = {"image_token": "<image>"}
+
+MINICPM = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
 
 FAMILIES = {
     "llava": Family(
@@ -188,6 +201,222 @@ FAMILIES = {
         needs_torch=True,
     ),
 }  # fmt: skip
+
+FAMILIES |= {
+    "blip-2": Family(
+        "Blip2Processor",
+        image("BlipImageProcessorPil", size=SQUARE),
+        IMAGE,
+        {"num_query_tokens": 4},
+        {"image_token_index": "<image>"},
+    ),
+    "chameleon": Family(
+        "ChameleonProcessor",
+        image("ChameleonImageProcessorPil", size={"shortest_edge": 28}, crop_size=SQUARE),
+        IMAGE | {"boi_token": "<racm3:break>", "eoi_token": "<eoss>", "sep_token": "<reserved08706>"},
+        {"image_seq_length": 4},
+        written=("", "<reserved08706>"),
+    ),
+    "deepseek_ocr2": Family(
+        "DeepseekOcr2Processor",
+        image("DeepseekOcr2ImageProcessorPil", size={"height": 128, "width": 128}, tile_size=64),
+        IMAGE,
+        {},
+        {"image_token_id": "<image>"},
+    ),
+    "deepseek_vl": Family(
+        "DeepseekVLProcessor",
+        image("DeepseekVLImageProcessorPil", size=SQUARE),
+        {"image_token": "<image_placeholder>"},
+        {"num_image_tokens": 4},
+    ),
+    "deepseek_vl_hybrid": Family(
+        "DeepseekVLHybridProcessor",
+        image("DeepseekVLHybridImageProcessorPil", size=SQUARE, high_res_size={"height": 56, "width": 56}),
+        {"image_token": "<image_placeholder>"},
+        {"num_image_tokens": 4},
+    ),
+    "emu3": Family(
+        "Emu3Processor",
+        image("Emu3ImageProcessor", min_pixels=1024, max_pixels=4096, spatial_factor=8),
+        IMAGE
+        | {
+            "boi_token": "<|image start|>",
+            "eoi_token": "<|image end|>",
+            "image_wrapper_token": "<|image token|>",
+            "eof_token": "<|extra_201|>",
+        },
+        written=("<|im_start|>", ""),
+        padded=("pixel_values",),
+    ),
+    "exaone4_5": Family("Exaone4_5_Processor", QWEN_PARTS, QWEN_TOKENS, needs_torch=True),
+    "fuyu": Family(
+        "FuyuProcessor",
+        image("FuyuImageProcessorPil", size={"height": 60, "width": 90}),
+        {"image_token": "|SPEAKER|", "b": "|NEWLINE|", "c": "<0x04>", "d": "<s>"},
+        {},
+        {"image_token_id": "|SPEAKER|"},
+        needs_torch=True,
+    ),
+    "gemma4": Family(
+        "Gemma4Processor",
+        image("Gemma4ImageProcessorPil")
+        | video("Gemma4VideoProcessor")
+        | {"feature_extractor": ("Gemma4AudioFeatureExtractor", {})},
+        {
+            "image_token": "<|image|>",
+            "video_token": "<|video|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        padded=("input_features", "input_features_mask"),
+        needs_torch=True,
+    ),
+    "granite4_vision": Family(
+        "Granite4VisionProcessor",
+        image("LlavaNextImageProcessorPil", **GRID),
+        IMAGE,
+        {"patch_size": 14, "vision_feature_select_strategy": "full", "downsample_rate": "1/2"},
+    ),
+    "granite_docling": Family(
+        "GraniteDoclingProcessor",
+        image("GraniteDoclingImageProcessorPil"),
+        IMAGE | {"fake": "<fake_token_around_image>", "g": "<global-img>"},
+        {"image_seq_len": 4},
+        padded=("pixel_values", "pixel_attention_mask"),
+    ),
+    "hyperclovax_vision_v2": Family("HyperCLOVAXVisionV2Processor", QWEN_PARTS, QWEN_TOKENS, needs_torch=True),
+    "minicpmv4_6": Family(
+        "MiniCPMV4_6Processor",
+        image("MiniCPMV4_6ImageProcessorPil") | video("MiniCPMV4_6VideoProcessor"),
+        MINICPM,
+        needs_torch=True,
+        axis=3,
+    ),
+    "minicpm_ocr": Family(
+        "MiniCPMOcrProcessor",
+        image("MiniCPMOcrImageProcessor") | video("MiniCPMOcrVideoProcessor"),
+        MINICPM,
+        needs_torch=True,
+        axis=3,
+    ),
+    "muse_glimmer": Family(
+        "MuseGlimmerProcessor",
+        image("MuseGlimmerImageProcessor") | video("MuseGlimmerVideoProcessor"),
+        {
+            "image_token": "<|patch|>",
+            "b": "<|image_start|>",
+            "c": "<|image_end|>",
+            "video_token": "<|video|>",
+            "e": "<|vid_frame_separator|>",
+            "f": "<|vid_start|>",
+            "g": "<|vid_end|>",
+        },
+        needs_torch=True,
+    ),
+    "step3p7": Family(
+        "Step3p7Processor",
+        image("Step3p7ImageProcessor"),
+        {
+            "image_token": "<im_patch>",
+            "b": "<patch_start>",
+            "c": "<patch_end>",
+            "d": "<patch_newline>",
+            "e": "<im_start>",
+            "f": "<im_end>",
+        },
+        needs_torch=True,
+    ),
+    "cohere_compass": Family(
+        "CohereCompassProcessor",
+        image("CohereCompassImageProcessorPil", size=PIXELS) | video("CohereCompassVideoProcessor"),
+        {
+            "image_token": "<|IMAGE_PAD|>",
+            "video_token": "<|VIDEO_PAD|>",
+            "vision_start_token": "<|VISION_START|>",
+            "vision_end_token": "<|VISION_END|>",
+        },
+        needs_torch=True,
+    ),
+    "cosmos3_edge": Family(
+        "Cosmos3EdgeProcessor",
+        image("Cosmos3EdgeImageProcessorPil") | video("Cosmos3EdgeVideoProcessor"),
+        QWEN_TOKENS | {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+        needs_torch=True,
+    ),
+    "aria": Family(
+        "AriaProcessor",
+        image("AriaImageProcessorPil", max_image_size=490, min_image_size=28),
+        {"image_token": "<|img|>"},
+        {"size_conversion": {490: 4, 980: 8}},
+    ),
+    "cohere2_vision": Family(
+        "Cohere2VisionProcessor",
+        image("Cohere2VisionImageProcessor", size=SQUARE, max_patches=4),
+        {
+            "image_token": "<|IMG_PATCH|>",
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+        needs_torch=True,
+    ),
+    "got_ocr2": Family(
+        "GotOcr2Processor",
+        image("GotOcr2ImageProcessorPil", **TILES),
+        {"image_token": "<imgpad>", "b": "<img>", "c": "</img>"},
+    ),
+    "kimi_k25": Family(
+        "Kimi_K25Processor",
+        image("Kimi_K25ImageProcessor") | video("Kimi_K25VideoProcessor"),
+        {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"},
+        needs_torch=True,
+    ),
+    "lighton_ocr": Family(
+        "LightOnOcrProcessor",
+        image("PixtralImageProcessorPil", size={"longest_edge": 64}, patch_size={"height": 16, "width": 16}),
+        {"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_end|>"},
+        {"patch_size": 16, "spatial_merge_size": 2},
+        padded=("pixel_values",),
+    ),
+    "qianfan_ocr": Family(
+        "QianfanOCRProcessor",
+        image("GotOcr2ImageProcessorPil", **TILES),
+        IMAGE | {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"},
+        {"image_seq_length": 4},
+    ),
+    "video_llama_3": Family(
+        "VideoLlama3Processor",
+        image("VideoLlama3ImageProcessorPil") | video("VideoLlama3VideoProcessor"),
+        {"image_token": "<image>", "video_token": "<video>"},
+        needs_torch=True,
+    ),
+    "llava_next_video": Family(
+        "LlavaNextVideoProcessor",
+        image("LlavaNextImageProcessorPil", **GRID)
+        | video("LlavaNextVideoVideoProcessor", size={"shortest_edge": 28}, crop_size=SQUARE),
+        IMAGE | {"video_token": "<video>"},
+        LLAVA,
+        needs_torch=True,
+    ),
+    "video_llava": Family(
+        "VideoLlavaProcessor",
+        image("VideoLlavaImageProcessor", size={"shortest_edge": 28}, crop_size=SQUARE)
+        | video("VideoLlavaVideoProcessor", size={"shortest_edge": 28}, crop_size=SQUARE),
+        IMAGE | {"video_token": "<video>"},
+        LLAVA,
+        needs_torch=True,
+    ),
+    "glm46v": Family(
+        "Glm46VProcessor",
+        image("Glm46VImageProcessorPil", size=PIXELS) | video("Glm46VVideoProcessor", size=PIXELS),
+        FAMILIES["glm4v"].tokens,
+        needs_torch=True,
+    ),
+}
 
 
 def build_processor(family: str, folder: Path) -> Any:

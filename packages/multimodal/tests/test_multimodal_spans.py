@@ -8,6 +8,7 @@ import pytest
 
 from quire_interfaces import MediaItem, Modality
 from quire_multimodal import MediaError, StoredItem, expand_placeholders, find_spans
+from quire_multimodal.spans import ITEM_NUMBER
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 
@@ -78,3 +79,10 @@ def test_spans_of_random_prompts() -> None:
 def test_tokens_that_do_not_match_the_items(ids: list[int], count: int) -> None:
     with pytest.raises(MediaError, match=f"{count} tokens for media, which take 3 embeddings"):
         find_spans([stored(Modality.IMAGE, 3, 7)], ids)
+
+
+def test_items_are_numbered_by_modality_in_the_order_of_the_prompt() -> None:
+    image = stored(Modality.IMAGE, 1, 7, f"(i{ITEM_NUMBER})")
+    video = stored(Modality.VIDEO, 1, 8, f"(v{ITEM_NUMBER})")
+    text, _ = expand_placeholders("<image> <video> <image>", [image, image, video], PLACEHOLDERS)
+    assert text == "(i0) (v0) (i1)"

@@ -80,3 +80,36 @@ def test_bad_names_are_refused(checkout: Path, names: tuple[str, str, str], mess
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a checkout of Quire"):
         write_model(tmp_path, "NewForCausalLM", "new", "NewConfig")
+
+
+def test_a_class_that_takes_media_gets_a_case_that_runs(checkout: Path) -> None:
+    architecture = "DeepseekVLForConditionalGeneration"
+    cases = checkout / PARTS[1] / "parity" / "vision_cases.py"
+    text = cases.read_text()
+    start = text.index(f'    "{architecture}": ParityCase(')
+    end = text.index("\n    ),\n", start) + len("\n    ),\n")
+    cases.write_text(text[:start] + text[end:])
+    assert write_model(checkout, architecture, "deepseek_vl", "DeepseekVLConfig") == [cases]
+    with pytest.raises(ConfigError, match="has a case already"):
+        write_model(checkout, architecture, "deepseek_vl", "DeepseekVLConfig")
+    code = (
+        "from quire_models import ModelConfig, load_model\n"
+        "from quire_testkit.parity.cases import CASES\n"
+        "from quire_testkit.parity.media_items import media_item\n"
+        "from quire_testkit.parity.oracle import write_checkpoint\n"
+        "import sys, tempfile\n"
+        "folder = tempfile.mkdtemp()\n"
+        "write_checkpoint(folder, sys.argv[1], CASES[sys.argv[1]])\n"
+        "network = load_model(ModelConfig.from_path(folder), folder, dtype='float32')\n"
+        "modality, item = media_item(sys.argv[1], 0)\n"
+        "print(*network.encode_media(modality, [item])[0].shape)\n"
+    )
+    path = os.pathsep.join([*(str(checkout / Path(part).parent) for part in PARTS), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", code, architecture],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "16 64\n", run.stderr

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from quire_interfaces import Fields, Modality
@@ -26,11 +25,12 @@ _FIELDS: dict[Modality, tuple[str, ...]] = {
 }  # fmt: skip
 """Modality -> fields of config.json, one of which a network has that takes it."""
 
-_ALL_FROM_ID = ("gemma4", "gemma4_unified")
+_MODALITIES_BY_TOWER = ("gemma4", "muse_spark")
 """`model_type` of networks whose config.json names tokens of modalities that they have no tower for."""
 
 _TEXT_PROMPTED = "its connector reads the text of the prompt beside the image"
 _CROSS_ATTENTION = "some of its layers attend to an image's patches (cross attention)"
+_TIMM = "its vision tower is one of the package timm"
 _PREFIX = "the tokens of an image and of the prompt all see one another"
 
 _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
@@ -39,15 +39,18 @@ _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
     "ernie4_5_vl_moe": "its experts are chosen by whether a token is of text or of an image",
+    "fast_vlm": _TIMM,
+    "gemma3n": "its layers, and the marks around media, have embeddings of token ids of their own",
+    "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",
     "git": _PREFIX,
-    "hunyuan_vl": "the marks around an image have embeddings that its tower gives, and positions have four axes",
+    "hunyuan_vl": "its tokens have positions on four axes",
     "idefics": _CROSS_ATTENTION,
     "instructblip": _TEXT_PROMPTED,
     "instructblipvideo": _TEXT_PROMPTED,
     "minicpmv4_7": "the slices of an image share one canvas of positions",
     "mllama": _CROSS_ATTENTION,
     "molmo2": "the tokens of all images of a prompt see one another",
-    "ovis2": "the marks around an image have embeddings that its tower gives",
+    "perception_lm": _TIMM,
     "phi4_multimodal": "its towers stand in its embedding",
 }
 """`model_type` of networks whose text is served, but not their media -> the reason."""
@@ -85,12 +88,7 @@ def media_refusal(values: Mapping[str, Any]) -> str:
     Args:
         values: The file.
     """
-    if (reason := UNSERVED.get(str(values.get("model_type")))) is not None:
-        return reason
-    vision = values.get("vision_config")
-    if isinstance(vision, Mapping) and vision.get("model_type") == "timm_wrapper" and find_spec("timm") is None:
-        return "its vision tower needs the package timm, which is not installed"
-    return ""
+    return UNSERVED.get(str(values.get("model_type")), "")
 
 
 def media_spec(
@@ -127,7 +125,7 @@ def media_spec(
 
 def _modalities(values: Mapping[str, Any]) -> tuple[Modality, ...]:
     fields = dict(_FIELDS)
-    if values.get("model_type") in _ALL_FROM_ID:
+    if values.get("model_type") in _MODALITIES_BY_TOWER:
         sees = values.get("vision_config") is not None
         fields = {
             Modality.IMAGE: ("vision_config",),

@@ -7,6 +7,7 @@ modality needs it; whoever imports this module decides what may be imported.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video, resample
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
+from quire_multimodal.spans import ITEM_NUMBER
 
 __all__ = ["EmbedsText", "ItemProcessor", "ProcessedItem"]
 
@@ -42,7 +44,8 @@ class ProcessedItem:
     embed_token_ids: list[int]
     """Those tokens, each kind once."""
     features: dict[str, NDArray[Any]]
-    """Arguments of the tower, as the processor's joint call returns them for this item alone."""
+    """Arguments of the tower, as the processor's joint call returns them for this item alone. Where tokens of several
+    kinds take embeddings, "embed_token_ids" [num_embeds] says which ones, in their order."""
 
 
 class EmbedsText(NamedTuple):
@@ -115,8 +118,8 @@ class ItemProcessor:
 
     def placeholder(self, modality: Modality) -> str | None:
         """Token that a chat template writes for an item; None where there is none."""
-        token = getattr(self.processor, f"{modality}_token", None)
-        return token if token is None else str(token)
+        names = (f"{modality}_placeholder_token", f"{modality}_token")
+        return next((str(token) for name in names if (token := getattr(self.processor, name, None)) is not None), None)
 
     def _part(self, modality: Modality) -> Any:
         if modality == Modality.AUDIO:
@@ -234,7 +237,9 @@ class ItemProcessor:
         num_embeds = sum(token_id in embeds for token_id in token_ids)
         if not num_embeds:
             raise MediaError(f"nothing of the {modality} reaches the model: no token takes an embedding")
-        return ProcessedItem(text, num_embeds, embeds, arrays)
+        if len(embeds) > 1:
+            arrays["embed_token_ids"] = np.array([token_id for token_id in token_ids if token_id in embeds])
+        return ProcessedItem(self._with_number_mark(text), num_embeds, embeds, arrays)
 
     def _merged(self, modality: Modality, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         """Arguments of the processor of a modality, defaults and the request's."""
@@ -252,7 +257,11 @@ class ItemProcessor:
     ) -> tuple[Mapping[str, Any], str]:
         """By the processor's own steps for one modality: no text is tokenized in vain."""
         processor, merged = self.processor, self._merged(modality, arguments) | {"return_tensors": tensors}
+        if modality == Modality.IMAGE and getattr(processor, "num_query_tokens", None):
+            # A connector of queries (BLIP-2), whose processor writes their tokens before the text.
+            return processor.image_processor([value], **merged), self._placeholder_run(processor.num_query_tokens)
         if modality == Modality.IMAGE:
+            merged |= self._new_names
             features, texts = processor._process_images(processor.prepare_inputs_layout(images=[value])[0], **merged)
         elif modality == Modality.AUDIO:
             features, texts = processor._process_audio([value], **merged)
@@ -268,10 +277,25 @@ class ItemProcessor:
         media = {_MEDIA[modality]: [value.frames if frames else value]}
         offsets = {"return_text_replacement_offsets": True, **(_video_arguments(value) if frames else {})}
         text = [self.placeholder(modality)]
-        features = self.processor(text=text, **media, **{**arguments, **offsets}, return_tensors=tensors)
+        names = self._new_names if modality == Modality.IMAGE else {}
+        features = self.processor(text=text, **media, **{**arguments, **offsets, **names}, return_tensors=tensors)
         replaced = features.pop("text_replacement_offsets")
-        names = {*self.processor.tokenizer.model_input_names, "mm_token_type_ids", "token_type_ids"}
-        return {name: each for name, each in features.items() if name not in names}, replaced[0][0]["replacement"]
+        texts = {*self.processor.tokenizer.model_input_names, "mm_token_type_ids", "token_type_ids"}
+        return {name: each for name, each in features.items() if name not in texts}, replaced[0][0]["replacement"]
+
+    @property
+    def _new_names(self) -> dict[str, bool]:
+        """Argument with which a processor gives its features today's names (Fuyu)."""
+        known = inspect.signature(self.processor._process_images).parameters
+        return {"return_legacy_image_output": False} if "return_legacy_image_output" in known else {}
+
+    def _placeholder_run(self, num_tokens: int) -> str:
+        return str(self.placeholder(Modality.IMAGE)) * num_tokens
+
+    def _with_number_mark(self, text: str) -> str:
+        """The text of an item, with `ITEM_NUMBER` where a processor writes the item's number (MiniCPM-V)."""
+        start, end = (getattr(self.processor, f"image_id_{name}_token", None) for name in ("start", "end"))
+        return text if start is None else text.replace(f"{start}0{end}", f"{start}{ITEM_NUMBER}{end}", 1)
 
     def embed_token_ids(self, modality: Modality, token_ids: Iterable[int]) -> list[int]:
         """Those token ids that take embeddings in the text of an item, of all that could."""
@@ -297,7 +321,8 @@ def _metadata(num_frames: int, fps: float, video: VideoFrames | None) -> Any:
 
 def _video_arguments(video: VideoFrames) -> dict[str, Any]:
     """For a video whose frames are chosen already."""
-    return {"do_sample_frames": False, "video_metadata": [_metadata(video.num_frames, video.fps, video)]}
+    metadata = [_metadata(video.num_frames, video.fps, video)]
+    return {"do_sample_frames": False, "video_metadata": metadata, "return_metadata": True}
 
 
 def _sample(modality: Modality, part: Any) -> Any:
@@ -318,6 +343,8 @@ def _config_token_ids(folder: Path) -> dict[str, list[int]]:
         value = next((config[name] for name in names if isinstance(config.get(name), int)), None)
         if value is not None:
             ids[str(modality)] = [value]
+    if "image" in ids:  # marks around an image, whose embeddings the tower gives too (Ovis 2)
+        ids["image"] += config.get("visual_indicator_token_ids") or []
     return ids
 
 

@@ -14,7 +14,10 @@ from quire_interfaces import MediaSpan, Modality
 from quire_multimodal.errors import MediaError
 from quire_multimodal.store import StoredItem
 
-__all__ = ["expand_placeholders", "find_spans"]
+__all__ = ["ITEM_NUMBER", "expand_placeholders", "find_spans"]
+
+ITEM_NUMBER = "\0"
+"""Stands in the text of an item for the number of the item among those of its modality in the prompt, from 0."""
 
 
 def expand_placeholders(
@@ -48,11 +51,14 @@ def expand_placeholders(
                 f"the prompt has {num_places} placeholders for {modality} and the request {len(queue)} items: with "
                 "this chat template, media cannot stand where they do"
             )
+    numbers = dict.fromkeys(Modality, 0)
     ordered = [queues[modalities[match.group()]].pop(0) for match in places]
     pieces: list[str] = []
     last = 0
     for match, stored in zip(places, ordered, strict=True):
-        pieces += (text[last : match.start()], stored.text)
+        number = numbers[stored.item.modality]
+        pieces += (text[last : match.start()], stored.text.replace(ITEM_NUMBER, str(number)))
+        numbers[stored.item.modality] += 1
         last = match.end()
     return "".join((*pieces, text[last:])), ordered
 

@@ -1,6 +1,7 @@
 """The command `quire new-model`: the file, the registry line and the parity case of a new architecture.
 
-What it writes loads and runs as Llama does, and is to be changed until `quire verify` says ok.
+What it writes loads and runs as Llama does, and is to be changed until `quire verify` says ok. A class that takes media
+has its towers and its processor in Transformers, and mostly a language model that Quire has: it takes a parity case.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ def spec(config: Fields) -> NetworkSpec:
     return sizes.network(sizes.pre_norm(layer, sizes.attention()) for layer in sizes.layers)
 '''
 
+MEDIA_CASE = """    "{architecture}": ParityCase(
+        config="{config_class}",
+        fields={{
+            "image_token_id": 190,
+            "text_config": text("llama", head_dim=16),
+            "vision_config": vision("siglip_vision_model"),
+            "tie_word_embeddings": False,
+        }},
+    ),"""
+
 
 def write_model(root: Path, architecture: str, model_type: str, config_class: str) -> list[Path]:
     """Write the files of a new architecture into a checkout, and its lines into the tables.
@@ -46,10 +57,13 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
 
     Raises:
         ConfigError: Not a checkout, a name that cannot be one, or an architecture that is there already.
+
+    A class that takes media (`...ForConditionalGeneration`) gets a parity case alone.
     """
     models = root / "packages" / "models" / "src" / "quire_models"
     registry = models / "registry.py"
-    cases = root / "packages" / "testkit" / "src" / "quire_testkit" / "parity" / "dense_cases.py"
+    parity = root / "packages" / "testkit" / "src" / "quire_testkit" / "parity"
+    cases = parity / "dense_cases.py"
     if not registry.is_file() or not cases.is_file():
         raise ConfigError(f"{root} is not a checkout of Quire; run this command in one, or give --root")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", model_type):
@@ -57,6 +71,8 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
     for name in (architecture, config_class):
         if not name.isidentifier():
             raise ConfigError(f"{name!r} is not the name of a class; give it as transformers has it")
+    if architecture.endswith("ForConditionalGeneration"):
+        return [_write_media_case(parity, architecture, config_class)]
     family = models / "families" / f"{model_type}.py"
     if family.exists() or f'"{architecture}"' in registry.read_text(encoding="utf-8"):
         raise ConfigError(f"{architecture} is there already: see {family}; remove it first to begin anew")
@@ -66,6 +82,16 @@ def write_model(root: Path, architecture: str, model_type: str, config_class: st
     _insert(registry, "ARCHITECTURES: dict[str, Architecture] = {", line)
     _insert(cases, "DENSE_CASES: dict[str, ParityCase] = {", f'    "{architecture}": case("{config_class}"),')
     return [family, registry, cases]
+
+
+def _write_media_case(parity: Path, architecture: str, config_class: str) -> Path:
+    """Add the case of a class that takes media: a language model of Llama's kind behind a tower of SigLIP's."""
+    if any(f'"{architecture}"' in path.read_text(encoding="utf-8") for path in parity.glob("*_cases.py")):
+        raise ConfigError(f"{architecture} has a case already; change it, or remove it first to begin anew")
+    cases = parity / "vision_cases.py"
+    case = MEDIA_CASE.format(architecture=architecture, config_class=config_class)
+    _insert(cases, "VISION_CASES: dict[str, ParityCase] = {", case)
+    return cases
 
 
 def _insert(path: Path, opening: str, line: str) -> None:

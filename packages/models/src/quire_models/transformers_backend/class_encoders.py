@@ -44,6 +44,20 @@ def _qwen2_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _ovis2_image(model: Any) -> Callable[..., Tensor]:
+    def encode(pixel_values: Tensor, embed_token_ids: Tensor) -> Tensor:
+        """[tiles, 3, H, W], and the tokens that take embeddings, [N] -> [N, W]: patches, and the marks around them."""
+        features = model.get_image_features(pixel_values=pixel_values, return_dict=True)
+        patches, marks = features.pooler_output.flatten(0, 1), features.visual_indicator_features
+        embeds: Tensor = patches.new_empty(len(embed_token_ids), patches.shape[-1])
+        embeds[embed_token_ids == model.config.image_token_id] = patches
+        for mark, token_id in zip(marks, model.config.visual_indicator_token_ids, strict=True):
+            embeds[embed_token_ids == token_id] = mark
+        return embeds
+
+    return encode
+
+
 def _granite4_vision_image(model: Any) -> Callable[..., Tensor]:
     def encode(pixel_values: Tensor, image_sizes: Tensor) -> Tensor:
         """[1, tiles, 3, H, W] -> [N, W]: nothing for the embeddings, then the features of each layer."""
@@ -68,6 +82,7 @@ CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]
     ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
     ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
+    ("Ovis2ForConditionalGeneration", Modality.IMAGE): _ovis2_image,
     ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,
 }
 """(class, modality) -> network of that class -> function that encodes one item."""

@@ -24,6 +24,7 @@ UNSUPPORTED = {
     "ssm_cfg": "recurrent layers",
     "mamba_d_state": "recurrent layers",
     "linear_conv_kernel_dim": "recurrent layers",
+    "conv_kernel_size": "recurrent layers",
     "is_encoder_decoder": "an encoder",
     "auto_map": "code of its own",
     "attention_chunk_size": "chunked attention",

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["image_arrays", "joined_axis"]
+__all__ = ["EMBED_TOKENS", "image_arrays", "joined_axis"]
+
+EMBED_TOKENS = "embed_token_ids"
+"""Array of an item whose tokens for embeddings are of several kinds: what they are. Transformers does not take it."""
 
 Values = Callable[..., Tensor]
 """Random float32 numbers of a shape."""
@@ -125,13 +128,20 @@ def _of_deepseek_ocr(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(1, 3, 128, 128)}
 
 
+def _of_ovis2(index: int, values: Values) -> dict[str, Tensor]:
+    start, grid, column, end, patches = [191], [193], [194], [196], [190] * 4
+    tiles = patches + column + patches if index % 2 else []
+    tokens = torch.tensor(start + patches + grid + tiles + end)
+    return {"pixel_values": values(3 if tiles else 1, 3, 32, 32), EMBED_TOKENS: tokens}
+
+
 def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("DeepseekVLHybrid",): _two_resolutions,
-    ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "MuseGlimmer", "Qwen", "Glm"): _by_grid(96),
+    ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "Muse", "Qwen", "Glm"): _by_grid(96),
     ("Cosmos3Edge",): _by_grid(192),
     ("PaddleOCR", "Kimi"): _by_grid(3, 8, 8),
     ("VideoLlama3",): _by_merged_grid,
@@ -147,6 +157,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("Fuyu",): _of_fuyu,
     ("Gemma4For",): _positioned,
     ("GraniteDocling",): _padded_tiles,
+    ("Ovis2",): _of_ovis2,
     ("NemotronH",): _by_height_and_width,
 }
 """How architectures begin -> the arrays of an image of theirs; for the others, one image of 32 x 32 pixels."""

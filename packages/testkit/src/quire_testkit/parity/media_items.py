@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import Modality
-from quire_testkit.parity.image_items import image_arrays, joined_axis
+from quire_testkit.parity.image_items import EMBED_TOKENS, image_arrays, joined_axis
 
-__all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item"]
+__all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item", "media_tokens"]
 
 PLACEHOLDER = 190
 """Token that stands for media."""
@@ -29,9 +29,15 @@ def media_item(architecture: str, index: int) -> tuple[Modality, dict[str, Tenso
     return (Modality.IMAGE, image_arrays(architecture, index, values)) if arrays is None else (Modality.AUDIO, arrays)
 
 
+def media_tokens(item: Mapping[str, Tensor], num_embeds: int) -> list[int]:
+    """The tokens of an item that take embeddings."""
+    tokens = item.get(EMBED_TOKENS)
+    return [PLACEHOLDER] * num_embeds if tokens is None else tokens.tolist()
+
+
 def joined_arrays(architecture: str, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The arrays of several items, as Transformers wants them together."""
-    names = items[0] if items else ()
+    names = [name for name in items[0] if name != EMBED_TOKENS] if items else []
     return {name: torch.cat([item[name] for item in items], dim=joined_axis(architecture, name)) for name in names}
 
 

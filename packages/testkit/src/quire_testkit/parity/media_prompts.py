@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
-from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item, media_tokens
 from quire_testkit.parity.oracle import Continuation
 
 __all__ = ["MediaPrompt", "media_continuation", "media_prompt", "oracle_inputs", "oracle_positions"]
@@ -50,7 +50,7 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
         num_embeds = len(network.encode_media(modality, [item])[0])
         stored = _stored(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
         spans.append(MediaSpan(item=stored, start=len(token_ids), length=num_embeds + 1, embeds=((1, num_embeds + 1),)))
-        token_ids += [START, *[PLACEHOLDER] * num_embeds, *rng.choices(range(3, 180), k=7)]
+        token_ids += [START, *media_tokens(item, num_embeds), *rng.choices(range(3, 180), k=7)]
         arrays.append(item)
     joined = joined_arrays(spec.architecture, arrays)
     prompt = MediaPrompt(token_ids, PromptMedia(spans=tuple(spans)), joined, spec.is_bidirectional)

@@ -228,5 +228,41 @@ NATIVE_RESOLUTION_CASES: dict[str, ParityCase] = {
             "audio_config": None,
         },
     ),
+    "MuseSparkForConditionalGeneration": ParityCase(
+        config="MuseSparkConfig",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "audio_token_id": 189,
+            "out_hidden_size": 128,
+            "projector_hidden_size": 40,
+            "text_config": text(
+                "muse_spark_text",
+                head_dim=16,
+                sliding_window=20,
+                num_hidden_layers=4,
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=48,
+                moe_hidden_size=32,
+            ),
+            "vision_config": {
+                "patch_size": 4,
+                "pos_emb_height": 4,
+                "pos_emb_width": 4,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "max_position_embeddings": 64,
+            },
+            "audio_config": {
+                "patch_sizes": [16, 6, 5, 4],
+                "hidden_sizes": [8, 8, 8, 8],
+                "depths": [1, 1, 1, 1],
+                "out_hidden_size": 64,
+            },
+        },
+    ),
 }
 """Architecture -> its case."""

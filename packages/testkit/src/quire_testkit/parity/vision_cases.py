@@ -105,7 +105,7 @@ VISION_CASES: dict[str, ParityCase] = {
             "hidden_size": 64,
             "vocab_size": 200,
             "image_token_id": 190,
-            "visual_indicator_token_ids": [191, 192, 193, 194, 195],
+            "visual_indicator_token_ids": [191, 193, 194, 195, 196],
         },
     ),
     "AriaForConditionalGeneration": ParityCase(

@@ -1,0 +1,49 @@
+"""Every class of Transformers that takes media is verified, or refused with the reason: none is silently wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+from quire_interfaces import CheckpointError
+from quire_models import ModelConfig
+from quire_models.media_spec import UNSERVED
+from quire_testkit.parity.cases import CASES
+
+UNVERIFIED = {
+    "Cosmos3OmniForConditionalGeneration",  # Transformers has no processor for it
+    "FunAsrNanoForConditionalGeneration",
+    "GraniteSpeechPlusForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+    "Nemotron3_5TranscribeForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration",  # its thinker is verified
+    "VibeVoiceAsrForConditionalGeneration",
+    "VoxtralRealtimeForConditionalGeneration",
+}
+"""Classes that nobody has compared yet, beside those with a case: only ones that hear, and ones without a processor."""
+
+
+def reason_of(architecture: str) -> str:
+    """Why a class is refused, of the configuration that it starts with; empty where nothing refuses it."""
+    config = getattr(transformers, architecture).config_class().to_dict()
+    values = json.loads(json.dumps(config, default=str)) | {"architectures": [architecture]}
+    try:
+        return ModelConfig.from_dict(values).media_refusal
+    except CheckpointError as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_class_is_verified_or_refused_with_the_reason() -> None:
+    classes = set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values())
+    assert len(classes) > 100
+    unknown = {name for name in classes - CASES.keys() if not reason_of(name)}
+    assert unknown <= UNVERIFIED, "add a parity case, or a reason to UNSERVED (docs/adding-a-model.md)"
+
+
+def test_reasons_are_of_model_types_that_there_are() -> None:
+    known = {model_type.replace("-", "_") for model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    assert UNSERVED.keys() - known == set()
