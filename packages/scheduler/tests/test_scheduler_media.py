@@ -125,6 +125,29 @@ def test_an_item_larger_than_the_budget_goes_alone(make_driver) -> None:
     assert [[each.key for each in step.encode] for step in driver.steps if step.encode] == [["a"], ["b"]]
 
 
+def test_an_item_makes_room_once_its_tokens_are_computed(make_driver) -> None:
+    rule = MediaRule(10, 10, 64)
+    driver = make_driver(rules=(rule,))
+    names = "abcd"
+    driver.add(*(with_media(make_request(n, range(12), max_tokens=9), span(1, item(n, 8))) for n in names))
+    driver.run()
+    steps = [[each.key for each in step.encode] for step in driver.steps]
+    assert steps[:4] == [[name] for name in names], "who decodes holds nothing"
+    assert rule.reset_cache()
+
+
+def test_an_item_that_is_still_read_is_kept(make_driver) -> None:
+    rule = MediaRule(10, 20, 64)
+    driver = make_driver(rules=(rule,), max_num_batched_tokens=8)
+    image = item("cat", 12)
+    driver.add(with_media(make_request("a", range(40), max_tokens=2), span(1, image), span(20, image)))
+    driver.step()
+    assert not rule.reset_cache(), "the step ends within it"
+    driver.run()
+    assert sum(len(step.encode) for step in driver.steps) == 1
+    assert rule.reset_cache()
+
+
 def test_text_passes_through_while_an_item_waits_for_its_turn(make_driver) -> None:
     driver = make_driver(rules=(MediaRule(4, 30, 64),))
     driver.add(

@@ -124,6 +124,8 @@ class MediaRule(AdmissionRule):
         self._num_step_embeds = 0
         self._pending: Request | None = None
         """The waiting request that was asked about last."""
+        self._readers: dict[str, tuple[MediaSpan, ...]] = {}
+        """Request -> its media, of those that may compute some of their tokens in the step that is being planned."""
         self._counters = SchedulerStats()
 
     def check(self, request: Request) -> None:
@@ -158,13 +160,14 @@ class MediaRule(AdmissionRule):
         if request.row < 0:
             self._pending = request
         end = start + num_tokens
+        if any(start < span.end for span in request.media.spans):
+            self._readers[request.request_id] = request.media.spans
         for span in request.media.spans:
             if span.start >= end:
                 break
             first, last = span.embeds_between(start, end)
-            if span.end <= start:
-                self._cache.leave(span.item.key, request.request_id)
-            elif (self._keeps_spans_whole and end < span.end) or (first < last and not self._has(span, request)):
+            is_cut = self._keeps_spans_whole and start < span.end and end < span.end
+            if is_cut or (first < last and not self._has(span, request)):
                 return max(0, span.start - start)
         return num_tokens
 
@@ -212,9 +215,22 @@ class MediaRule(AdmissionRule):
     def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """Send along what is to be encoded and forgotten. Such a step has to run, whatever else it computes."""
         self._drop_pending()
+        if self._readers:
+            self._leave_computed(output)
         output.encode, output.freed_media = self._encode, self._freed
         self._encode, self._freed, self._num_step_embeds = [], [], 0
         return bool(output.encode or output.freed_media)
+
+    def _leave_computed(self, output: SchedulerOutput) -> None:
+        """Requests do not need items beyond the step that computes the last of their tokens: others may take the room.
+        One that comes again later in the prompt is held anew then, or no prompt could have more than are kept."""
+        entries = zip(output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
+        for request_id, start, num_tokens in entries:
+            spans = self._readers.get(request_id, ())
+            needed = {span.item.key for span in spans if span.start < start + num_tokens < span.end}
+            for key in {span.item.key for span in spans} - needed:
+                self._cache.leave(key, request_id)
+        self._readers.clear()
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
         """Items that could not be encoded are not there; count the others, and their time."""
