@@ -7,7 +7,9 @@ This process never imports torch. The server is built on it; so can be any async
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
-from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient
-from quire_interfaces import SamplingParams, Tokenizer
+from quire.prompts import Prompt, parse_prompt_async
+from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient, RequestOutput
+from quire_interfaces import RequestOptions, SamplingParams, Tokenizer
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
@@ -26,15 +29,16 @@ __all__ = ["AsyncLLM", "make_detokenizer_factory"]
 class AsyncLLM:
     """The parts of a served engine. Make it with `start`, then `await ready()` before anything else.
 
-    Requests go to `engine`, text becomes prompts by `renderer`, control calls go to `client`:
+    Requests go to `engine`, text becomes prompts by `renderer`, control calls go to `client`; `generate` does both for
+    the prompts that `LLM.generate` takes:
 
         llm = AsyncLLM.start(config)
         await llm.ready()
-        async for output in llm.engine.generate(llm.renderer.render_prompt("Once"), SamplingParams()):
+        async for output in llm.generate("Once", SamplingParams()):
             ...
         await llm.shutdown()
 
-    Images, videos and sounds are prepared first, and held until the request has ended:
+    In conversations, images, videos and sounds are prepared first, and held until the request has ended:
 
         held = await llm.media.prepare(media_sources(messages))
         try:
@@ -120,6 +124,34 @@ class AsyncLLM:
             seed=self.config.engine.seed,
         )
         return info
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions = RequestOptions(),
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt; each output has what is new. Closing it ends the request.
+
+        Args:
+            prompt: Text, token ids, or a dictionary, which may hold media or embeddings (`LLM.generate`).
+            sampling_params: None takes what generation_config.json and the settings ask for.
+            options: What else is said of the request; a salt of the prompt goes before its own.
+
+        Raises:
+            RequestError: the prompt or its parameters are wrong.
+        """
+        parsed = await parse_prompt_async(prompt, self.renderer, self.media)
+        try:
+            if parsed.cache_salt is not None:
+                options = dataclasses.replace(options, cache_salt=parsed.cache_salt)
+            params = SamplingParams(**self.generation_defaults) if sampling_params is None else sampling_params
+            async with contextlib.aclosing(self.engine.generate(parsed.rendered, params, options)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            if parsed.media is not None:
+                parsed.media.release()
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""

@@ -19,7 +19,7 @@ from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
 from quire.progress import ProgressChoice, progress
-from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts
+from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search
@@ -278,6 +278,15 @@ class LLM:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
         parsed = parse_prompts(prompts, self.renderer, self.media)
+        try:
+            return self._beam_search(parsed, params, lora_request)
+        finally:
+            release_media(parsed)
+
+    def _beam_search(
+        self, parsed: list[ParsedPrompt], params: BeamSearchParams, lora_request: LoRAChoice | Sequence[LoRAChoice]
+    ) -> list[RequestOutput]:
+        """Arguments, result and errors as of `beam_search`, of prompts that were rendered."""
         bound = resolved_max_logprobs(self.config.model.max_logprobs, self.engine_info.vocab_size)
         searches = []
         for index, each in enumerate(parsed):
@@ -409,9 +418,7 @@ class LLM:
             with progress(len(requests), use_tqdm) as advance:
                 outputs = self._shared.run(requests, advance)
         finally:
-            for prompt in prompts:
-                if prompt.media is not None:
-                    prompt.media.release()
+            release_media(prompts)
         return [to_request_output(out, each.lora_request) for out, each in zip(outputs, requests, strict=True)]
 
     def _requests(

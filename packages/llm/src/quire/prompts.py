@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from quire.media import HeldMedia, MediaFront, prompt_sources
-from quire.prompt_embeds import prepare_prompt_embeds_now
+from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds, prepare_prompt_embeds_now
 from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
 
-__all__ = ["ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompts"]
+__all__ = [
+    "ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompt_async",
+    "parse_prompts", "release_media",
+]  # fmt: skip
 
 
 class TextPrompt(TypedDict):
@@ -94,6 +97,13 @@ class ParsedPrompt:
     """What stands in it, held until its request has ended."""
 
 
+def release_media(prompts: Iterable[ParsedPrompt]) -> None:
+    """Let go of what stands in prompts whose requests have ended."""
+    for prompt in prompts:
+        if prompt.media is not None:
+            prompt.media.release()
+
+
 def parse_prompts(
     prompts: Prompt | Iterable[Prompt], renderer: _Renderer, media: MediaFront | None = None
 ) -> list[ParsedPrompt]:
@@ -141,29 +151,52 @@ def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None =
     """
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(renderer.render_prompt(prompt))
-    _check_keys(prompt)
-    if prompt.get("prompt_embeds") is not None:
-        return _parse_embeds(prompt, media)
-    held = _held_media(prompt, media)
-    return ParsedPrompt(_rendered(prompt, renderer, held), _cache_salt(prompt), held)
+    fields = _fields(prompt)
+    if fields.get("prompt_embeds") is not None:
+        text = _text_of_embeds(fields)
+        return _parsed_embeds(fields, text, prepare_prompt_embeds_now(media, fields["prompt_embeds"]))
+    sources = prompt_sources(fields)
+    held = _taking(media).prepare_now(sources, fields.get("mm_processor_kwargs")) if sources else None
+    return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
 
 
-def _parse_embeds(prompt: Mapping[str, Any], media: MediaFront | None) -> ParsedPrompt:
+async def parse_prompt_async(prompt: Prompt, renderer: _Renderer, media: MediaFront | None = None) -> ParsedPrompt:
+    """`parse_prompt` while the event loop goes on. Arguments and errors as there."""
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(renderer.render_prompt(prompt))
+    fields = _fields(prompt)
+    if fields.get("prompt_embeds") is not None:
+        text = _text_of_embeds(fields)
+        return _parsed_embeds(fields, text, await prepare_prompt_embeds(media, fields["prompt_embeds"]))
+    sources = prompt_sources(fields)
+    held = await _taking(media).prepare(sources, fields.get("mm_processor_kwargs")) if sources else None
+    return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
+
+
+def _fields(prompt: Any) -> Mapping[str, Any]:
+    """A prompt dictionary, whose keys are known. Raises RequestError."""
+    fields: Mapping[str, Any] = prompt
+    _check_keys(fields)
+    return fields
+
+
+def _text_of_embeds(prompt: Mapping[str, Any]) -> str | None:
+    """The text that a prompt of embeddings is said to be. Raises RequestError for what cannot stand beside them."""
     for key in ("prompt_token_ids", "encoder_prompt", "decoder_prompt", "multi_modal_data", "multi_modal_uuids"):
         if prompt.get(key) is not None:
             raise RequestError(f"{key} cannot come with prompt_embeds, which takes its place", param=key)
     text = prompt.get("prompt")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"prompt must be the text of prompt_embeds, got {text!r}", param="prompt")
-    rendered, held = prepare_prompt_embeds_now(media, prompt["prompt_embeds"])
-    return ParsedPrompt(dataclasses.replace(rendered, text=text), _cache_salt(prompt), held)
+    return text
 
 
-def _held_media(prompt: Mapping[str, Any], media: MediaFront | None) -> HeldMedia | None:
-    """The media of the prompt, prepared; None without any."""
-    sources = prompt_sources(prompt)
-    if not sources:
-        return None
+def _parsed_embeds(prompt: Mapping[str, Any], text: str | None, embeds: EmbedsPrompt) -> ParsedPrompt:
+    return ParsedPrompt(dataclasses.replace(embeds.rendered, text=text), _cache_salt(prompt), embeds.media)
+
+
+def _taking(media: MediaFront | None) -> MediaFront:
+    """What prepares media. Raises RequestError where none are taken."""
     if media is None:
         raise RequestError(
             "this model takes text only, or was started for text only (language_model_only); leave multi_modal_data "
@@ -171,7 +204,7 @@ def _held_media(prompt: Mapping[str, Any], media: MediaFront | None) -> HeldMedi
             param="multi_modal_data",
             code="unsupported_media",
         )
-    return media.prepare_now(sources, prompt.get("mm_processor_kwargs"))
+    return media
 
 
 def _rendered(prompt: Mapping[str, Any], renderer: _Renderer, media: PreparedMedia | None) -> RenderedPrompt:
