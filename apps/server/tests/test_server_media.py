@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,48 @@ def test_figures_and_the_reset_of_media(make_live: Any, model: SeeingModel) -> N
     assert live.llm.media.preparer.num_bytes == 0
     assert live.post("/reset_encoder_cache", {}).status_code == 200
     assert live.call(live.llm.client.stats()).encoder_cache_usage == 0
+
+
+def test_conversations_of_a_batch_have_their_own_images(server: Any, model: SeeingModel) -> None:
+    contents = [[image_part(1), text_part("a")], [text_part("b")], [image_part(2), image_part(1)]]
+    messages = [[{"role": "user", "content": content}] for content in contents]
+    response = server.post("/v1/chat/completions/batch", {**OPTIONS, "messages": messages})
+    assert response.status_code == 200, response.text
+    expected = [
+        model.expected(rendered(text), seen, NUM_TOKENS)
+        for text, seen in (("<image>a", [drawing(1)]), ("b", []), ("<image><image>", [drawing(2), drawing(1)]))
+    ]
+    assert [each["token_ids"] for each in response.json()["choices"]] == expected
+    messages[2][0]["content"][1] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    refused = server.post("/v1/chat/completions/batch", {**OPTIONS, "messages": messages}).json()["error"]
+    assert "messages[2]" in refused["message"]
+    assert refused["param"] == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch"])
+@pytest.mark.parametrize("waits_s", [0.0, 0.02, 0.2])
+def test_whoever_leaves_leaves_nothing_behind(server: Any, path: str, waits_s: float) -> None:
+    preparer = server.llm.media.preparer
+    for number in range(4):
+        images = [image_part(10 + 5 * number + each) for each in range(5)]
+        messages: Any = [{"role": "user", "content": images}]
+        body = {**OPTIONS, "max_tokens": 100, "messages": [messages] * 2 if path.endswith("batch") else messages}
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        with socket.create_connection((server.client.base_url.host, server.client.base_url.port)) as connection:
+            connection.sendall(head.encode() + data)
+            time.sleep(waits_s)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # what is being prepared when its client leaves is prepared
+        server.wait_idle()
+        gc.collect()
+        server.llm.media.reset()
+        if preparer.num_bytes == 0 and preparer.num_waiting == 0:
+            break
+        time.sleep(0.05)
+    assert (preparer.num_bytes, preparer.num_waiting) == (0, 0)
 
 
 def test_embeddings_are_not_forgotten_while_their_tokens_are_computed(make_live: Any, model: SeeingModel) -> None:

@@ -331,6 +331,11 @@ class MediaPreparer:
             }
 
     @property
+    def num_waiting(self) -> int:
+        """Number of items that are being loaded and prepared, or wait for it."""
+        return self._num_waiting
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of prepared media in the store."""
         return self._store.num_bytes
