@@ -110,10 +110,16 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "--peers", metavar="NAME,...", help=f"of {', '.join(PEER_NAMES)} (default: all that are here; '': none)"
     )
     parser.add_argument(
+        "--task", choices=("text", "vision"), default="text", help="vision: messages with an image (default text)"
+    )
+    parser.add_argument(
         "--situations",
-        default="first-token,decode,concurrent-8,concurrent-32,prefill,memory",
         metavar="NAME,...",
-        help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once)",
+        help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once); of task "
+        "vision: first-token, image, image-N, memory (default: all, with 64 tokens)",
+    )
+    parser.add_argument(
+        "--image-size", default="728x504", metavar="WIDTHxHEIGHT", help="of task vision, pixels (default 728x504)"
     )
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--timeout", type=float, default=600.0, help="bound on each start and run, s (default 600)")

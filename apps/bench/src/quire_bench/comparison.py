@@ -17,6 +17,7 @@ from quire_bench.limits import MachineLimits
 from quire_bench.peer_process import PeerProcess
 from quire_bench.peers import OURS, Engine
 from quire_bench.situations import Situation
+from quire_bench.vision_situations import ImageSituation
 from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["Comparison", "compare"]
@@ -32,7 +33,7 @@ class Comparison:
     """What was measured: tokens per second, seconds or bytes, a figure per round, None where there is none."""
 
     engines: list[str]
-    situations: list[Situation]
+    situations: list[Situation | ImageSituation]
     figures: dict[str, dict[str, list[float | None]]]
     """Situation -> engine -> figure of each round."""
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Comparison:
 
 def compare(
     engines: Sequence[Engine],
-    situations: Sequence[Situation],
+    situations: Sequence[Situation | ImageSituation],
     settings: dict[str, Any],
     *,
     repeats: int,
@@ -147,7 +148,7 @@ class _Round:
             return process
         return None
 
-    def _measure_one(self, situation: Situation, name: str, process: PeerProcess) -> bool:
+    def _measure_one(self, situation: Situation | ImageSituation, name: str, process: PeerProcess) -> bool:
         """Whether the engine is still there."""
         if situation.name in self._result.failures.get(name, {}):
             return True

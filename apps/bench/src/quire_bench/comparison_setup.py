@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from quire_bench.limits import ModelWork, file_bytes
 from quire_bench.peer_process import engine_settings
 from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers
 from quire_bench.situations import Lengths, Situation, parse_situations
+from quire_bench.vision_situations import ImageSituation, parse_image_size, parse_vision_situations
 from quire_bench.workload import parse_token_range
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
@@ -20,6 +22,11 @@ from quire_models.config import ModelConfig
 __all__ = ["ComparisonPlan", "set_up"]
 
 PREFILL_LEN = 2048
+SITUATIONS = {
+    "text": "first-token,decode,concurrent-8,concurrent-32,prefill,memory",
+    "vision": "first-token,image,image-64,memory",
+}
+"""Task -> the situations that are measured where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +39,7 @@ class ComparisonPlan:
     engines: list[Engine]
     missing: dict[str, str]
     """Peer -> why it is not measured."""
-    situations: list[Situation]
+    situations: list[Situation | ImageSituation]
     settings: dict[str, Any]
     work: dict[str, ModelWork]
     """Engine -> what its weights make it read and compute."""
@@ -64,10 +71,10 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
         prefill_len=prefill_len,
         token_range=parse_token_range(args.token_range),
     )
-    situations = parse_situations(args.situations, lengths)
+    situations = _situations(args, lengths, model.max_model_len)
     names = None if args.peers is None else [name for name in args.peers.split(",") if name]
-    peers, missing = find_peers(names, options)
-    ours = find_engine(OURS, options)
+    peers, missing = find_peers(names, options, args.task)
+    ours = find_engine(OURS, options, args.task)
     assert isinstance(ours, Engine)
     engines = [ours, *peers]
     settings = _settings(args, folder, dtype, situations)
@@ -94,7 +101,16 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
     )
 
 
-def _settings(args: argparse.Namespace, folder: Any, dtype: str, situations: list[Situation]) -> dict[str, Any]:
+def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[Situation | ImageSituation]:
+    named = args.situations or SITUATIONS[args.task]
+    if args.task == "vision":
+        return parse_vision_situations(named, parse_image_size(args.image_size), max_model_len)
+    return [*parse_situations(named, lengths)]
+
+
+def _settings(
+    args: argparse.Namespace, folder: Any, dtype: str, situations: Sequence[Situation | ImageSituation]
+) -> dict[str, Any]:
     sending = [situation for situation in situations if situation.sends_requests]
     settings = engine_settings(
         folder,

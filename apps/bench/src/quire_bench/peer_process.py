@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_bench.peers import Engine, PeerOptions, find_peers
-from quire_bench.workload import BenchRequest
+from quire_bench.workload import BenchRequest, ImageRequest
 from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["PeerProcess", "engine_settings", "load_peer", "peer_environment", "start_program"]
@@ -75,13 +75,13 @@ class PeerProcess:
             self.kill()
             raise
 
-    def run(self, requests: Sequence[BenchRequest]) -> float:
+    def run(self, requests: Sequence[BenchRequest] | Sequence[ImageRequest]) -> float:
         """Serve all requests, each with at least the tokens it asks for; the seconds it took.
 
         Raises:
             QuireError: it failed, or took longer than it may. It is gone then.
         """
-        prompts = [request.prompt_token_ids for request in requests]
+        prompts = [request.prompt for request in requests]
         try:
             self._signal(signal.SIGCONT)
             self._send({"prompts": prompts, "output_lens": [request.output_len for request in requests]})

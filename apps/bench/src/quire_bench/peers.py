@@ -37,15 +37,27 @@ class PeerSpec:
     """The flag that names the checkpoint in this engine's own format, where it reads no other."""
     convert: str = ""
     """How to make that file, one line."""
+    vision_program: str = ""
+    """File in `programs/` that answers messages with an image; empty for none."""
+    vision_convert: str = ""
+    """How to make the file of a model that sees, one line."""
 
 
 OURS = "quire"
 GGUF = "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py"
 
 PEERS = {
-    "transformers": PeerSpec(program="run_transformers.py", module="transformers", install="pip install transformers"),
+    "transformers": PeerSpec(
+        program="run_transformers.py",
+        module="transformers",
+        install="pip install transformers",
+        vision_program="run_transformers_vision.py",
+    ),
     "vllm": PeerSpec(
-        program="run_vllm.py", module="vllm", install="install vLLM's build for processors as its documentation says"
+        program="run_vllm.py",
+        module="vllm",
+        install="install vLLM's build for processors as its documentation says",
+        vision_program="run_vllm_vision.py",
     ),
     "llama.cpp": PeerSpec(
         program="run_llama_cpp.py",
@@ -67,6 +79,8 @@ PEERS = {
         install="pip install openvino-genai",
         file_flag="--openvino-model",
         convert="optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past FOLDER",
+        vision_program="run_openvino_vision.py",
+        vision_convert="optimum-cli export openvino --model CHECKPOINT --task image-text-to-text FOLDER",
     ),
 }
 """By the name that the command line takes."""
@@ -109,11 +123,20 @@ class Engine:
     executable: str | None = None
 
 
-def find_engine(name: str, options: PeerOptions) -> Engine | str:
-    """The engine, or, in one line, what is missing and how to get it."""
+def find_engine(name: str, options: PeerOptions, task: str = "text") -> Engine | str:
+    """The engine, or, in one line, what is missing and how to get it.
+
+    Args:
+        name: `OURS`, or a key of `PEERS`.
+        task: "text", or "vision" for an engine that answers messages with an image.
+    """
+    sees = task == "vision"
     if name == OURS:
-        return Engine(name=name, command=(sys.executable, str(PROGRAMS / "run_quire.py")))
+        program = "run_quire_vision.py" if sees else "run_quire.py"
+        return Engine(name=name, command=(sys.executable, str(PROGRAMS / program)))
     spec = PEERS[name]
+    if sees and not spec.vision_program:
+        return "has no program for messages with images here"
     python = options.pythons.get(name, sys.executable)
     executable = None
     if spec.module is not None and not _has_module(python, spec.module):
@@ -127,16 +150,21 @@ def find_engine(name: str, options: PeerOptions) -> Engine | str:
     if spec.file_flag is not None:
         file = options.files.get(spec.file_flag)
         if file is None:
-            return f"reads its own format only; {spec.convert}, and give it with {spec.file_flag}"
-    return Engine(name=name, command=(python, str(PROGRAMS / spec.program)), file=file, executable=executable)
+            convert = spec.vision_convert if sees else spec.convert
+            return f"reads its own format only; {convert}, and give it with {spec.file_flag}"
+    program = spec.vision_program if sees else spec.program
+    return Engine(name=name, command=(python, str(PROGRAMS / program)), file=file, executable=executable)
 
 
-def find_peers(names: list[str] | None, options: PeerOptions) -> tuple[list[Engine], dict[str, str]]:
+def find_peers(
+    names: list[str] | None, options: PeerOptions, task: str = "text"
+) -> tuple[list[Engine], dict[str, str]]:
     """Peers to measure.
 
     Args:
         names: Those that must be there; None takes all that are.
         options: Where to look.
+        task: "text" or "vision", what they have to do.
 
     Returns:
         Peers that are here, and peer -> what is missing for the others.
@@ -149,7 +177,7 @@ def find_peers(names: list[str] | None, options: PeerOptions) -> tuple[list[Engi
     for name in PEERS if names is None else dict.fromkeys(names):
         if name not in PEERS:
             raise ConfigError(f"peer must be one of {', '.join(PEERS)}, got {name!r}", field="peers")
-        engine = find_engine(name, options)
+        engine = find_engine(name, options, task)
         if isinstance(engine, Engine):
             found.append(engine)
         elif names is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire_interfaces import ConfigError
 
-__all__ = ["BenchRequest", "Workload", "parse_token_range", "random_requests"]
+__all__ = ["BenchRequest", "ImageRequest", "Workload", "parse_token_range", "random_requests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,28 @@ class BenchRequest:
     prompt_token_ids: list[int]
     output_len: int
     """Tokens to generate, exactly."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """As an engine's program is told."""
+        return self.prompt_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRequest:
+    """One request of a benchmark: a message with a random image and a question."""
+
+    size: tuple[int, int]
+    """Width and height, pixels."""
+    seed: int
+    """The same for the same image."""
+    output_len: int
+    """Tokens to generate, exactly."""
+
+    @property
+    def prompt(self) -> dict[str, int]:
+        """As an engine's program is told."""
+        return {"width": self.size[0], "height": self.size[1], "seed": self.seed}
 
 
 def length_bounds(length: int, spread: float) -> tuple[int, int]:

@@ -18,18 +18,20 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-Run = Callable[[list[list[int]], list[int]], None]
-"""Serves prompts, all at once, each with exactly (or at least) so many greedy tokens; an end token ends nothing."""
+Run = Callable[[list[Any], list[int]], None]
+"""Serves prompts (token ids, or messages of `picture.py`), all at once, each with exactly (or at least) so many greedy
+tokens; an end token ends nothing."""
 
 FIRST_PROMPT = list(range(10, 18))
 
 
-def serve(load: Callable[[dict[str, Any]], tuple[Run, str]]) -> None:
+def serve(load: Callable[[dict[str, Any]], tuple[Run, str]], first_prompt: Any = FIRST_PROMPT) -> None:
     """Run the program.
 
     Args:
         load: Makes the engine from the settings: `model` (folder), `file` (converted model, or None), `dtype`,
             `num_threads` (or None), `max_model_len`, `max_num_seqs`, `num_kv_tokens`; and its version.
+        first_prompt: What is answered with one token before the engine is ready.
     """
     _die_with_parent()
     # What libraries print to standard output must not come between the replies.
@@ -41,7 +43,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[Run, str]]) -> None:
 
     try:
         run, version = load(json.loads(sys.stdin.readline()))
-        run([FIRST_PROMPT], [1])
+        run([first_prompt], [1])
         reply(ready=version)
         for line in sys.stdin:
             request = json.loads(line)
