@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import transformers
@@ -47,3 +48,10 @@ def test_every_class_is_verified_or_refused_with_the_reason() -> None:
 def test_reasons_are_of_model_types_that_there_are() -> None:
     known = {model_type.replace("-", "_") for model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     assert UNSERVED.keys() - known == set()
+
+
+def test_the_page_names_what_is_refused() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "media.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| `") and " | " in line][-len(UNSERVED) :] == [
+        f"| `{model_type}` | {reason} |" for model_type, reason in sorted(UNSERVED.items())
+    ]

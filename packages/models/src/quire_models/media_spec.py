@@ -53,7 +53,7 @@ UNSERVED: dict[str, str] = {
     "perception_lm": _TIMM,
     "phi4_multimodal": "its towers stand in its embedding",
 }
-"""`model_type` of networks whose text is served, but not their media -> the reason."""
+"""`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

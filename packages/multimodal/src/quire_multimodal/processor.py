@@ -45,7 +45,7 @@ class ProcessedItem:
     """Those tokens, each kind once."""
     features: dict[str, NDArray[Any]]
     """Arguments of the tower, as the processor's joint call returns them for this item alone. Where tokens of several
-    kinds take embeddings, "embed_token_ids" [num_embeds] says which ones, in their order."""
+    kinds may take embeddings, "embed_token_ids" [num_embeds] says which ones do, in their order."""
 
 
 class EmbedsText(NamedTuple):
@@ -237,7 +237,7 @@ class ItemProcessor:
         num_embeds = sum(token_id in embeds for token_id in token_ids)
         if not num_embeds:
             raise MediaError(f"nothing of the {modality} reaches the model: no token takes an embedding")
-        if len(embeds) > 1:
+        if len(self._embed_token_ids.get(modality, ())) > 1:
             arrays["embed_token_ids"] = np.array([token_id for token_id in token_ids if token_id in embeds])
         return ProcessedItem(self._with_number_mark(text), num_embeds, embeds, arrays)
 

@@ -41,8 +41,8 @@ class MediaFamily:
     """Attribute of the tokenizer, or any other name -> special token."""
     placeholders: Mapping[str, str]
     """Modality -> what a chat template writes for an item."""
-    ids: Mapping[str, str]
-    """Field of config.json -> the token whose id it holds."""
+    ids: Mapping[str, str | list[str]]
+    """Field of config.json -> the token whose id it holds, or several."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the processor's constructor."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -146,6 +146,8 @@ _QWEN_PLACEHOLDERS = {
     "video": "<|vision_start|><|video_pad|><|vision_end|>",
 }
 _QWEN_VIDEO = {"size": _QWEN_CLIP_PIXELS, "patch_size": 4, "min_frames": 2, "max_frames": 8}
+_GEMMA_PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+_OVIS_MARKS = ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]
 
 
 def _qwen(processor: str, videos: str, **of_videos: Any) -> MediaFamily:
@@ -254,6 +256,57 @@ FAMILIES: dict[str, MediaFamily] = {
         ids={"image_token_id": "<image>"},
         arguments={"image_seq_len": 4},
         exclusive=True,
+    ),
+    "Gemma4ForConditionalGeneration": MediaFamily(
+        processor="Gemma4Processor",
+        parts={
+            "image_processor": ("Gemma4ImageProcessorPil", _GEMMA_PATCHES),
+            "video_processor": ("Gemma4VideoProcessor", _GEMMA_PATCHES),
+            "feature_extractor": ("Gemma4AudioFeatureExtractor", {}),
+        },
+        tokens={
+            "image_token": "<|image|>",
+            "video_token": "<|video|>",
+            "audio_token": "<|audio|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        placeholders={"image": "<|image|>", "video": "<|video|>"},
+        ids={"image_token_id": "<|image|>", "video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
+        fields={"text_config": {"vocab_size_per_layer_input": 608, "sliding_window": 100}},
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": MediaFamily(
+        processor="MiniCPMV4_6Processor",
+        parts={
+            "image_processor": (
+                "MiniCPMV4_6ImageProcessorPil",
+                {"patch_size": 8, "scale_resolution": 64, "max_slice_nums": 4},
+            ),
+            "video_processor": ("MiniCPMV4_6VideoProcessor", {"patch_size": 8, "scale_resolution": 64}),
+        },
+        tokens={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        placeholders={"image": "<|image_pad|>"},
+        ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    ),
+    "Ovis2ForConditionalGeneration": MediaFamily(
+        processor="Ovis2Processor",
+        parts={"image_processor": ("Ovis2ImageProcessorPil", {"size": _SQUARE, "max_patches": 4})},
+        tokens={"image_token": "<image>", "atom": "<IMG_ATOM>", **{mark: mark for mark in _OVIS_MARKS}},
+        placeholders={"image": "<image>"},
+        ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": _OVIS_MARKS},
+        arguments={"image_seq_length": 4},
+        fields={"vocab_size": 608},
     ),
     "Qwen2AudioForConditionalGeneration": MediaFamily(
         processor="Qwen2AudioProcessor",
