@@ -92,6 +92,24 @@ def test_embeddings_that_memory_forgot_are_read_again(model: SeeingModel, disk: 
         assert llm.stats().encoder_cache_hits_total == 0
 
 
+def test_a_preemption_costs_nothing(model: SeeingModel, disk: Path) -> None:
+    """Too few blocks for all requests at once, and an encoder cache with room for one image: who comes back to a row
+    finds its image again."""
+    params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
+    few = {"num_gpu_blocks_override": 14, "kv_cache_memory_bytes": None, "max_num_seqs": 3, "max_model_len": 128}
+    conversations = [
+        [{"role": "user", "content": [text_part(text), image_part(number)]}]
+        for text, number in (("a ", 1), ("b ", 2), ("c ", 3))
+    ]
+    with make_llm(model, disk, encoder_cache_size=16, max_num_batched_tokens=16, **few) as llm:
+        outputs = llm.chat(conversations, params, use_tqdm=False)
+        assert llm.stats().num_preemptions_total > 0
+        assert costs(llm) == (3, 3)
+        llm.reset_prefix_cache()
+    for output, (text, number) in zip(outputs, (("a ", 1), ("b ", 2), ("c ", 3)), strict=True):
+        assert list(output.outputs[0].token_ids[:NUM_TOKENS]) == expected(model, text, number)
+
+
 def test_a_damaged_file_is_no_image(model: SeeingModel, disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     with make_llm(model, disk) as llm:
         answer(llm, "a ", 1, 2)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from multimodal_samples import data_url, encoded, random_image
 
-from quire_interfaces import CheckpointError, Modality, OverloadedError
+from quire_interfaces import CheckpointError, FeatureArray, Modality, OverloadedError
 from quire_multimodal import MediaConfig, MediaError, MediaPreparer, MediaSource, read_features
+from quire_testkit.memory_encoder_cache import MemoryEncoderCache
 
 IMAGE = Modality.IMAGE
 
@@ -90,6 +91,34 @@ async def test_the_caller_may_name_the_content(preparer: MediaPreparer) -> None:
     (found,) = await preparer.prepare([named])
     assert found.item == sent.item
     preparer.release([sent, found])
+
+
+async def test_an_item_whose_embeddings_are_in_a_tier_is_not_prepared(preparer: MediaPreparer) -> None:
+    cache = MemoryEncoderCache(dtype="bfloat16", width=2)
+    preparer.encoder_connector = cache
+    try:
+        sources = [MediaSource(modality=IMAGE, value=random_image(seed=seed)) for seed in (6, 7)]
+        one, two = await preparer.prepare(sources)
+        preparer.release([one, two])
+        preparer.reset()
+        cache.save_embeds(one.item.key, memoryview(bytes(range(16))))
+        before = preparer.stats()["image"]
+        restored, anew = await preparer.prepare(sources)
+        after = preparer.stats()["image"]
+        assert (after.num_items - before.num_items, after.num_hits - before.num_hits) == (1, 1)
+        assert (restored.item.key, restored.text, restored.facts) == (one.item.key, one.text, one.facts)
+        assert restored.embed_token_ids == one.embed_token_ids
+        assert restored.item.is_encoded
+        assert restored.item.features == (FeatureArray("embeds", "bfloat16", (4, 2), 0),)
+        assert Path(restored.item.path).read_bytes()[:16] == bytes(range(16))
+        assert not anew.item.is_encoded
+        assert anew.item == two.item
+        _, order = preparer.expand("<image><image>", [restored, anew])
+        media = preparer.place(order, [*one.embed_token_ids * 8])
+        assert [(span.start, span.length) for span in media.spans] == [(0, 4), (4, 4)]
+        preparer.release([restored, anew])
+    finally:
+        preparer.encoder_connector = None
 
 
 async def test_arguments_and_content_make_the_key(preparer: MediaPreparer) -> None:

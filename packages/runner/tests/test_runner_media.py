@@ -13,8 +13,11 @@ from runner_graph_network import DeviceNetwork, add_torch_ops
 from runner_harness import FULL, HYBRID, VOCAB_SIZE, WIDTH, Engine, TinyNetwork, make_request
 from torch import Tensor
 
-from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia, Request
-from quire_scheduler import MediaRule
+from quire_interfaces import FeatureArray, FinishReason, MediaItem, MediaSpan, Modality, PromptMedia, Request
+from quire_kv_cache import NoKVCache
+from quire_runner.encoder_runner import EncoderRunner
+from quire_scheduler import MediaRule, Scheduler, SchedulerConfig
+from quire_testkit.memory_encoder_cache import MemoryEncoderCache
 from quire_testkit.recorded_graph import record_graph
 
 
@@ -187,3 +190,57 @@ def test_what_cannot_be_encoded_fails_those_who_sent_it(tmp_path: Path) -> None:
     again = make_request("again", range(10))
     again.media, again.cache_extra_keys = requests[2].media, requests[2].cache_extra_keys
     assert "nothing to see" in engine.run(again)["again"].error
+
+
+def test_a_connector_has_what_another_engine_encoded(tmp_path: Path) -> None:
+    pictures = Pictures(tmp_path, 2)
+    cache = MemoryEncoderCache(dtype="float32", width=WIDTH)
+    num_encoded, tokens = [], []
+    for name in ("first", "second"):
+        engine = Engine(rules=[MediaRule(16, 16, 64)], encoder_connector=cache)
+        requests = [pictures.request(f"{name}{n}", num_spans=3, rotated=False) for n in range(6)]
+        outcomes = engine.run(*requests)
+        for request in requests:
+            expected = pictures.reference_tokens(engine.network, request)
+            assert outcomes[request.request_id].token_ids == expected, request.request_id
+        num_encoded.append(engine.network.num_encoded)
+        tokens.append(engine.scheduler.stats().num_encoded_items_total.get("image", 0))
+        if name == "first":
+            assert cache.embeds.keys() == {item.key for item in pictures.items if not item.is_encoded}
+    assert num_encoded == tokens == [5, 0], "each of five pictures once, though 16 embeddings are kept"
+    assert not cache.is_stopped
+    engine.close()
+    assert cache.is_stopped
+
+
+def test_towers_alone_keep_what_they_make_and_end_requests(tmp_path: Path) -> None:
+    pictures = Pictures(tmp_path, 3)
+    cache = MemoryEncoderCache(dtype="float32", width=WIDTH)
+    network = TinyNetwork()
+    runner = EncoderRunner(network.encode_media, torch.device("cpu"), cache)
+    config = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16, max_model_len=128)
+    scheduler = Scheduler(config, NoKVCache(), rules=[MediaRule(16, 16, 16)])
+    blank = make_item(tmp_path, "blank", torch.zeros(3, WIDTH))
+    requests = [pictures.request(f"r{n}", num_spans=3, rotated=False) for n in range(5)]
+    requests.append(make_request("blank", range(10)))
+    requests[-1].media = PromptMedia(spans=(MediaSpan(item=blank, start=1, length=3, embeds=((0, 3),)),))
+    for request in requests:
+        request.stop_token_ids, request.max_tokens = frozenset({7, 9}), 5
+        scheduler.add_request(request)
+    reasons = {}
+    while (step := scheduler.schedule()) is not None:
+        for output in scheduler.update(step, runner.execute(step).result()):
+            reasons[output.request_id] = (output.finish_reason, output.new_token_ids)
+    assert reasons.pop("blank") == (FinishReason.ERROR, [])
+    assert all(reason == (FinishReason.STOP, [7]) for reason in reasons.values())
+    shown = {span.item.key: span.item for request in requests[:-1] for span in request.media.spans}
+    encoded = {key: item for key, item in shown.items() if not item.is_encoded}
+    assert cache.embeds == {key: pictures.embeds[key].numpy().tobytes() for key in encoded}
+    runner.close()
+    late = make_request("late", range(10))
+    late.stop_token_ids = frozenset({7})
+    scheduler.add_request(late)
+    step = scheduler.schedule()
+    assert step is not None
+    (output,) = scheduler.update(step, runner.execute(step).result())
+    assert output.finish_reason is FinishReason.ERROR, "nothing is kept any more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,25 @@ LISTS = (
 
 
 class SeeingModel:
-    """A random LLaVA with its processor, in a folder."""
+    """A random LLaVA with its processor, in a folder.
 
-    def __init__(self, folder: Path, chat_template: str = LISTS) -> None:
+    Args:
+        folder: Where it is written.
+        chat_template: Of its processor.
+        image_size: Pixels of a side of what the tower reads, in patches of 8.
+        text_config: Fields of the language model, over those of a tiny one.
+        vision_config: Fields of the tower, over those of a tiny one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        chat_template: str = LISTS,
+        *,
+        image_size: int = 32,
+        text_config: Mapping[str, Any] | None = None,
+        vision_config: Mapping[str, Any] | None = None,
+    ) -> None:
         import transformers
 
         self.folder = folder
@@ -38,14 +55,15 @@ class SeeingModel:
         )
         tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
         case = MEDIA_CASES["LlavaForConditionalGeneration"]
-        text = {**case.fields["text_config"], "vocab_size": 608, "eos_token_id": None}
+        text = {**case.fields["text_config"], **(text_config or {}), "vocab_size": 608, "eos_token_id": None}
+        vision = {**case.fields["vision_config"], **(vision_config or {}), "image_size": image_size, "patch_size": 8}
         token_id = tokenizer.convert_tokens_to_ids("<image>")
-        fields = {**case.fields, "text_config": text, "image_token_index": token_id}
+        fields = {**case.fields, "text_config": text, "vision_config": vision, "image_token_index": token_id}
         self.network = write_checkpoint(
             folder, "LlavaForConditionalGeneration", dataclasses.replace(case, fields=fields)
         )
-        square = {"height": 32, "width": 32}
-        images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=square)
+        square = {"height": image_size, "width": image_size}
+        images = transformers.CLIPImageProcessorPil(size={"shortest_edge": image_size}, crop_size=square)
         self.processor: Any = transformers.LlavaProcessor(  # type: ignore[no-untyped-call]
             image_processor=images,
             tokenizer=tokenizer,
