@@ -29,6 +29,7 @@ LOCAL_IMPORTS = {
     "quire.mm_encoder_only": "loads torch",
     "quire_bench.cli": "a command loads what it needs",
     "quire_bench.programs.run_quire": "the package may be missing where it runs",
+    "quire_bench.programs.run_quire_vision": "the package may be missing where it runs",
     "quire_kernels_cuda.attention_backends": "needs Triton",
     "quire_kernels_cuda.ops": "needs Triton",
     "quire_kernels_cuda.tuning": "needs Triton",

@@ -39,7 +39,7 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
 - Networks with an encoder and a decoder: the prompt is the decoder's, behind another text for the encoder. Encoders
   alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them.
 - Networks with towers take images or sounds: of prompts with none, one, two and five items, the largest error; with
-  strangers that have other items. Their language model is native or a fallback, their towers are those of Transformers.
+  strangers that have other items. Their language model is native or a fallback, so are their towers.
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
 - *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take
