@@ -273,9 +273,18 @@ FAMILIES: dict[str, MediaFamily] = {
             "boa_token": "<|audio>",
             "eoa_token": "<audio|>",
         },
-        placeholders={"image": "<|image|>", "video": "<|video|>"},
+        placeholders={"image": "<|image|>", "video": "<|video|>", "audio": "<|audio|>"},
         ids={"image_token_id": "<|image|>", "video_token_id": "<|video|>", "audio_token_id": "<|audio|>"},
-        fields={"text_config": {"vocab_size_per_layer_input": 608, "sliding_window": 100}},
+        fields={
+            "text_config": {"vocab_size_per_layer_input": 608, "sliding_window": 100},
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [128, 4],
+                "output_proj_dims": 32,
+            },
+        },
     ),
     "MiniCPMV4_6ForConditionalGeneration": MediaFamily(
         processor="MiniCPMV4_6Processor",

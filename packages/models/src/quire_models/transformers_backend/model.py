@@ -355,10 +355,11 @@ def _place_cycle(module: Any, args: Any, options: dict[str, Any]) -> None:
     module.quire_layer = module.layer_idx + options.get("cycle_offset", 0)
 
 
-def _implementations(cls: Any) -> dict[str, str]:
-    """Field of the configuration -> attention: Quire's in the language model, Transformers' in towers."""
+def _implementations(cls: Any) -> dict[str, str | None]:
+    """Field of the configuration -> attention: Quire's in the language model, Transformers' choice in towers, some of
+    which know one alone."""
     towers = (name for name in cls.config_class.sub_configs if name != "text_config")
-    return {"": IMPLEMENTATION, "text_config": IMPLEMENTATION, **dict.fromkeys(towers, "sdpa")}
+    return {"": IMPLEMENTATION, "text_config": IMPLEMENTATION, **dict.fromkeys(towers)}
 
 
 def _body_of(model: Any) -> tuple[Any, str]:
