@@ -256,6 +256,53 @@ def test_conversations_of_a_batch_have_their_own_images(server: Any, model: Seei
     assert refused["param"] == "messages[0].content[1]"
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [
+        (
+            "/v1/messages",
+            {"type": "image", "source": {"type": "file", "file_id": "f"}},
+            "messages[0].content[0].source",
+        ),
+        ("/v1/responses", {"type": "input_image", "file_id": "f"}, "input[0].content[0]"),
+    ],
+)
+def test_there_are_no_files_to_name(server: Any, path: str, content: dict[str, Any], param: str) -> None:
+    turns = [{"role": "user", "content": [content]}]
+    body = {"model": "tiny", "max_tokens": 4, "input" if path.endswith("responses") else "messages": turns}
+    response = server.post(path, body)
+    assert response.status_code == 400
+    assert "files are not kept" in response.text or "this server keeps none" in response.text
+    assert param in response.text
+
+
+def test_a_rendered_conversation_runs_by_the_hashes_of_its_images(server: Any, model: SeeingModel) -> None:
+    content = [text_part("a "), image_part(3), text_part("b "), image_part(4), image_part(3)]
+    body = {"messages": [{"role": "user", "content": content}], **OPTIONS}
+    request = server.post("/v1/chat/completions/render", body).json()
+    places = request["features"]["mm_placeholders"]["image"]
+    assert [request["token_ids"][each["offset"]] for each in places] == [model.network.config.image_token_id] * 3
+    first, _, again = request["features"]["mm_hashes"]["image"]
+    assert first == again
+    answer = server.post("/inference/v1/generate", request)
+    assert answer.status_code == 200, answer.text
+    expected = model.expected(rendered("a <image>b <image><image>"), [drawing(3), drawing(4), drawing(3)], NUM_TOKENS)
+    assert answer.json()["choices"][0]["token_ids"] == expected
+    moved = [{**places[0], "offset": places[0]["offset"] + 1}, *places[1:]]
+    for features, param, code in (
+        ({"mm_hashes": {"image": ["0" * 64] * 3}}, "features.mm_hashes.image[0]", "media_not_cached"),
+        ({"mm_hashes": {"image": ["../../etc", again, again]}}, "features.mm_hashes.image[0]", "invalid_media"),
+        ({"mm_hashes": {"image": [first]}}, "features", "invalid_request"),
+        ({"mm_hashes": {"smell": [first]}}, "features", "invalid_request"),
+        ({"mm_placeholders": {"image": moved}}, "features.mm_placeholders", "invalid_request"),
+        ({"kwargs_data": {"image": ["AAAA", None, None]}}, "features.kwargs_data", "unsupported"),
+    ):
+        wrong = {**request, "features": {**request["features"], **features}}
+        response = server.post("/inference/v1/generate", wrong)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/batch"])
 @pytest.mark.parametrize("waits_s", [0.0, 0.02, 0.2])
 def test_whoever_leaves_leaves_nothing_behind(server: Any, path: str, waits_s: float) -> None:

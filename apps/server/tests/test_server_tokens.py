@@ -15,6 +15,8 @@ WEATHER = {
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
+FEATURES = {"mm_hashes": {"image": ["0" * 64]}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}}
+
 
 def chat_body(text: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": f"¤{text}¥"}], "seed": 4, **changes}
@@ -325,7 +327,7 @@ def asking(**params: Any) -> dict[str, Any]:
         ("/inference/v1/generate", asking(structured_outputs={"json": 5}), "sampling_params.structured_outputs.json"),
         ("/inference/v1/generate", asking(structured_outputs={}), "sampling_params.structured_outputs"),
         ("/inference/v1/generate", {"token_ids": [5], "kv_transfer_params": {"do_remote": 1}}, "kv_transfer_params"),
-        ("/inference/v1/generate", {"token_ids": [5], "features": {"mm_hashes": {}}}, "features"),
+        ("/inference/v1/generate", {"token_ids": [5], "features": FEATURES}, "features"),
         ("/inference/v1/generate", {"token_ids": [5], "content_parts": [{"type": "image_url"}]}, "content_parts"),
         ("/inference/v1/generate", {"token_ids": [5], "ec_transfer_params": {"x": 1}}, "ec_transfer_params"),
         ("/inference/v1/generate", {"token_ids": [5], "request_id": ""}, "request_id"),

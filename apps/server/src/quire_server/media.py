@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from quire.media import HeldMedia, media_sources
+from quire.media import HeldMedia, media_sources, rendered_source
 from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds
-from quire_interfaces import RequestError
+from quire_interfaces import PromptMedia, RequestError
 from quire_server.context import ServerContext
+from quire_server.token_protocol import MediaReference
 
-__all__ = ["hold_media", "hold_prompt_embeds", "released_after"]
+__all__ = ["hold_media", "hold_prompt_embeds", "hold_rendered", "place_rendered", "released_after"]
 
 Output = TypeVar("Output")
 
@@ -49,6 +50,37 @@ async def hold_media(
             code="unsupported_media",
         )
     return None
+
+
+async def hold_rendered(context: ServerContext, items: Sequence[MediaReference]) -> HeldMedia | None:
+    """Items of a prompt that was rendered before, kept until they are released; None without any.
+
+    Args:
+        context: Of the server.
+        items: In the order of the prompt.
+
+    Raises:
+        RequestError: naming the one that is not there any more.
+    """
+    if not items:
+        return None
+    media = context.llm.media
+    if media is None:
+        raise RequestError(
+            "this server takes text only; leave features out", param="features", code="unsupported_media"
+        )
+    return await media.prepare([rendered_source(each.modality, each.key, each.param) for each in items])
+
+
+def place_rendered(held: HeldMedia, items: Sequence[MediaReference], token_ids: Sequence[int]) -> PromptMedia:
+    """Where the items of a rendered prompt stand. Raises RequestError where its tokens say otherwise."""
+    placed = held.place(token_ids)
+    for item, span in zip(items, placed.spans, strict=True):
+        if item.offset != span.start:
+            raise RequestError(
+                f"{item.param} stands at token {span.start}, not at {item.offset}", param="features.mm_placeholders"
+            )
+    return placed
 
 
 async def hold_prompt_embeds(context: ServerContext, values: Sequence[str]) -> list[EmbedsPrompt]:

@@ -211,6 +211,12 @@ def _chat_image(block: dict[str, Any], at: str) -> dict[str, Any]:
     if kind == "base64" and isinstance(source.get("data"), str):
         url = f"data:{source.get('media_type') or 'image/*'};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
+    if kind == "file":
+        raise RequestError(
+            f"{at}.source names a file, and this server keeps none: send it as base64, or as a url",
+            param=f"{at}.source",
+            code="unsupported",
+        )
     raise wrong_value(f"{at}.source", kind, "have the type base64, with data, or url, with a url")
 
 

@@ -22,7 +22,7 @@ from quire_server.messages_request import MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
 from quire_server.request_ids import answer_id
 from quire_server.responses import json_response
-from quire_server.token_protocol import ThinkingBounds, sampling_params_to_json
+from quire_server.token_protocol import MediaFeatures, ThinkingBounds, sampling_params_to_json
 from quire_server.turn import ChatTurn, PreparedTurn, prepare_turn
 
 __all__ = ["render_chat", "render_completion", "render_messages", "rendered_turn"]
@@ -146,6 +146,6 @@ def _rendered(
         "stream_options": None if body.stream_options is None else body.stream_options.model_dump(),
         "cache_salt": body.cache_salt,
         "priority": body.priority,
-        "features": None,
+        "features": None if prompt.media is None else MediaFeatures.of(prompt.media).model_dump(),
         "kv_transfer_params": None,
     }

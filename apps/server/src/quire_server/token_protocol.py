@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from pydantic import Field, model_validator
 
-from quire_interfaces import RequestError, SamplingParams, StructuredOutputsParams
+from quire_interfaces import Modality, PromptMedia, RequestError, SamplingParams, StructuredOutputsParams
 from quire_server.config import MAX_PROMPTS
 from quire_server.protocol import (
     Body,
@@ -38,6 +38,9 @@ __all__ = [
     "GenerateRequest",
     "GenerateResponse",
     "GenerateResponseChoice",
+    "MediaFeatures",
+    "MediaReference",
+    "PlaceholderRange",
     "PromptLogProb",
     "ThinkingBounds",
     "sampling_field_names",
@@ -88,6 +91,76 @@ class ThinkingBounds(Body):
     """Whether special tokens are no part of what is read."""
 
 
+class PlaceholderRange(Body):
+    """The tokens of an item."""
+
+    offset: Count
+    length: Count
+
+
+class MediaFeatures(Body):
+    """The items of a prompt, by modality, in vLLM's shape. Items are found by their hashes, where they were rendered or
+    in a tier that both servers have; their arrays are not sent."""
+
+    mm_hashes: dict[str, Texts] = Field(default_factory=dict)
+    """Names of the items, in the order of the prompt."""
+    mm_placeholders: dict[str, Annotated[list[PlaceholderRange], Field(fail_fast=True)]] = Field(default_factory=dict)
+    """Where each stands."""
+    kwargs_data: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, media: PromptMedia) -> MediaFeatures:
+        """What is to be told of the media of a prompt."""
+        features = cls()
+        for span in media.spans:
+            features.mm_hashes.setdefault(span.item.modality, []).append(span.item.key)
+            place = PlaceholderRange(offset=span.start, length=span.length)
+            features.mm_placeholders.setdefault(span.item.modality, []).append(place)
+        return features
+
+    def items(self) -> list[MediaReference]:
+        """The items in the order of the prompt.
+
+        Raises:
+            RequestError: hashes and places are not as many, or arrays come with them.
+        """
+        if self.kwargs_data and any(any(values or ()) for values in self.kwargs_data.values()):
+            raise RequestError(
+                "features.kwargs_data is not taken: items are found by their hashes, where they were rendered or in "
+                "the folder of --kv-disk-path",
+                param="features.kwargs_data",
+                code="unsupported",
+            )
+        items = []
+        for modality in {**self.mm_hashes, **self.mm_placeholders}:
+            hashes, places = self.mm_hashes.get(modality, []), self.mm_placeholders.get(modality, [])
+            if len(hashes) != len(places) or modality not in _MODALITIES:
+                raise RequestError(
+                    f"features must have a hash and a place for each item of {', '.join(_MODALITIES)}, got "
+                    f"{len(hashes)} and {len(places)} of {modality[:64]!r}",
+                    param="features",
+                )
+            items += [
+                MediaReference(place.offset, Modality(modality), key, f"features.mm_hashes.{modality}[{index}]")
+                for index, (key, place) in enumerate(zip(hashes, places, strict=True))
+            ]
+        return sorted(items)
+
+
+_MODALITIES = (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)
+
+
+class MediaReference(NamedTuple):
+    """An item of a prompt that was rendered before."""
+
+    offset: int
+    """First token that takes one of its embeddings."""
+    modality: Modality
+    key: str
+    param: str
+    """Its place in the request."""
+
+
 class GenerateRequest(Body):
     """Body of POST /inference/v1/generate, and what the render routes answer."""
 
@@ -103,7 +176,8 @@ class GenerateRequest(Body):
     return_token_ids: bool | None = None
     """Answer with the prompt's tokens too."""
     thinking: ThinkingBounds | None = None
-    features: Any = None
+    features: MediaFeatures | None = None
+    """Images, videos and sounds among the tokens, as the render routes tell them."""
     content_parts: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
@@ -115,7 +189,7 @@ class GenerateRequest(Body):
             RequestError: naming the field and what to do instead.
         """
         refuse_transfer(self.kv_transfer_params)
-        for name in ("features", "content_parts", "ec_transfer_params"):
+        for name in ("content_parts", "ec_transfer_params"):
             if getattr(self, name):
                 raise RequestError(
                     f"this server's model reads token ids only; leave {name} out", param=name, code="unsupported"

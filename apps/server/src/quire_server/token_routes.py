@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_engine import CompletionOutput, Logprob, RequestOutput
-from quire_interfaces import OutputKind, RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import OutputKind, PromptMedia, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import LOWEST, chat_logprobs, id_as_text, prompt_logprobs
+from quire_server.media import hold_rendered, place_rendered, released_after
 from quire_server.protocol import check_thinking_budget
 from quire_server.request_ids import answer_id
 from quire_server.responses import ChatLogprobs, Usage, sse
@@ -110,7 +111,17 @@ async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, GenerateRequest)
     body.check_supported()
     answer = _Answer(answer_id(request, "", body.request_id), context.resolve_model(body.model), body)
-    outputs = await in_thread_when(body.is_large, lambda: _begun(context, answer.id, body))
+    items = [] if body.features is None else body.features.items()
+    held = await hold_rendered(context, items)
+    try:
+        media = None if held is None else place_rendered(held, items, body.token_ids)
+        outputs = await in_thread_when(body.is_large, lambda: _begun(context, answer.id, body, media))
+    except BaseException:
+        if held is not None:
+            held.release()
+        raise
+    if held is not None:
+        outputs = released_after(outputs, held)
     with naming_fields(sampling_field_names()):
         first = await unless_disconnected(request, anext(outputs))
         raise_failed(first)
@@ -119,7 +130,9 @@ async def generate(context: ServerContext, request: Request) -> Response:
     return await EventStream.begin(answer.events(first, outputs, *context.usage_wanted(body.stream_options)))
 
 
-def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+def _begun(
+    context: ServerContext, name: str, body: GenerateRequest, media: PromptMedia | None
+) -> AsyncGenerator[RequestOutput, None]:
     """The outputs, once everything was checked. Raises RequestError naming the field at fault."""
     params = sampling_params_from(body.sampling_params)
     if body.thinking is not None:
@@ -128,11 +141,15 @@ def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncGen
         params = dataclasses.replace(params, detokenize=False)
     with naming_fields(sampling_field_names()):
         context.check_request(params, body.priority)
-        return _outputs(context, name, body, params)
+        return _outputs(context, name, body, params, media)
 
 
 def _outputs(
-    context: ServerContext, name: str, body: GenerateRequest, params: SamplingParams
+    context: ServerContext,
+    name: str,
+    body: GenerateRequest,
+    params: SamplingParams,
+    media: PromptMedia | None,
 ) -> AsyncGenerator[RequestOutput, None]:
     """Check the request now, run it when iterated."""
 
@@ -143,7 +160,8 @@ def _outputs(
         outputs = context.llm.engine.generate(prompt, params, options, request_id=engine_id)
         return _abortable(context, name, engine_id, outputs)
 
-    prompt, bounds, options = RenderedPrompt(token_ids=body.token_ids), body.thinking, context.request_options(body)
+    prompt = RenderedPrompt(token_ids=body.token_ids, media=media)
+    bounds, options = body.thinking, context.request_options(body)
     if bounds is None:
         return run(prompt, params, options)
     phase_options = dataclasses.replace(options, output_kind=OutputKind.DELTA)

@@ -24,7 +24,16 @@ from quire_renderers import modality_of
 if TYPE_CHECKING:
     from quire_multimodal import MediaSource, MediaStats, StoredItem
 
-__all__ = ["HeldMedia", "MediaFront", "MediaPart", "media_front", "media_part", "media_sources", "prompt_sources"]
+__all__ = [
+    "HeldMedia",
+    "MediaFront",
+    "MediaPart",
+    "media_front",
+    "media_part",
+    "media_sources",
+    "prompt_sources",
+    "rendered_source",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -198,6 +207,10 @@ def _source(part: Mapping[str, Any], param: str) -> MediaSource:
         (part[key] for key in (kind, str(modality), f"{modality}_url", "url") if part.get(key) is not None), None
     )
     url, data = _url_or_data(value, modality, param)
+    if url is None and data is None and part.get("file_id") is not None:
+        raise MediaError("files are not kept, so that none has an id: send a url or data", code="unsupported_media").at(
+            param
+        )
     if url is None and data is None and uuid is None:
         message = f"it must have {kind!r} with a url, or a uuid of one that was sent before"
         raise MediaError(message).at(param)
@@ -229,6 +242,17 @@ def _url_or_data(value: Any, modality: Modality, param: str) -> tuple[str | None
         message = f"it must have a url, or data in base64, got {sorted(map(str, value))!r:.100}"
         raise MediaError(message).at(param)
     return url, None
+
+
+def rendered_source(modality: Modality, key: str, param: str) -> MediaSource:
+    """An item of a prompt that was rendered before.
+
+    Args:
+        modality: Of the item.
+        key: `MediaItem.key`.
+        param: Its place in the request.
+    """
+    return quire_multimodal.MediaSource(modality=modality, key=key, param=param)
 
 
 def prompt_sources(prompt: Mapping[str, Any]) -> list[MediaSource]:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from quire_multimodal.workers import WorkerPool
 __all__ = ["MediaPreparer", "MediaStats"]
 
 _log = logging.getLogger(__name__)
+_KEY = re.compile("[0-9a-f]{64}")
 _NUM_LOADERS = 32
 _MAX_WAITING = 1024
 """Media that may wait at the same time, of all requests."""
@@ -222,7 +224,9 @@ class MediaPreparer:
             merged = {**self._arguments, **(arguments or {})}
             media = None if source.url is None and source.value is None else load(source, self.config)
             facts = {} if source.uuid is not None else dict(source.facts)
-            key = self._key(source, media, {**merged, "facts": facts})
+            key = source.key or self._key(source, media, {**merged, "facts": facts})
+            if _KEY.fullmatch(key) is None:  # it names a file
+                raise MediaError("the hash of an item has 64 digits of base 16")
             query = _Query(key, source.modality, media, merged, source.facts)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1
@@ -290,7 +294,7 @@ class MediaPreparer:
     def _prepare_anew(self, query: _Query) -> StoredItem:
         key, modality, media, arguments, facts = query
         if media is None:
-            message = f"no {modality} of this uuid is there: send it with its data"
+            message = f"no {modality} of this uuid or hash is there: send it with its data"
             raise MediaError(message, code="media_not_cached")
         path, is_encoded = self._store.path(key), media.form == "embeds"
         if is_encoded:

@@ -49,6 +49,8 @@ class MediaSource:
     """Of embeddings: what positions are counted from, as in {"image_grid_thw": [[1, 8, 8]]}."""
     uuid: str | None = None
     """The caller's own name of the content, which stands for its hash."""
+    key: str | None = None
+    """`MediaItem.key` of an item that was prepared before, in place of everything else."""
     param: str | None = None
     """Part of the request, for errors: "messages[1].content[0]"."""
 
