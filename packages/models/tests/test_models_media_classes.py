@@ -16,13 +16,8 @@ from quire_testkit.parity.cases import CASES
 
 UNVERIFIED = {
     "Cosmos3OmniForConditionalGeneration",  # Transformers has no processor for it
-    "FunAsrNanoForConditionalGeneration",
-    "GraniteSpeechPlusForConditionalGeneration",
-    "MossTranscribeDiarizeForConditionalGeneration",
     "Nemotron3_5TranscribeForConditionalGeneration",
     "Qwen2_5OmniForConditionalGeneration",  # its thinker is verified
-    "VibeVoiceAsrForConditionalGeneration",
-    "VoxtralRealtimeForConditionalGeneration",
 }
 """Classes that nobody has compared yet, beside those with a case: only ones that hear, and ones without a processor."""
 

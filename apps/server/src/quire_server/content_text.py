@@ -44,6 +44,10 @@ def content_text(value: Any, at: str, *, is_new: bool) -> str:
     return "".join(_part_text(part, f"{at}[{index}]", is_new) for index, part in enumerate(value))
 
 
+_MEDIA_FILES = ("image", "video", "audio")
+"""Beginnings of the media types of files that are media."""
+
+
 def seen_content(value: Any, at: str, modalities: Collection[str], *, is_new: bool) -> Content:
     """A content whose media the model sees, files that are images among them; else its text. Arguments and errors as
     those of `content_text`.
@@ -64,15 +68,16 @@ def seen_content(value: Any, at: str, modalities: Collection[str], *, is_new: bo
 
 
 def _medium(part: Any) -> dict[str, Any] | None:
-    """The part, if it is a medium; a file that is an image as one."""
+    """The part, if it is a medium; a file that is an image, a video or a sound as one."""
     if not isinstance(part, dict):
         return None
     if modality_of(part.get("type")) is not None:
         return part
     data = part.get("file_data")
-    if part.get("type") == "input_file" and isinstance(data, str) and data[:11].lower() == "data:image/":
-        return {"type": "input_image", "image_url": data}
-    return None
+    if part.get("type") != "input_file" or not isinstance(data, str):
+        return None
+    kind = data[: data.find("/") + 1].lower()
+    return next(({"type": each, f"{each}_url": data} for each in _MEDIA_FILES if kind == f"data:{each}/"), None)
 
 
 def _part_text(part: Any, at: str, is_new: bool) -> str:

@@ -53,7 +53,15 @@ from quire_interfaces.kv_transfer import (
     LoadablePrefix,
     TieredBlockAllocator,
 )
-from quire_interfaces.media import FeatureArray, MediaItem, MediaSpan, Modality, PreparedMedia, PromptMedia
+from quire_interfaces.media import (
+    VIDEO_AUDIO_RUNS,
+    FeatureArray,
+    MediaItem,
+    MediaSpan,
+    Modality,
+    PreparedMedia,
+    PromptMedia,
+)
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
@@ -80,6 +88,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_LOGPROB_TOKEN_IDS",
     "NULL_BLOCK_ID",
+    "VIDEO_AUDIO_RUNS",
     "AdapterInfo",
     "AdapterStore",
     "AdmissionRule",

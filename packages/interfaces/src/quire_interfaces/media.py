@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["FeatureArray", "MediaItem", "MediaSpan", "Modality", "PreparedMedia", "PromptMedia"]
+__all__ = ["VIDEO_AUDIO_RUNS", "FeatureArray", "MediaItem", "MediaSpan", "Modality", "PreparedMedia", "PromptMedia"]
+
+VIDEO_AUDIO_RUNS = "video_audio_runs"
+"""Name of the array of a video with its sound, int32 [runs, 2]: how many embeddings of frames, then of sound, follow
+each other. The arrays of both towers stand beside it."""
 
 
 class Modality(enum.StrEnum):

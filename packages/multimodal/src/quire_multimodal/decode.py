@@ -23,7 +23,7 @@ from quire_multimodal.bounds import check_audio, check_image, check_video, conta
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = ["VideoFrames", "decode_audio", "decode_image", "decode_video", "resample", "to_rgb"]
+__all__ = ["VideoFrames", "decode_audio", "decode_image", "decode_sound_track", "decode_video", "resample", "to_rgb"]
 
 _WHITE = (255, 255, 255)
 Samples = NDArray[np.float32]
@@ -41,6 +41,8 @@ class VideoFrames:
     """Frames of the whole video."""
     fps: float
     """Frames of the video in a second."""
+    sound: Samples | None = None
+    """Its sound at the rate of the processor, [samples]; None where it has none, or none is wanted."""
 
 
 def decode_image(data: bytes, config: MediaConfig, options: Mapping[str, Any] | None = None) -> PIL.Image.Image:
@@ -153,6 +155,20 @@ def _read_container(data: bytes, config: MediaConfig) -> tuple[Samples, int]:
             if remaining < 0:
                 raise MediaError(f"the sound is longer than {config.media_max_seconds:g} s", code="media_too_large")
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32), int(stream.rate)
+
+
+def decode_sound_track(data: bytes, rate: int, config: MediaConfig) -> Samples | None:
+    """The sound of a video, as `decode_audio` gives it; None for a silent one.
+
+    Raises:
+        MediaError: out of bounds, not decodable, or the extra that reads it is not installed.
+    """
+    av = _library("av", "video")
+    with _decoding("video"), _open_container(av, data) as container:
+        if not container.streams.audio:
+            return None
+    samples, native = _read_container(data, config)
+    return resample(samples, native, rate) if len(samples) else None
 
 
 def _open_container(av: Any, data: bytes) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire_interfaces import MediaSpan, Modality, PromptMedia
+from quire_interfaces import VIDEO_AUDIO_RUNS, MediaSpan, Modality, PromptMedia
 from quire_multimodal.errors import MediaError
 from quire_multimodal.store import StoredItem
 
@@ -32,6 +32,8 @@ class PositionScheme:
     """Patches of a video that become one token along time."""
     positions_per_second: float | None = None
     """Positions of time in a second of video; None where each patch of time is one position."""
+    shares_marks: bool = False
+    """Whether the marks of the sound in a video stand at the positions of the video's own marks around it."""
     is_omni: bool = False
     """Whether the network is a thinker of the Qwen-Omni line: text behind a video begins after its last position on any
     axis, not after its height and width alone. Qwen3-Omni's fractions of a position are cut off."""
@@ -62,7 +64,7 @@ _SCHEMES = {
         _PLAIN,
     ),
     "qwen2_5_vl": PositionScheme(positions_per_second=4.0),
-    "qwen2_5_omni_thinker": PositionScheme(positions_per_second=25.0, is_omni=True),
+    "qwen2_5_omni_thinker": PositionScheme(positions_per_second=25.0, is_omni=True, shares_marks=True),
     "qwen3_omni_moe_thinker": PositionScheme(positions_per_second=25.0, is_omni=True),
     "ernie4_5_vl_moe": PositionScheme(temporal_merge_size=2),
 }
@@ -117,12 +119,15 @@ def mrope_positions(
             continue
         for (start, end), grid in zip(span.embeds, _grids(stored, span, scheme), strict=True):
             first = span.start + start
+            shared = int(scheme.shares_marks and VIDEO_AUDIO_RUNS in stored.facts)
             positions[:, token:first] = np.arange(position, position + first - token)
-            position += first - token
+            position += first - token - shared
+            positions[:, first - shared : first] -= 1
             token = span.start + end
             positions[:, first:token] = grid + position
-            height, width = int(grid[1, -1]) + 1, int(grid[2, -1]) + 1
-            position += int(grid.max()) + 1 if scheme.is_omni else max(height, width)
+            position += int(grid[0 if scheme.is_omni else 1 :, -1].max()) + 1
+            positions[:, token : token + shared] = position
+            token += shared
     positions[:, token:] = np.arange(position, position + num_tokens - token)
     return positions.astype(np.int32), position - token
 
@@ -138,7 +143,9 @@ def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[
     time //= scheme.temporal_merge_size if is_video else 1
     height, width = height // scheme.spatial_merge_size, width // scheme.spatial_merge_size
     mismatch = MediaError(f"the tokens of the {modality} are not those of {time} x {height} x {width} patches")
-    if time * height * width != span.item.num_embeds:  # a caller's grid may be of any size
+    sound = stored.facts.get(VIDEO_AUDIO_RUNS, ())
+    num_frame_embeds = span.item.num_embeds - sum(count for _, count in sound)
+    if time * height * width != num_frame_embeds:  # a caller's grid may be of any size
         raise mismatch
     num_runs = len(span.embeds)
     times = np.arange(time if num_runs == 1 else 1, dtype=np.float32)
@@ -148,7 +155,20 @@ def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[
         times = times * seconds * rate if scheme.is_omni else times * (seconds * rate)  # as theirs rounds
     runs = [np.stack(np.meshgrid(times.astype(np.int64), range(height), range(width), indexing="ij")).reshape(3, -1)]
     runs *= num_runs
+    if sound:
+        runs = [_with_sound(runs[0], sound)]
     lengths = [end - start for start, end in span.embeds]
     if lengths != [run.shape[1] for run in runs] or num_runs not in (1, time):
         raise mismatch
     return runs
+
+
+def _with_sound(frames: NDArray[np.int64], runs: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Places of a video's tokens with those of its sound between them, which count like text from the first frame."""
+    are_sound = np.repeat([[False, True]] * len(runs), np.ravel(runs))
+    places = np.empty((3, len(are_sound)), np.int64)
+    if frames.shape[1] != np.count_nonzero(~are_sound):
+        return frames
+    places[:, ~are_sound] = frames
+    places[:, are_sound] = np.arange(np.count_nonzero(are_sound))
+    return places

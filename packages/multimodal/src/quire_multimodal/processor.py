@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from quire_interfaces import CheckpointError, Modality
+from quire_interfaces import VIDEO_AUDIO_RUNS, CheckpointError, Modality
 from quire_multimodal.config import MediaConfig
-from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_video, resample
+from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_sound_track, decode_video, resample
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
 from quire_multimodal.spans import ITEM_NUMBER
@@ -31,6 +31,8 @@ _DEFAULT_NUM_FRAMES = 32
 _ARGUMENTS = {Modality.IMAGE: "images_kwargs", Modality.VIDEO: "videos_kwargs", Modality.AUDIO: "audio_kwargs"}
 _MEDIA = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
 _NOT_FEATURES = ("video_metadata",)
+_AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
+"""Arguments that ask processors of Omni models for the sounds of videos: vLLM's name, and Transformers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,21 @@ class ItemProcessor:
             return decode_image(data, self.config, options)
         if modality == Modality.AUDIO:
             return decode_audio(data, int(part.sampling_rate), self.config)
+        arguments, hears = self._split(arguments)
         merged = self._merged(modality, arguments)
-        return decode_video(data, self.config, lambda count, fps: self._frame_indices(count, fps, merged))
+        video = decode_video(data, self.config, lambda count, fps: self._frame_indices(count, fps, merged))
+        if not hears:
+            return video
+        rate = int(self._part(Modality.AUDIO).sampling_rate)
+        return replace(video, sound=decode_sound_track(data, rate, self.config))
+
+    def _split(self, arguments: Mapping[str, Any] | None) -> tuple[dict[str, Any], bool]:
+        """Arguments that are not about the sounds of videos, and whether those are wanted."""
+        arguments = dict(arguments or {})
+        if Modality.AUDIO not in self._ways or not hasattr(self.processor, "load_audio_from_video"):
+            return arguments, False
+        flags = [arguments.pop(name, False) for name in _AUDIO_IN_VIDEO]
+        return arguments, any(flags)
 
     def at_its_rate(self, samples: NDArray[np.float32], rate: float | None) -> NDArray[np.float32]:
         """Samples at the rate of the processor.
@@ -221,14 +236,19 @@ class ItemProcessor:
             MediaError: the processor refuses the item or the arguments.
         """
         way, tensors = self._ways[modality]
+        arguments, _ = self._split(arguments)
         self._merged(modality, arguments)  # wrong arguments are told apart from wrong media
         call = self._call_joint if way == "joint" else self._call_part
         try:
-            features, text = call(modality, value, dict(arguments or {}), tensors)
+            features, text = call(modality, value, arguments, tensors)
             token_ids = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
             embeds = self.embed_token_ids(modality, token_ids)
             dropped = {*self.processor.unused_input_names, *_NOT_FEATURES}
             arrays = {name: _array(name, each) for name, each in features.items() if name not in dropped}
+            if getattr(value, "sound", None) is not None:
+                sounds = self.embed_token_ids(Modality.AUDIO, token_ids)
+                embeds = embeds + sounds
+                arrays[VIDEO_AUDIO_RUNS] = _runs([each in sounds for each in token_ids if each in embeds])
         except MediaError:
             raise
         except Exception as error:  # processors check little, and fail as they please
@@ -274,7 +294,9 @@ class ItemProcessor:
     ) -> tuple[Mapping[str, Any], str]:
         """By the joint call on a text that is the placeholder alone, for processors whose steps want more."""
         frames = modality == Modality.VIDEO
-        media = {_MEDIA[modality]: [value.frames if frames else value]}
+        media: dict[str, Any] = {_MEDIA[modality]: [value.frames if frames else value]}
+        if frames and value.sound is not None:
+            media |= {"audio": [value.sound], "audio_from_video_indices": [0], "load_audio_from_video": True}
         offsets = {"return_text_replacement_offsets": True, **(_video_arguments(value) if frames else {})}
         text = [self.placeholder(modality)]
         names = self._new_names if modality == Modality.IMAGE else {}
@@ -308,6 +330,16 @@ class ItemProcessor:
                 if taken := [token_id for token_id in ids or () if token_id in present]:
                     return taken
         return []
+
+
+def _runs(are_sound: Sequence[bool]) -> NDArray[np.int32]:
+    """[runs, 2]: how many embeddings of frames, and then of sound, follow each other."""
+    runs = [[0, 0]]
+    for is_sound in are_sound:
+        if not is_sound and runs[-1][1]:
+            runs.append([0, 0])
+        runs[-1][is_sound] += 1
+    return np.array(runs, np.int32)
 
 
 def _metadata(num_frames: int, fps: float, video: VideoFrames | None) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from quire_interfaces import Modality, QuireError, RequestError
+from quire_interfaces import VIDEO_AUDIO_RUNS, Modality, QuireError, RequestError
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames
 from quire_multimodal.processor import ItemProcessor
@@ -90,7 +90,11 @@ def _answer(processor: ItemProcessor, job: dict[str, Any], data: bytes) -> dict[
         return {"error": f"there is no memory for this {modality}", "code": "media_too_large"}
     except OSError as error:
         return {"error": f"there is no room for this {modality}: {error}", "code": "media_processing_failed"}
-    small = {name: array for name, array in item.features.items() if array.nbytes <= _MAX_FACT_BYTES}
+    small = {
+        name: array
+        for name, array in item.features.items()
+        if array.nbytes <= _MAX_FACT_BYTES or name == VIDEO_AUDIO_RUNS
+    }
     return {
         "text": item.text,
         "num_embeds": item.num_embeds,

@@ -52,8 +52,8 @@ def tone(number: int, seconds: float = 1.0, rate: int = RATE) -> NDArray[np.floa
     return np.asarray(0.3 * np.sin(2 * np.pi * (200 + 70 * number) * times) + rising, np.float32)
 
 
-def video_file(video: VideoClip) -> bytes:
-    """The video in an MP4 file, compressed."""
+def video_file(video: VideoClip, sound: NDArray[np.float32] | None = None) -> bytes:
+    """The video in an MP4 file, compressed, with a sound at `RATE`."""
     import av
 
     file = io.BytesIO()
@@ -61,9 +61,15 @@ def video_file(video: VideoClip) -> bytes:
         stream = container.add_stream("mpeg4", rate=int(video.fps))
         stream.height, stream.width = video.frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        track = None if sound is None else container.add_stream("aac", rate=RATE, layout="mono")
         for frame in video.frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+        if track is not None and sound is not None:
+            samples = av.AudioFrame.from_ndarray(sound[None], format="fltp", layout="mono")
+            samples.sample_rate = RATE
+            container.mux(track.encode(samples))
+            container.mux(track.encode())
     return file.getvalue()
 
 

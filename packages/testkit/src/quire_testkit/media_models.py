@@ -95,6 +95,7 @@ class MediaModel:
         images: Sequence[Any] = (),
         videos: Sequence[VideoClip] = (),
         audio: Sequence[NDArray[np.float32]] = (),
+        generate: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[int]:
         """Greedy tokens of Transformers after the joint call of the processor.
@@ -105,6 +106,7 @@ class MediaModel:
             images: Of Pillow.
             videos: All their frames.
             audio: Samples at the processor's rate, [samples].
+            generate: Arguments of the network's `generate`.
             arguments: Of the processor.
         """
         media: dict[str, Any] = {"images": list(images)} if images else {}
@@ -117,7 +119,13 @@ class MediaModel:
             text=[text], **media, return_tensors="pt", text_kwargs={"add_special_tokens": False}, **arguments
         )
         with torch.inference_mode():
-            ids = self.network.generate(**inputs, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+            ids = self.network.generate(
+                **inputs,
+                **(generate or {}),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
         tokens: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 
@@ -166,6 +174,78 @@ def _qwen(processor: str, videos: str, **of_videos: Any) -> MediaFamily:
 
 def _whisper(**arguments: Any) -> tuple[str, dict[str, Any]]:
     return "WhisperFeatureExtractor", {"feature_size": 16, **arguments}
+
+
+_OMNI_TOKENS = {
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "audio_token": "<|AUDIO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+
+
+def _omni(processor: str, ids: str, **fields: Any) -> MediaFamily:
+    """The thinker of an Omni model.
+
+    Args:
+        processor: Class of Transformers.
+        ids: End of the names of fields that hold token ids.
+        fields: Of the configuration.
+    """
+    return MediaFamily(
+        processor=processor,
+        parts={
+            "image_processor": ("Qwen2VLImageProcessorPil", {"size": _QWEN_PIXELS, "patch_size": 4}),
+            "video_processor": ("Qwen2VLVideoProcessor", _QWEN_VIDEO),
+            "feature_extractor": _whisper(chunk_length=2),
+        },
+        tokens=_OMNI_TOKENS,
+        placeholders={
+            "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+            "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
+            "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        },
+        ids={
+            f"image_token_{ids}": "<|IMAGE|>",
+            f"video_token_{ids}": "<|VIDEO|>",
+            f"audio_token_{ids}": "<|AUDIO|>",
+            "audio_start_token_id": "<|audio_bos|>",
+            "vision_start_token_id": "<|vision_bos|>",
+        },
+        fields=fields,
+        call_arguments={"videos_kwargs": {"size": _QWEN_CLIP_PIXELS}},
+    )
+
+
+def _speech(
+    processor: str,
+    token: str,
+    audio: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    **tokens: str,
+) -> MediaFamily:
+    """A network that hears one sound for each text, by Whisper's features.
+
+    Args:
+        processor: Class of Transformers.
+        token: Stands for a sound.
+        audio: Arguments of the feature extractor's call.
+        fields: Of the configuration.
+        tokens: Others of the tokenizer.
+    """
+    return MediaFamily(
+        processor=processor,
+        parts={"feature_extractor": _whisper(chunk_length=2)},
+        tokens={"audio_token": token, **tokens},
+        placeholders={"audio": token},
+        ids={"audio_token_id": token},
+        one_per_text=True,
+        fields=fields or {},
+        call_arguments={"audio_kwargs": audio} if audio else {},
+    )
 
 
 FAMILIES: dict[str, MediaFamily] = {
@@ -324,6 +404,26 @@ FAMILIES: dict[str, MediaFamily] = {
         placeholders={"audio": "<|AUDIO|>"},
         ids={"audio_token_index": "<|AUDIO|>"},
         fields={"audio_config": {"max_source_positions": 100}},
+    ),
+    "AudioFlamingo3ForConditionalGeneration": _speech(
+        "AudioFlamingo3Processor", "<sound>", fields={"audio_config": {"max_source_positions": 100}}
+    ),
+    "GlmAsrForConditionalGeneration": _speech("GlmAsrProcessor", "<|pad|>"),
+    "Qwen3ASRForConditionalGeneration": _speech(
+        "Qwen3ASRProcessor",
+        "<|audio_pad|>",
+        {"pad_to_multiple_of": 16_000},
+        audio_bos_token="<|audio_start|>",
+        audio_eos_token="<|audio_end|>",
+    ),
+    "Qwen2_5OmniThinkerForConditionalGeneration": _omni(
+        "Qwen2_5OmniProcessor", "index", audio_config={"max_source_positions": 100, "n_window": 25}
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _omni(
+        "Qwen3OmniMoeProcessor",
+        "id",
+        audio_config={"max_source_positions": 100, "n_window": 50, "n_window_infer": 100},
+        position_id_per_seconds=13,
     ),
 }
 """Architecture -> its family."""

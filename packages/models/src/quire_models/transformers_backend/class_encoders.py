@@ -78,11 +78,25 @@ def _gemma4_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _musicflamingo_audio(model: Any) -> Callable[..., Tensor]:
+    def encode(input_features: Tensor, input_features_mask: Tensor) -> Tensor:
+        """[windows, mel bins, frames], and which frames are sound, [windows, frames] -> [N, W]; times are counted along
+        the tokens of the sound."""
+        inner = model.model
+        _, num_embeds = inner.audio_tower._get_feat_extract_output_lengths(input_features_mask.sum(-1).long())
+        token_ids = input_features_mask.new_full((1, int(num_embeds.sum())), model.config.audio_token_id)
+        embeds: Tensor = inner.get_audio_features(input_features, input_features_mask, token_ids).pooler_output
+        return embeds
+
+    return encode
+
+
 CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
     ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
     ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
     ("Ovis2ForConditionalGeneration", Modality.IMAGE): _ovis2_image,
+    ("MusicFlamingoForConditionalGeneration", Modality.AUDIO): _musicflamingo_audio,
     ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,
 }
 """(class, modality) -> network of that class -> function that encodes one item."""

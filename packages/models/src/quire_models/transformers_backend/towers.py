@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire_interfaces import CheckpointError, ConfigError, Modality
+from quire_interfaces import VIDEO_AUDIO_RUNS, CheckpointError, ConfigError, Modality
 from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
 from quire_models.stored_linears import check_towers
@@ -77,7 +77,17 @@ class TransformersTowers:
         if encoder is None:
             names = ", ".join(self._encoders)
             raise ConfigError(f"{self._spec.architecture} takes {names}, and no {modality}", field="media")
-        return [self._encode(encoder, item) for item in items]
+        return [self._with_sound(self._encode(encoder, item), item) for item in items]
+
+    def _with_sound(self, embeds: Tensor, item: Mapping[str, Tensor]) -> Tensor:
+        """The embeddings of a video with those of its sound between them, where it has one."""
+        runs = item.get(VIDEO_AUDIO_RUNS)
+        if runs is None:
+            return embeds
+        sound = self._encode(self._encoders[Modality.AUDIO], item)
+        counts = runs.T.tolist()
+        pairs = zip(embeds.split(counts[0]), sound.split(counts[1]), strict=True)
+        return torch.cat([part for pair in pairs for part in pair])
 
     def _encode(self, encoder: Callable[..., Any], item: Mapping[str, Tensor]) -> Tensor:
         known = inspect.signature(encoder).parameters
@@ -87,6 +97,8 @@ class TransformersTowers:
         out = encoder(**inputs)
         embeds = _flat(_embeddings(out))
         deep = getattr(out, "deepstack_features", None) or ()
+        if not deep and embeds.shape[-1] < self._spec.width:  # sounds have none where images do
+            deep = [torch.zeros_like(embeds)] * len(self._spec.deepstack_layers)
         result = torch.cat([embeds, *(_flat(features) for features in deep)], dim=-1).to(self._dtype)
         assert result.shape[-1] == self._spec.width, f"embeddings are {result.shape[-1]} wide, not {self._spec.width}"
         return result

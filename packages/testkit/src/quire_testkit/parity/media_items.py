@@ -52,6 +52,13 @@ def _sound(architecture: str, values: Callable[..., Tensor]) -> dict[str, Tensor
         frames = 64 if architecture.startswith("GlmAsr") else 100
         mask = torch.ones(1, frames, dtype=torch.int64)
         return {"input_features": values(1, 16, frames), "input_features_mask": mask}
+    if architecture.startswith(("AudioFlamingo3", "MusicFlamingo")):
+        return {"input_features": values(1, 16, 64), "input_features_mask": torch.ones(1, 64, dtype=torch.int64)}
+    if architecture.startswith("Moss"):
+        masks = {"input_features_mask": torch.ones(1, 64, dtype=torch.int64), "padding_mask": torch.ones(1, 10_240)}
+        return {"input_features": values(1, 16, 64), **masks}
+    if architecture.startswith("FunAsr"):
+        return {"input_features": values(1, 20, 16), "input_features_mask": torch.ones(1, 20, dtype=torch.int64)}
     if architecture.startswith("GraniteSpeech"):
         return {"input_features": values(1, 40, 16)}
     return None
