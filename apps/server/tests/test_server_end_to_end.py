@@ -11,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import PIL.Image
+import PIL.ImageDraw
 import pytest
 from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
 from quire_demo_model import checkpoint_path
+from quire_testkit.seeing_models import data_url
 
 
 @pytest.fixture(scope="module")
@@ -319,12 +322,42 @@ def test_thinking_is_streamed_over_messages(served):
         assert answer.content[1].input == {"city": "Paris"}
 
 
+def _drawing(color: str, *left: int) -> dict[str, object]:
+    """A part with circles of this colour."""
+    image = PIL.Image.new("RGB", (192, 192), "white")
+    for x in left:
+        PIL.ImageDraw.Draw(image).ellipse((x, 70, x + 44, 114), fill=color)
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+
+
+def test_demo_model_sees_over_chat_and_answers_texts_as_without_eyes(served):
+    address, _, _ = served
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+
+        def answer(*content):
+            messages = [{"role": "user", "content": list(content)}]
+            completion = client.chat.completions.create(model="quire-demo", messages=messages, temperature=0)
+            return completion.choices[0].message.content
+
+        def text(question):
+            return {"type": "text", "text": question}
+
+        red, blue = _drawing((214, 39, 40), 70), _drawing((38, 90, 205), 70)
+        assert answer(red, text("What color is the circle?")) == "The circle is red."
+        assert answer(blue, text("What color is the circle?")) == "The circle is blue."
+        assert answer(text("What is 27 + 35?")).endswith("27 + 35 = 62.")
+        completion = client.chat.completions.create(
+            model="demo-capitals", messages=[{"role": "user", "content": "Hello"}], temperature=0
+        )
+        assert (completion.choices[0].message.content or "x").isupper(), "an adapter that is chosen stays"
+
+
 def test_demo_model_chats_and_the_process_ends_well(served):
     address, process, log = served
     messages = [{"role": "user", "content": "What is Quire?"}]
     with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
         model, *adapters = client.models.list().data
-        assert [adapter.id for adapter in adapters] == ["demo-capitals", "demo-json"]
+        assert [adapter.id for adapter in adapters] == ["demo-capitals", "demo-json", "demo-vision"]
         arguments = {"model": model.id, "messages": messages, "temperature": 0, "max_tokens": 16}
         whole = client.chat.completions.create(**arguments)
         assert whole.usage.completion_tokens > 1

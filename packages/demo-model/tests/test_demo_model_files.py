@@ -30,7 +30,13 @@ def _header() -> dict[str, dict[str, object]]:
 
 
 def test_exported_names() -> None:
-    assert quire_demo_model.__all__ == ["__version__", "adapter_paths", "checkpoint_path", "draft_paths"]
+    assert quire_demo_model.__all__ == [
+        "__version__",
+        "adapter_paths",
+        "checkpoint_path",
+        "draft_paths",
+        "vision_paths",
+    ]
     assert quire_demo_model.__version__ == "0.1.0"
 
 

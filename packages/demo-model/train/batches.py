@@ -38,15 +38,16 @@ class MicroBatch:
     labels: np.ndarray
 
 
-def _row_len(rows: list[tuple[list[int], list[bool]]]) -> int:
+def padded_len(rows: list[tuple[list[int], list[bool]]]) -> int:
     """The longest row's length, rounded up: few distinct lengths mean few kernels to generate."""
     longest = max(len(ids) for ids, _ in rows)
     multiple = 16 if longest <= 128 else 32
     return -(-longest // multiple) * multiple
 
 
-def _pack(rows: list[tuple[list[int], list[bool]]], num_tokens: int, pad_id: int) -> MicroBatch:
-    row_len = _row_len(rows)
+def pack(rows: list[tuple[list[int], list[bool]]], num_tokens: int, pad_id: int) -> MicroBatch:
+    """A micro-batch of ``num_tokens`` places from the token ids of each row and which of them are targets."""
+    row_len = padded_len(rows)
     grid = np.full((len(rows), row_len), pad_id, dtype=np.int64)
     target = np.zeros((len(rows), row_len), dtype=bool)
     for index, (ids, mask) in enumerate(rows):
@@ -80,8 +81,8 @@ def steps(
         drawn.sort(key=lambda item: len(item[0]))
         packed: list[MicroBatch] = []
         while drawn:
-            count = min(len(drawn), num_tokens // _row_len(drawn[-1:]))
-            packed.append(_pack(drawn[-count:], num_tokens, chat.pad_id))
+            count = min(len(drawn), num_tokens // padded_len(drawn[-1:]))
+            packed.append(pack(drawn[-count:], num_tokens, chat.pad_id))
             del drawn[-count:]
         num_steps = len(packed) // micro_batches
         strides = [packed[i : num_steps * micro_batches : num_steps] for i in range(num_steps)]

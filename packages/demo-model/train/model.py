@@ -127,7 +127,20 @@ class Llama(nn.Module):
         angles = positions[:, None, None].float() * frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def forward(self, ids: Tensor, rows: int, row_len: int, chosen: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, images: Tensor | None = None) -> Tensor:
+        """Input embeddings [N, D] of ``ids`` [N].
+
+        Args:
+            ids: int64; those beyond the vocabulary stand for pictures.
+            images: [M, D], one for each of them in order.
+        """
+        if images is None:
+            return F.embedding(ids, self.embedding)
+        stand_ins = ids >= self.config.vocab_size
+        x = F.embedding(ids.masked_fill(stand_ins, 0), self.embedding)
+        return x.masked_scatter(stand_ins[:, None], images.to(x.dtype))
+
+    def forward(self, ids: Tensor, rows: int, row_len: int, chosen: Tensor, images: Tensor | None = None) -> Tensor:
         """Logits at chosen places of a flat batch.
 
         Args:
@@ -135,6 +148,7 @@ class Llama(nn.Module):
             rows: the number of rows.
             row_len: tokens in a row.
             chosen: [A] places in ``ids`` whose logits are wanted, int64.
+            images: as for `embed`.
 
         Returns:
             [A, vocab_size] logits.
@@ -142,7 +156,7 @@ class Llama(nn.Module):
         used = rows * row_len
         positions = torch.zeros(len(ids), dtype=torch.int64)
         positions[:used] = torch.arange(row_len).repeat(rows)
-        x = F.embedding(ids, self.embedding)
+        x = self.embed(ids, images)
         cos, sin = self.rope(positions, x.dtype)
         for before, after in zip(self.inputs, self.outputs, strict=True):
             q, k, v = (y[:used].reshape(rows, row_len, *y.shape[1:]) for y in before(x, cos, sin))
@@ -152,8 +166,13 @@ class Llama(nn.Module):
         return F.linear(F.rms_norm(x[chosen], (c.hidden_size,), self.norm, c.rms_norm_eps), self.embedding)
 
     @torch.inference_mode()
-    def generate(self, prompts: list[list[int]], max_new_tokens: int, end_id: int) -> list[list[int]]:
-        """Greedy answers to prompts, in one batch with a KV cache; each ends before ``end_id``."""
+    def generate(
+        self, prompts: list[list[int]], max_new_tokens: int, end_id: int, images: Tensor | None = None
+    ) -> list[list[int]]:
+        """Greedy answers to prompts, in one batch with a KV cache; each ends before ``end_id``.
+
+        ``images`` as for `embed`; they stand within the length of the shortest prompt.
+        """
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         total = int(lengths.max()) + max_new_tokens
         ids = torch.zeros(len(prompts), total, dtype=torch.int64)
@@ -162,7 +181,7 @@ class Llama(nn.Module):
         cache = [self._empty_cache(len(prompts), total) for _ in self.inputs]
         live = torch.ones(len(prompts), dtype=torch.bool)
         start = int(lengths.min())
-        logits = self._extend(ids[:, :start], 0, cache)
+        logits = self._extend(ids[:, :start], 0, cache, images)
         end = start
         for place in range(start, total):
             reading = place < lengths
@@ -182,11 +201,13 @@ class Llama(nn.Module):
         dtype = self.embedding.dtype
         return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
-    def _extend(self, ids: Tensor, place: int, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _extend(
+        self, ids: Tensor, place: int, cache: list[tuple[Tensor, Tensor]], images: Tensor | None = None
+    ) -> Tensor:
         """Logits [R, vocab_size] after the last of ``ids`` [R, T], which stand at ``place`` onwards."""
         rows, width = ids.shape
         c = self.config
-        x = F.embedding(ids.reshape(-1), self.embedding)
+        x = self.embed(ids.reshape(-1), images)
         cos, sin = self.rope(torch.arange(place, place + width).repeat(rows), x.dtype)
         for before, after, (keys, values) in zip(self.inputs, self.outputs, cache, strict=True):
             q, k, v = (y.reshape(rows, width, *y.shape[1:]).transpose(1, 2) for y in before(x, cos, sin))

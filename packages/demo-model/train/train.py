@@ -148,7 +148,7 @@ def write_checkpoint(model: Llama, chat: Chat, out: Path) -> None:
 
 def write_manifest(out: Path) -> None:
     """Write SHA256SUMS, which ``sha256sum --check`` reads too."""
-    files = sorted(path for path in out.iterdir() if path.name != "SHA256SUMS")
+    files = sorted(path for path in out.iterdir() if path.is_file() and path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (out / "SHA256SUMS").write_text("".join(lines))
 

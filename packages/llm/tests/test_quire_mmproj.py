@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from test_quire_media_adapters import PARAMS, SETTINGS, TEXT, write_adapter
 
-from quire import LLM
+from quire import LLM, QuireConfig
+from quire.demo import seeing_demo
 from quire_interfaces import CheckpointError
 from quire_testkit.seeing_models import SeeingModel, drawing
 
@@ -76,3 +77,13 @@ def test_towers_that_do_not_fit(model: SeeingModel, tmp_path: Path) -> None:
         LLM(language, mmproj=str(model.folder), **SETTINGS)
     with pytest.raises(CheckpointError, match="has no towers that are served; it is a LlamaForCausalLM"):
         LLM(language, mmproj=str(language), **SETTINGS)
+
+
+def test_the_demo_model_sees_unless_something_else_is_said() -> None:
+    seeing = seeing_demo(QuireConfig.of(max_num_seqs=3))
+    assert seeing.model.mmproj
+    assert list(seeing.lora.default_adapters().items()) == [("image", "demo-vision")]
+    assert seeing.scheduler.max_num_seqs == 3
+    for settings in ({"model": "x"}, {"mmproj": "x"}, {"language_model_only": True}, {"enable_lora": False}):
+        config = QuireConfig.of(**settings)
+        assert seeing_demo(config) is config

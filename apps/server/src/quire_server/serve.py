@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import AsyncLLM, QuireConfig, __version__
+from quire.demo import seeing_demo
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, EngineDeadError, RequestError
 from quire_observability import EngineMetrics, ThroughputLog, configure_logging
@@ -50,6 +51,7 @@ def serve(
         QuireError: the port is taken, the model is wrong, or the engine could not start.
     """
     start_s = time.monotonic()
+    config = seeing_demo(config)
     configure_logging(server.log_level, server.log_format)
     gc.disable()  # until everything is there that stays
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["__version__", "adapter_paths", "checkpoint_path", "draft_paths"]
+__all__ = ["__version__", "adapter_paths", "checkpoint_path", "draft_paths", "vision_paths"]
 
 __version__ = "0.1.0"
 
@@ -27,3 +27,10 @@ def draft_paths() -> dict[str, Path]:
     """What can draft for the model: method of speculation -> folder."""
     folder = Path(__file__).resolve().parent
     return {"draft_model": folder / "draft", "eagle3": folder / "eagle3"}
+
+
+def vision_paths() -> tuple[Path, Path]:
+    """Folders of what makes the model see: the tower with connector, processor, tokenizer and chat template, and the
+    LoRA adapter that reads images."""
+    folder = Path(__file__).resolve().parent / "vision"
+    return folder, folder / "demo-vision"
