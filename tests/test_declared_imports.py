@@ -17,6 +17,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "pydantic_core": "pydant
 """Modules -> the distribution that brings them, where it has another name."""
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
+    "packages/llm": {"transformers"},  # which prepares images for the demo model
 }
 """Member -> what it looks for and does without."""
 LOADED_BY_NAME = {
