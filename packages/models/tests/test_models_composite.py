@@ -187,3 +187,10 @@ def test_names_of_towers_are_none() -> None:
         assert names(tower) is None
     assert names("lm_head.weight") == "lm_head.weight"
     assert names("thinker.model.norm.weight") == "model.norm.weight"
+
+
+def test_a_configuration_without_its_class_is_refused(llava: tuple[Path, Tensor]) -> None:
+    values = json.loads((llava[0] / "config.json").read_text())
+    del values["architectures"]
+    with pytest.raises(CheckpointError, match="architectures is missing"):
+        ModelConfig.from_dict(values)

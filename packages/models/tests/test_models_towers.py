@@ -146,6 +146,15 @@ def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_frames_of_a_video_may_be_tiles(smolvlm: Path) -> None:
+    network = load(smolvlm)
+    assert isinstance(network.towers, NativeTowers)
+    oracle = load_towers(network.config, smolvlm, torch.float32, torch.device("cpu"))
+    frames = torch.randn(1, 3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    (embeds,), (expected,) = (each.encode("video", [{"pixel_values": frames}]) for each in (network.towers, oracle))
+    assert (embeds - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 def test_bfloat16_is_near(smolvlm: Path) -> None:
     item = [media_item(SMOLVLM, 0)]
     wide, narrow = (embeddings(load(smolvlm, dtype=dtype).towers, item)[0] for dtype in ("float32", "bfloat16"))
@@ -179,7 +188,7 @@ def test_tiles_of_another_size_are_refused(smolvlm: Path) -> None:
 
 
 def test_a_modality_that_the_tower_does_not_take_is_refused(smolvlm: Path) -> None:
-    with pytest.raises(ConfigError, match="SmolVLMForConditionalGeneration takes image, and no audio"):
+    with pytest.raises(ConfigError, match="SmolVLMForConditionalGeneration takes image, video, and no audio"):
         load(smolvlm).encode_media(Modality.AUDIO, [])
 
 

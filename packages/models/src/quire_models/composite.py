@@ -91,7 +91,7 @@ def language_part(values: Mapping[str, Any], source: str, native: Mapping[str, s
         native: Architecture -> model_type, of all networks of Quire's own.
     """
     names = values.get("architectures") or []
-    if not isinstance(names, list) or any(name in native for name in names):
+    if not isinstance(names, list) or not names or any(name in native for name in names):
         return None
     inner, field = values, next((name for name in TEXT_FIELDS if isinstance(values.get(name), Mapping)), "")
     if field:

@@ -24,7 +24,7 @@ def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
         name="connector.modality_projection.proj", in_features=width, out_features=hidden_size, bias=False
     )
     return TileTowerSpec(
-        inputs={Modality.IMAGE: ("pixel_values",)},
+        inputs={Modality.IMAGE: ("pixel_values",), Modality.VIDEO: ("pixel_values",)},
         connector=(PixelShuffleSpec(factor=factor), projection),
         checkpoint=CheckpointNames(renamed=(("vision_model.vision_model.", "vision_model."),)),
         **parts,

@@ -71,7 +71,7 @@ def spec(values: Mapping[str, Any], hidden_size: int) -> TileTowerSpec | None:
     embeddings, merged = "vision_tower.embeddings", width * factor**2
     has_last_norm = not vision.flag("use_mean_pooling", default=True)
     return TileTowerSpec(
-        inputs={Modality.IMAGE: ("pixel_values",)},
+        inputs={Modality.IMAGE: ("pixel_values",), Modality.VIDEO: ("pixel_values",)},
         image_size=image,
         patch=PatchSpec(name=f"{embeddings}.patch_embeddings.projection", hidden_size=width, patch_size=patch),
         positions=LearnedPositionsSpec(
