@@ -137,7 +137,7 @@ class LiveServer:
         self._is_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name="live-server")
         self._thread.start()
-        self._is_up.result(60)
+        self._is_up.result(240)  # video processors load torch in a process of their own
         self.client = httpx.Client(base_url=self.url, timeout=60, transport=StrictTransport())
 
     def _main(self) -> None:
