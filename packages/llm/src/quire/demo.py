@@ -6,6 +6,7 @@ import dataclasses
 from importlib.util import find_spec
 
 from quire.config import QuireConfig
+from quire_demo_model import vision_paths
 
 __all__ = ["seeing_demo"]
 
@@ -18,8 +19,6 @@ def seeing_demo(config: QuireConfig) -> QuireConfig:
     is_open = model.model is None and model.mmproj is None and lora.default_mm_loras is None
     if not is_open or model.language_model_only or lora.enable_lora is False or find_spec("transformers") is None:
         return config
-    from quire_demo_model import vision_paths
-
     towers, adapter = vision_paths()
     return dataclasses.replace(
         config,
