@@ -87,7 +87,7 @@ def delta(line: str) -> str:
 
 def test_the_demo_adapters_answer_in_their_own_ways(client: httpx.Client) -> None:
     cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
-    assert list(cards) == ["quire-demo", "demo-capitals", "demo-json"]
+    assert list(cards) == ["quire-demo", "demo-capitals", "demo-json", "demo-vision"]
     assert cards["demo-json"]["parent"] == "quire-demo"
     assert cards["demo-json"]["root"] == str(ADAPTERS["demo-json"])
     assert cards["quire-demo"]["parent"] is None
@@ -116,7 +116,7 @@ def test_adapters_are_there_again_after_the_engine_died(
         assert client.post("/v1/load_lora_adapter", json=body).status_code == 200
     capitals = answer(client, "kept")
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "demo-json"}).status_code == 200
-    assert names() == {"quire-demo", "demo-capitals", "kept", "gone"}
+    assert names() == {"quire-demo", "demo-capitals", "demo-vision", "kept", "gone"}
     shutil.rmtree(tmp_path / "gone")
     with client.stream("POST", "/v1/chat/completions", json=streamed("kept")) as reply:
         lines = reply.iter_lines()
@@ -124,7 +124,7 @@ def test_adapters_are_there_again_after_the_engine_died(
         os.kill(engine_of(server[0]), signal.SIGKILL)
         text += "".join(map(delta, lines))
     assert text == capitals == answer(client, "kept")
-    assert names() == {"quire-demo", "demo-capitals", "kept"}
+    assert names() == {"quire-demo", "demo-capitals", "demo-vision", "kept"}
     body = {"model": "demo-json", "messages": QUESTION}
     assert client.post("/v1/chat/completions", json=body).status_code == 404
     again = shutil.copytree(ADAPTERS["demo-json"], tmp_path / "again")

@@ -329,7 +329,7 @@ def test_hostile_patterns_hold_up_nobody(client):
     begin_s = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         sent = [pool.submit(hostile, number) for number in range(8)]
-        stream = ask(client, "Tell me about Quire.", stream=True, max_tokens=150, extra_body={"min_tokens": 150})
+        stream = ask(client, "Tell me about Quire.", stream=True, max_tokens=600, extra_body={"min_tokens": 600})
         last_s = None
         for chunk in stream:
             now_s = time.monotonic()

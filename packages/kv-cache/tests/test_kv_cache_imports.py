@@ -53,6 +53,7 @@ def test_public_names_are_there() -> None:
         "GroupPolicy",
         "KVCacheConfig",
         "KVCacheManager",
+        "NoKVCache",
         "PrefixCacheStats",
         "hash_blocks",
         "max_concurrency",

@@ -124,7 +124,7 @@ def test_custom_logits_processor(folder: Path) -> None:
     [
         ([5000], GREEDY, "5000"),
         ([], GREEDY, "at least one token"),
-        ({}, GREEDY, "'prompt', 'prompt_token_ids' or 'encoder_prompt'"),
+        ({}, GREEDY, "'prompt', 'prompt_token_ids', 'prompt_embeds' or 'encoder_prompt'"),
         (
             {"text": "x"},
             GREEDY,

@@ -73,7 +73,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
         items = {kind: [as_prepared(item) for item in each] for kind, each in media.items()}
         prompts.append(prepared.prompt(text, items, **arguments))
     assert len({tuple(tokens) for tokens in expected}) > 1
-    config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1024, kv_cache_memory_bytes=1 << 24)
+    config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1100, kv_cache_memory_bytes=1 << 24)
     engine = LLMEngine(build_parts(config), config.engine)
     try:
         assert run(engine, prompts) == expected
@@ -109,7 +109,7 @@ def test_videos_are_heard(tmp_path: Path, architecture: str) -> None:
         prepared.prompt(f"{token} and {token}", {"video": [silent, video]}, **heard),
         prepared.prompt(text, {"video": [as_prepared(shown)]}, **model.family.call_arguments),
     ]
-    config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1024, kv_cache_memory_bytes=1 << 24)
+    config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1100, kv_cache_memory_bytes=1 << 24)
     engine = LLMEngine(build_parts(config), config.engine)
     try:
         tokens = run(engine, prompts)

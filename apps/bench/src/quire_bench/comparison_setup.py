@@ -102,7 +102,7 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
 
 
 def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[Situation | ImageSituation]:
-    named = args.situations or SITUATIONS[args.task]
+    named = SITUATIONS[args.task] if args.situations is None else args.situations
     if args.task == "vision":
         return parse_vision_situations(named, parse_image_size(args.image_size), max_model_len)
     return [*parse_situations(named, lengths)]
