@@ -215,7 +215,9 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     whole = make_engine(tmp_path / "model")
     engine = make_engine(tmp_path / "model", language_model_only=True)
     assert whole.info.modalities == ("image",)
+    assert whole.info.choices["media"] == "image; towers: Quire's, float32"
     assert engine.info.modalities == ()
+    assert "media" not in engine.info.choices
     assert "weights: towers" in whole.info.memory_bytes
     assert "weights: towers" not in engine.info.memory_bytes
     text = album.prompt([])

@@ -121,6 +121,9 @@ def _choices(
             choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
     if model.media_refusal:
         choices["media"] = f"none: {model.media_refusal}"
+    elif network.towers is not None and model.media is not None:
+        origin = "Quire's" if model.media.tower is not None else "Transformers'"
+        choices["media"] = f"{', '.join(model.media.modalities)}; towers: {origin}, {plan.dtype}"
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:
