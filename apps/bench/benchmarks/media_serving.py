@@ -42,6 +42,8 @@ SMALL = (40, 30)
 WARM_IMAGES = 500
 """Before memory is read for the first time."""
 SHARED = Path("/dev/shm")
+KV_CACHE_BYTES = 1 << 23
+"""So little that all of it is resident memory before it is read for the first time."""
 
 
 def jpeg(size: tuple[int, int], seed: int) -> bytes:
@@ -64,11 +66,9 @@ class Server:
             self.port = found.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "quire_server.cli", "serve", model, "--port", str(self.port)]
+        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), *arguments]
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed with the process
-        self.process = subprocess.Popen(
-            [*command, "--kv-cache-memory-bytes", str(1 << 27), *arguments],
-            stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
         """Wait until it serves. RuntimeError with its last lines when it ends before."""
