@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Change the matrices by their gradients."""
+    def step(self, closure: Any = None) -> Any:
+        """Change the matrices by their gradients; `closure` is not called."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:

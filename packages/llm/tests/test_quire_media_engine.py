@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llm_greedy_tokens import greedy_tokens
 from torch import Tensor
 
 from quire import SamplingParams
@@ -125,18 +126,6 @@ def make_engine(folder: Path, **settings: Any) -> LLMEngine:
     return LLMEngine(build_parts(config), config.engine)
 
 
-def run(engine: LLMEngine, prompts: list[RenderedPrompt], num_tokens: int) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-    names = [engine.add_request(prompt, params) for prompt in prompts]
-    tokens: dict[str, list[int]] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                assert output.outputs[0].error is None, output.outputs[0].error
-                tokens[output.request_id] = list(output.outputs[0].token_ids)
-    return [tokens[name] for name in names]
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     folder = tmp_path / "model"
@@ -160,8 +149,8 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
     ):
         engine = make_engine(folder, **settings)
         try:
-            assert run(engine, prompts, 9) == expected, settings
-            again = run(engine, prompts[::-1], 9)[::-1]
+            assert greedy_tokens(engine, prompts, 9) == expected, settings
+            again = greedy_tokens(engine, prompts[::-1], 9)[::-1]
             assert again == expected, settings
         finally:
             engine.close()
@@ -181,7 +170,7 @@ def test_tokens_with_drafts_are_those_of_transformers(tmp_path: Path, architectu
         speculative_adaptive=False, max_num_batched_tokens=33, block_size=4,
     )  # fmt: skip
     try:
-        assert run(engine, prompts, 60) == expected
+        assert greedy_tokens(engine, prompts, 60) == expected
         stats = engine.core.stats()
         assert stats.num_accepted_tokens_total > 0
     finally:
@@ -193,14 +182,14 @@ def test_an_image_is_encoded_once(tmp_path: Path) -> None:
     oracle = write_checkpoint(tmp_path / "model", architecture, MEDIA_CASES[architecture])
     album = Album(tmp_path, architecture, oracle)
     engine = make_engine(tmp_path / "model")
-    run(engine, [album.prompt([0, 1]), album.prompt([1, 0])], 3)
-    run(engine, [album.prompt([0])], 3)
+    greedy_tokens(engine, [album.prompt([0, 1]), album.prompt([1, 0])], 3)
+    greedy_tokens(engine, [album.prompt([0])], 3)
     stats = engine.core.stats()
     assert stats.encoder_cache_usage > 0
     assert engine.reset_encoder_cache()
     assert engine.core.stats().encoder_cache_usage == 0
     assert not engine.core.has_work(), "the runner was not told"
-    run(engine, [album.prompt([0])], 3)
+    greedy_tokens(engine, [album.prompt([0])], 3)
     assert engine.core.stats().num_encoded_items_total == {"image": 3}
     engine.close()
     assert stats.num_encoded_items_total == {"image": 2}
@@ -222,7 +211,7 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     assert "weights: towers" not in engine.info.memory_bytes
     text = album.prompt([])
     no_media = dataclasses.replace(text, media=PromptMedia(spans=()))
-    assert run(engine, [text], 5) == run(whole, [text], 5) == run(whole, [no_media], 5)
+    assert greedy_tokens(engine, [text], 5) == greedy_tokens(whole, [text], 5) == greedy_tokens(whole, [no_media], 5)
     with pytest.raises(RequestError, match="takes text alone") as error:
         engine.add_request(album.prompt([0]), SamplingParams(detokenize=False))
     assert error.value.code == "unsupported_media"
@@ -253,6 +242,6 @@ def test_rows_of_the_caller_take_the_place_of_embeddings(tmp_path: Path) -> None
         token_ids=[text.token_ids[0], 0, 0, 0, *text.token_ids[4:]], media=PromptMedia(spans=(span,))
     )
     engine = make_engine(tmp_path / "model", enable_prompt_embeds=True)
-    assert run(engine, [hidden], 8) == run(engine, [text], 8)
+    assert greedy_tokens(engine, [hidden], 8) == greedy_tokens(engine, [text], 8)
     assert np.all([count == 0 for count in engine.core.stats().num_encoded_items_total.values()])
     engine.close()

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llm_greedy_tokens import greedy_tokens
 from llm_prepared_prompts import PreparedPrompts
 
-from quire import SamplingParams
 from quire.assemble import build_parts
 from quire.config import QuireConfig
 from quire_engine import LLMEngine
-from quire_interfaces import Modality, RenderedPrompt
+from quire_interfaces import Modality
 from quire_multimodal.decode import VideoFrames
 from quire_testkit.media_files import VideoClip, clip, read_clip, tone, video_file
 from quire_testkit.media_models import FAMILIES, MediaModel
@@ -48,18 +48,6 @@ def prompts_of(model: MediaModel) -> list[tuple[str, dict[str, list[Any]]]]:
     return prompts
 
 
-def run(engine: LLMEngine, prompts: list[RenderedPrompt]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
-    names = [engine.add_request(prompt, params) for prompt in prompts]
-    tokens: dict[str, list[int]] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                assert output.outputs[0].error is None, output.outputs[0].error
-                tokens[output.request_id] = list(output.outputs[0].token_ids)
-    return [tokens[name] for name in names]
-
-
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     model = MediaModel(tmp_path, architecture)
@@ -76,7 +64,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
     config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1100, kv_cache_memory_bytes=1 << 24)
     engine = LLMEngine(build_parts(config), config.engine)
     try:
-        assert run(engine, prompts) == expected
+        assert greedy_tokens(engine, prompts, NUM_TOKENS) == expected
     finally:
         engine.close()
 
@@ -112,7 +100,7 @@ def test_videos_are_heard(tmp_path: Path, architecture: str) -> None:
     config = QuireConfig.of(model=str(tmp_path), dtype="float32", max_model_len=1100, kv_cache_memory_bytes=1 << 24)
     engine = LLMEngine(build_parts(config), config.engine)
     try:
-        tokens = run(engine, prompts)
+        tokens = greedy_tokens(engine, prompts, NUM_TOKENS)
     finally:
         engine.close()
     assert tokens[0] == expected

@@ -8,6 +8,7 @@ import pickle
 import random
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ async def test_prompts_of_embeddings_need_no_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"), [("?", "base64"), ("AAAA", "read"), (np.ones((2, 3)), "must be"), (None, "one tensor")]
 )
-def test_prompts_that_are_no_embeddings_name_their_field(value: object, message: str) -> None:
+def test_prompts_that_are_no_embeddings_name_their_field(value: Any, message: str) -> None:
     with pytest.raises(MediaError, match=message) as error:
-        split_prompt_embeds(value, 4, param="prompt_embeds[1]")  # type: ignore[arg-type]
+        split_prompt_embeds(value, 4, param="prompt_embeds[1]")
     assert error.value.param == "prompt_embeds[1]"

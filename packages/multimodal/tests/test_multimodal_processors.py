@@ -17,7 +17,7 @@ from quire_multimodal import MediaConfig, MediaError, StoredItem, expand_placeho
 from quire_multimodal.decode import VideoFrames, decode_video
 from quire_multimodal.processor import ItemProcessor, ProcessedItem
 
-HAS_TORCH = importlib.util.find_spec("torchvision") is not None
+HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
 WITHOUT_PLACEHOLDER = {"blip-2", "fuyu"}
 """Families whose joint call puts an image before a text that does not say where it stands."""
@@ -60,7 +60,7 @@ def stored(modality: Modality, item: ProcessedItem) -> StoredItem:
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_PLACEHOLDER))
 def test_items_equal_the_joint_call(family: str, processor_folder: Callable[[str], Path]) -> None:
     spec = FAMILIES[family]
-    if spec.needs_torch and not HAS_TORCH:
+    if spec.needs_torch and not HAS_TORCHVISION:
         with pytest.raises(CheckpointError):
             ItemProcessor.from_folder(processor_folder(family), MediaConfig())
         return
@@ -180,7 +180,7 @@ def test_queries_of_a_connector_stand_where_the_placeholder_is(processor_folder:
     np.testing.assert_array_equal(item.features["pixel_values"], expected)
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="its processor exists for torch only")
+@pytest.mark.skipif(not HAS_TORCHVISION, reason="its image processor needs torchvision")
 def test_features_have_the_names_that_towers_know(processor_folder: Callable[[str], Path]) -> None:
     """Fuyu's processor has older names unless it is told."""
     item = ItemProcessor.from_folder(processor_folder("fuyu"), MediaConfig()).process(Modality.IMAGE, random_image())
