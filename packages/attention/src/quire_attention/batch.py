@@ -25,6 +25,9 @@ class EncoderBatch:
     """[E] int64: position of each token in its input."""
     lens: list[int]
     """Tokens of each input."""
+    token_type_ids: Tensor | None = None
+    """[E] int64: 0 for tokens of the first text of a pair, 1 for those of the second one (Devlin et al. 2019, sec. 3);
+    None where all are 0. Networks with one token type alone (RoBERTa) do not read it."""
     lora: LoraTokens | None = None
     """Which tokens of the inputs use which adapter slot; None where none does."""
 

@@ -216,7 +216,7 @@ class EmbeddingSpec:
     project_in: LinearSpec | None = None
     """From the width of the table to the hidden size (OPT 350M)."""
     num_token_types: int = 0
-    """Rows of the table of token types (BERT), of which the first is taken; 0 for no such table."""
+    """Rows of the table of token types (BERT); 0 for no such table."""
     token_types: str = ""
     """Name of that table."""
     positions: PositionSpec | None = None

@@ -28,8 +28,8 @@ def spec_of_roberta(config: Fields) -> NetworkSpec:
 
 
 def _network(config: Fields, position_offset: int) -> NetworkSpec:
-    """Norms behind the sums, biases everywhere, learned positions; `position_offset` rows of their table are not used.
-    Of the kinds of tokens the first is taken: sentences of a pair are not told apart."""
+    """Norms behind the sums, biases everywhere, learned positions; `position_offset` rows of their table are not
+    used."""
     config.fixed("position_embedding_type", "absolute")
     config.fixed("is_decoder", False)
     config.fixed("add_cross_attention", False)

@@ -37,23 +37,27 @@ class EncoderOnly(Network):
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
-        x = self.embedding(batch.input_ids, batch.positions, None)
+        x = self.embedding(batch.input_ids, batch.positions, None, token_type_ids=batch.token_type_ids)
         for layer, rotation in zip(self.layers, self._rotations, strict=True):
             x = layer(x, batch.lens, None if rotation is None else rotations[rotation])
         return x if self.norm is None else self.norm(x)
 
     @torch.inference_mode()
-    def read(self, inputs: Sequence[Sequence[int]]) -> list[Tensor]:
+    def read(
+        self, inputs: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
+    ) -> list[Tensor]:
         """Hidden states of some inputs, read side by side without padding.
 
         Args:
             inputs: Token ids of each, as its tokenizer gives them.
+            token_type_ids: Of each input, the type of each token: 0, or 1 in the second text of a pair; None for 0.
 
         Returns:
             Of each input, its hidden states behind the last layer [tokens, hidden_size].
 
         Raises:
-            RequestError: an input is empty or too long, or a token id is not in the vocabulary.
+            RequestError: an input is empty or too long, a token id is not in the vocabulary, or token types are of
+                other lengths than their inputs.
         """
         longest, vocab_size = self.config.max_encoder_len, self.config.vocab_size
         for number, token_ids in enumerate(inputs):
@@ -66,9 +70,14 @@ class EncoderOnly(Network):
         if not inputs:
             return []
         lens = [len(token_ids) for token_ids in inputs]
+        if token_type_ids is not None and [len(types) for types in token_type_ids] != lens:
+            raise RequestError("token_type_ids must have one type for each token", param="token_type_ids")
         batch = EncoderBatch(
             input_ids=torch.tensor([token for token_ids in inputs for token in token_ids], device=self.device),
             positions=torch.cat([torch.arange(length) for length in lens]).to(self.device),
             lens=lens,
+            token_type_ids=None
+            if token_type_ids is None
+            else torch.tensor([kind for types in token_type_ids for kind in types], device=self.device),
         )
         return list(self.encode_batch(batch).split(lens))

@@ -22,7 +22,17 @@ class TokenEmbedding:
     """(ids, positions), both [N] -> [N, hidden_size]: tokens, projection, factor, token types, positions, norm, as far
     as the record has them."""
 
-    __slots__ = ("_norm", "_positions", "_project_in", "_scales_media", "_token_types", "factor", "is_plain", "table")
+    __slots__ = (
+        "_norm",
+        "_num_token_types",
+        "_positions",
+        "_project_in",
+        "_scales_media",
+        "_token_types",
+        "factor",
+        "is_plain",
+        "table",
+    )
 
     table: Embedding
     """Of the tokens alone."""
@@ -39,6 +49,7 @@ class TokenEmbedding:
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
         factor, self._scales_media = spec.factor, spec.scales_media
         self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
+        self._num_token_types = spec.num_token_types
         self._token_types: Embedding | None = None
         if spec.num_token_types:
             self._token_types = Embedding(scope / spec.token_types, spec.num_token_types, spec.size)
@@ -50,11 +61,18 @@ class TokenEmbedding:
         self.is_plain = all(part is None for part in parts)
 
     def __call__(
-        self, ids: Tensor, positions: Tensor, lora: LoraTokens | None, media: MediaEmbeds | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        lora: LoraTokens | None,
+        media: MediaEmbeds | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Args:
         lora: Which tokens have adapters, which may change their embedding.
         media: Rows of tokens that stand for media; their ids need not be in the table.
+        token_type_ids: [N] int64, rows of the table of token types; None for the first one. Not read where the network
+            has one token type, or none.
         """
         x = self.table(ids if media is None else ids.index_fill(0, media.token_index, 0), lora)
         if self._project_in is not None:
@@ -66,7 +84,9 @@ class TokenEmbedding:
         if media is not None and not self._scales_media:
             x = _with_media(x, media)
         if self._token_types is not None:
-            x = x + self._token_types(torch.zeros_like(ids))
+            if token_type_ids is None or self._num_token_types == 1:
+                token_type_ids = torch.zeros_like(ids)
+            x = x + self._token_types(token_type_ids)
         if self._positions is not None:
             x = x + self._positions(positions)
         return x if self._norm is None else self._norm(x)
