@@ -26,6 +26,7 @@ TYPED = [
     "scheduler",
     "sampling",
     "lora",
+    "pooling",
     "ops",
     "quantization",
     "renderers",

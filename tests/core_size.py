@@ -27,6 +27,7 @@ OPTIONAL = {
     "quire_kernels_rocm": "kernels for AMD GPUs",
     "quire_kv_transfer": "tiers behind the KV cache",
     "quire_lora": "adapters",
+    "quire_pooling": "embeddings, classes and scores",
     "quire_quantization": "quantization",
     "quire_spec_decode": "drafts",
     "quire_structured_output": "grammars",

@@ -63,6 +63,7 @@ from quire_interfaces.media import (
     PromptMedia,
 )
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
+from quire_interfaces.pooling import POOLING_TASKS, PooledOutput, PoolerConfig, PoolingParams, PoolingTask
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
@@ -88,6 +89,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_LOGPROB_TOKEN_IDS",
     "NULL_BLOCK_ID",
+    "POOLING_TASKS",
     "VIDEO_AUDIO_RUNS",
     "AdapterInfo",
     "AdapterStore",
@@ -146,6 +148,10 @@ __all__ = [
     "OutputKind",
     "OverloadedError",
     "PauseState",
+    "PooledOutput",
+    "PoolerConfig",
+    "PoolingParams",
+    "PoolingTask",
     "PrefixCacheMiss",
     "PreparedMedia",
     "PromptMedia",

@@ -1,0 +1,42 @@
+"""A pooler as data: sizes, tensors, and what a server's settings change."""
+
+from __future__ import annotations
+
+from quire_interfaces import PoolerConfig
+from quire_pooling import DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, TokenTaskSpec
+
+DENSE = DenseSpec(weight="dense.weight", bias="dense.bias", in_features=16, out_features=6)
+NORM = LayerNormSpec(weight="norm.weight", size=8, eps=1e-5)
+
+
+def test_sizes_go_through_methods_and_heads() -> None:
+    assert PoolerSpec(hidden_size=8).embedding_size == 8
+    assert PoolerSpec(hidden_size=8, methods=("CLS", "MEAN")).embedding_size == 16
+    head = PoolingHeadSpec(steps=(DENSE, LayerNormSpec(weight="n", size=6, eps=1e-5)))
+    assert PoolerSpec(hidden_size=8, methods=("CLS", "MEAN"), head=head).embedding_size == 6
+    vocabulary = PoolingHeadSpec(steps=(NORM, DenseSpec(weight="decoder", in_features=8, out_features=100)))
+    assert PoolerSpec(hidden_size=8, methods=("MAX",), token_head=vocabulary).embedding_size == 100
+
+
+def test_tensors_of_all_heads_are_listed() -> None:
+    sparse = TokenTaskSpec(head=PoolingHeadSpec(steps=(DenseSpec(weight="s", in_features=8, out_features=1),)))
+    spec = PoolerSpec(
+        hidden_size=8,
+        token_head=PoolingHeadSpec(steps=(NORM,)),
+        head=PoolingHeadSpec(steps=(DENSE,)),
+        token_tasks={"token_classify": sparse},
+    )
+    assert spec.shapes() == {"norm.weight": (8,), "dense.weight": (6, 16), "dense.bias": (6,), "s": (1, 8)}
+
+
+def test_settings_of_the_server_go_before_the_checkpoint() -> None:
+    spec = PoolerSpec(hidden_size=8, methods=("CLS",), activation="sigmoid", logit_mean=1.0)
+    assert spec.with_config(PoolerConfig()) == spec
+    config = PoolerConfig(
+        seq_pooling_type="MEAN", tok_pooling_type="STEP", logit_mean=0.0, logit_sigma=2.0, step_tag_id=0
+    )
+    changed = spec.with_config(config)
+    assert (changed.methods, changed.token_method, changed.step_tag_id) == (("MEAN",), "STEP", 0)
+    assert (changed.logit_mean, changed.logit_sigma) == (0.0, 2.0)
+    raw = spec.with_config(PoolerConfig(use_activation=False))
+    assert (raw.normalize, raw.activation) == (False, "identity")
