@@ -130,9 +130,9 @@ def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError
     if first["type"] == "too_many":
         path = name + "".join(map(_step, place[1:]))
         return RequestError(f"{path} {first['msg']}", param=path)
-    if name == "prompt" and first["type"] != "missing":
+    if issubclass(model, Body) and name == model.prompt_field and first["type"] != "missing":
         message = "must be text, a list of token ids, a list of texts or a list of lists of token ids (from 0 to 2**31)"
-        return RequestError(f"prompt {message}, got {_shown(first['input'])}", param="prompt")
+        return RequestError(f"{name} {message}, got {_shown(first['input'])}", param=name)
     if name == "stop":
         return RequestError(f"stop must be text or a list of texts, got {_shown(first['input'])}", param="stop")
     path = name + "".join(map(_step, place[1:]))

@@ -7,7 +7,7 @@ no engine and no web framework. Unknown fields are accepted and ignored, as Open
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, create_model
@@ -54,6 +54,8 @@ class Body(BaseModel):
     """Strict types ("12" is not a number), no NaN or infinity."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+    prompt_field: ClassVar[str] = "prompt"
+    """Name of the field that holds prompts: text, token ids, or a list of them."""
     _is_large: bool = PrivateAttr(default=False)
 
     @property

@@ -1,0 +1,284 @@
+"""Bodies of the pooling routes: what is read of each shape, and which field a wrong one names."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from quire_interfaces import PoolingParams, RequestError
+from quire_server.body import parse_body
+from quire_server.cohere_protocol import CohereEmbedRequest, vectors_by_type
+from quire_server.pooling_protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingInput,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    pairs_of,
+)
+from quire_server.tei_protocol import (
+    TEIEmbedRequest,
+    TEIPredictRequest,
+    TEIPromptRequest,
+    TEISimilarityRequest,
+)
+
+USER = {"role": "user", "content": "hi"}
+
+
+def parsed(model: Any, **fields: Any) -> Any:
+    return parse_body(json.dumps(fields).encode(), model)
+
+
+def param_of(work: Any) -> str | None:
+    with pytest.raises(RequestError) as caught:
+        work()
+    return caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs"),
+    [
+        ({"input": "a"}, [PoolingInput("input", prompt="a")]),
+        ({"input": ""}, None),
+        ({"input": ["a", ""]}, [PoolingInput("input[0]", prompt="a"), PoolingInput("input[1]", prompt="")]),
+        ({"input": [5, 6]}, [PoolingInput("input", prompt=[5, 6])]),
+        ({"input": [[5], [6, 7]]}, [PoolingInput("input[0]", prompt=[5]), PoolingInput("input[1]", prompt=[6, 7])]),
+        ({"messages": [USER]}, [PoolingInput("messages", messages=[USER])]),
+        ({"input": [USER]}, [PoolingInput("input", messages=[USER])]),
+        (
+            {"messages": [[USER], [USER, USER]]},
+            [PoolingInput("messages[0]", messages=[USER]), PoolingInput("messages[1]", messages=[USER, USER])],
+        ),
+        ({"input": [[USER]]}, [PoolingInput("input[0]", messages=[USER])]),
+        ({}, None),
+        ({"input": []}, None),
+        ({"messages": []}, None),
+        ({"input": "a", "messages": [USER]}, None),
+    ],
+)
+@pytest.mark.parametrize("model", [EmbeddingRequest, ClassificationRequest, PoolingRequest])
+def test_inputs_of_every_shape(model: Any, fields: dict[str, Any], inputs: list[PoolingInput] | None) -> None:
+    body = parsed(model, **fields)
+    if inputs is None:
+        assert param_of(body.inputs) in ("input", "messages")
+    else:
+        assert body.inputs() == inputs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": 5}, "input"),
+        ({"input": ["a", 5]}, "input"),
+        ({"input": [["a"]]}, "input"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": [-1]}, "input"),
+        ({"input": [2**31]}, "input"),
+        ({"input": [1.5]}, "input"),
+        ({"input": [None]}, "input"),
+        ({"input": ["a"] * 16385}, "input"),
+        ({"input": "a", "dimensions": "3"}, "dimensions"),
+        ({"input": "a", "dimensions": 1.5}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "embed_dtype": "int4"}, "embed_dtype"),
+        ({"input": "a", "endianness": "middle"}, "endianness"),
+        ({"input": "a", "normalize": "yes"}, "normalize"),
+        ({"input": "a", "truncate_prompt_tokens": "x"}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "up"}, "truncation_side"),
+        ({"input": "a", "errors": "ignore"}, "errors"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt"),
+        ({"input": "a", "task": "sing"}, "task"),
+        ({"input": "a", "task": 5}, "task"),
+        ({"messages": "a"}, "messages"),
+        ({"messages": [5]}, "messages"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    name = param_of(lambda: parsed(PoolingRequest, **fields))
+    assert name is not None
+    assert name.split("[")[0].split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"padding": "max_length"}, "padding"),
+        ({"errors": "per_item", "encoding_format": "bytes"}, "errors"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_what_is_not_served_is_refused(fields: dict[str, Any], param: str) -> None:
+    body = parsed(EmbeddingRequest, input="a", **fields)
+    assert param_of(body.check_supported) == param
+
+
+def test_pooling_params() -> None:
+    body = parsed(EmbeddingRequest, input="a", dimensions=3, normalize=False, truncate_prompt_tokens=-1)
+    assert body.pooling_params("embed") == PoolingParams(
+        task="embed", dimensions=3, use_activation=False, truncate_prompt_tokens=-1
+    )
+    assert parsed(EmbeddingRequest, input="a", use_activation=True).activation() is True
+    assert parsed(EmbeddingRequest, input="a", use_activation=True, normalize=True).activation() is True
+    contradiction = parsed(EmbeddingRequest, input="a", use_activation=True, normalize=False)
+    assert param_of(contradiction.activation) == "normalize"
+    process = parsed(PoolingRequest, input="a", step_tag_id=5, returned_token_ids=[1, 2]).pooling_params(None)
+    assert (process.step_tag_id, process.returned_token_ids) == (5, (1, 2))
+
+
+@pytest.mark.parametrize(("field", "value"), [("dimensions", 0), ("dimensions", 2**62), ("truncate_prompt_tokens", -2)])
+def test_numbers_out_of_range_are_named(field: str, value: int) -> None:
+    body = parsed(EmbeddingRequest, input="a", **{field: value})
+    assert param_of(lambda: body.pooling_params("embed")) == field
+
+
+@pytest.mark.parametrize(
+    "names", [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")]
+)
+def test_scores_pair_each_document_with_its_query(names: tuple[str, str]) -> None:
+    first, second = names
+
+    def pairs(one: Any, two: Any) -> list[tuple[Any, Any]]:
+        return [(a.prompt, b.prompt) for a, b in pairs_of(*parsed(ScoreRequest, **{first: one, second: two}).sides())]
+
+    assert pairs("q", "d") == [("q", "d")]
+    assert pairs("q", ["d", "e"]) == [("q", "d"), ("q", "e")]
+    assert pairs(["q"], ["d", "e"]) == [("q", "d"), ("q", "e")]
+    assert pairs(["q", "r"], ["d", "e"]) == [("q", "d"), ("r", "e")]
+    assert param_of(lambda: pairs(["q", "r"], ["d", "e", "f"])) == first
+    assert param_of(lambda: pairs(["q", "r"], "d")) == first
+    assert param_of(lambda: pairs("q", [])) == second
+    assert param_of(lambda: pairs([], "d")) == first
+
+
+def test_scores_need_one_pair_of_names() -> None:
+    assert param_of(parsed(ScoreRequest, queries="a").sides) == "queries"
+    assert param_of(parsed(ScoreRequest).sides) == "queries"
+    assert param_of(parsed(ScoreRequest, queries="a", documents="b", text_1="a", text_2="b").sides) == "text_1"
+
+
+def test_documents_are_texts_or_objects() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    documents = [
+        "a", {"text": "b"}, {"content": "c"}, {"content": [{"type": "text", "text": "d"}]}, {"content": [image]},
+    ]  # fmt: skip
+    (query,), sides = parsed(RerankRequest, query="q", documents=documents).sides()
+    assert query == PoolingInput("query", prompt="q")
+    assert [each.prompt for each in sides] == ["a", "b", "c", "d", None]
+    assert sides[4].messages == [{"role": "user", "content": [image]}]
+    for wrong in ({}, {"text": 5}, {"content": []}, {"content": [5]}, {"content": {"text": "a"}}):
+        assert param_of(parsed(RerankRequest, query="q", documents=["a", wrong]).sides) == "documents[1]"
+        assert param_of(parsed(RerankRequest, query=wrong, documents=["a"]).sides) == "query"
+    assert param_of(parsed(RerankRequest, query="q").sides) == "documents"
+    assert param_of(parsed(RerankRequest, query="q", documents=["a"], texts=["a"]).sides) == "texts"
+    assert param_of(parsed(RerankRequest, query="q", documents=[]).sides) == "documents"
+
+
+def test_numbers_of_reranking() -> None:
+    def num_results(**fields: Any) -> int:
+        return parsed(RerankRequest, query="q", documents=["a"] * 3, **fields).num_results(3)
+
+    assert [num_results(), num_results(top_n=2), num_results(top_n=9), num_results(top_n=0)] == [3, 2, 3, 3]
+    assert num_results(top_k=1) == 1
+    assert param_of(lambda: num_results(top_n=-1)) == "top_n"
+    body = parsed(RerankRequest, query="q", documents=["a"], max_tokens_per_doc=0)
+    assert param_of(body.check_supported) == "max_tokens_per_doc"
+
+
+def test_reranking_as_tei_asks() -> None:
+    body = parsed(RerankRequest, query="q", texts=["a"], truncate=True, truncation_direction="Left", raw_scores=True)
+    assert body.is_tei
+    assert body.pooling_params("score") == PoolingParams(
+        task="score", use_activation=False, truncate_prompt_tokens=-1, truncation_side="left"
+    )
+
+
+def test_cohere_reads_one_of_three() -> None:
+    assert parsed(CohereEmbedRequest, texts=["a", "b"]).prompts() == [
+        PoolingInput("texts[0]", prompt="a"),
+        PoolingInput("texts[1]", prompt="b"),
+    ]
+    (image,) = parsed(CohereEmbedRequest, images=["data:,x"]).prompts()
+    part = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    assert image.messages == [{"role": "user", "content": [part]}]
+    text = {"type": "text", "text": "a"}
+    one, mixed = parsed(CohereEmbedRequest, inputs=[{"content": [text]}, {"content": [text, part]}]).prompts()
+    assert (one.prompt, mixed.messages) == ("a", [{"role": "user", "content": [text, part]}])
+    assert param_of(parsed(CohereEmbedRequest).prompts) == "texts"
+    assert param_of(parsed(CohereEmbedRequest, texts=[]).prompts) == "texts"
+    assert param_of(parsed(CohereEmbedRequest, texts=["a"], images=["b"]).prompts) == "images"
+    assert param_of(lambda: parsed(CohereEmbedRequest, inputs=[{"content": []}])) == "inputs[0].content"
+    wrong = parsed(CohereEmbedRequest, texts=["a"], max_tokens=0)
+    assert param_of(wrong.check_supported) == "max_tokens"
+
+
+def test_cohere_truncates_at_the_end() -> None:
+    def params(**fields: Any) -> PoolingParams:
+        return parsed(CohereEmbedRequest, texts=["a"], **fields).embed_params()
+
+    assert params() == PoolingParams(task="embed", truncate_prompt_tokens=-1, truncation_side="right")
+    assert params(truncate="START", max_tokens=5) == PoolingParams(
+        task="embed", truncate_prompt_tokens=5, truncation_side="left"
+    )
+    assert params(truncate="NONE", output_dimension=64) == PoolingParams(task="embed", dimensions=64)
+    body = parsed(CohereEmbedRequest, texts=["a"], truncate="NONE", max_tokens=5)
+    body.check_length("texts[0]", 5)
+    assert param_of(lambda: body.check_length("texts[0]", 6)) == "texts[0]"
+
+
+def test_cohere_vectors_in_each_form() -> None:
+    vector = struct.pack("<8f", *[1.0, -1.0] * 4)
+    forms = vectors_by_type([vector, None], ["float", "int8", "uint8", "binary", "ubinary", "base64"])
+    assert forms["float"] == [[1.0, -1.0] * 4, None]
+    assert forms["int8"] == [[127, -127] * 4, None]
+    assert forms["uint8"] == [[255, 1] * 4, None]
+    assert forms["ubinary"] == [[0b10101010], None]
+    assert forms["binary"] == [[0b10101010 - 128], None]
+    assert param_of(lambda: vectors_by_type([vector[:12]], ["binary"])) == "embedding_types"
+
+
+def test_bodies_of_tei() -> None:
+    assert parsed(TEIEmbedRequest, inputs="a").prompts() == [PoolingInput("inputs", prompt="a")]
+    assert parsed(TEIEmbedRequest, inputs=["a"]).prompts() == [PoolingInput("inputs[0]", prompt="a")]
+    assert parsed(TEIPromptRequest, inputs=[5, 6]).prompts() == [PoolingInput("inputs", prompt=[5, 6])]
+    assert param_of(parsed(TEIPromptRequest, inputs=[]).prompts) == "inputs"
+    assert parsed(TEIEmbedRequest, inputs="a", truncate=True, truncation_direction="Left").pooling_params(
+        "embed"
+    ) == PoolingParams(task="embed", truncate_prompt_tokens=-1, truncation_side="left")
+    body = parsed(
+        TEISimilarityRequest,
+        inputs={"source_sentence": "a", "sentences": ["b", "c"]},
+        parameters={"truncate": True, "prompt_name": "query"},
+    )
+    assert [each.prompt for each in body.prompts()] == ["a", "b", "c"]
+    assert (body.fields().truncate, body.fields().prompt_name) == (True, "query")
+    empty = {"source_sentence": "a", "sentences": []}
+    assert param_of(lambda: parsed(TEISimilarityRequest, inputs=empty)) == "inputs.sentences"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts", "is_batch"),
+    [
+        ("a", [("a", None)], False),
+        (["a"], [("a", None)], False),
+        (["a", "b"], [("a", "b")], False),
+        ([["a"], ["b", "c"]], [("a", None), ("b", "c")], True),
+        ([["a"], "b"], [("a", None), ("b", None)], True),
+    ],
+)
+def test_predictions_of_texts_and_pairs(inputs: Any, texts: list[Any], is_batch: bool) -> None:
+    body = parsed(TEIPredictRequest, inputs=inputs)
+    assert [(a.prompt, b and b.prompt) for a, b in body.prompts()] == texts
+    assert body.is_batch is is_batch
+
+
+@pytest.mark.parametrize("inputs", [[], ["a", "b", "c"], [[]], [["a"], ["a", "b", "c"]]])
+def test_predictions_take_one_text_or_two(inputs: Any) -> None:
+    name = param_of(parsed(TEIPredictRequest, inputs=inputs).prompts)
+    assert name is not None
+    assert name.startswith("inputs")
