@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from quire_interfaces import PoolerConfig
+import dataclasses
+
+import pytest
+
+from quire_interfaces import ConfigError, PoolerConfig
 from quire_pooling import DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, TokenTaskSpec
 
 DENSE = DenseSpec(weight="dense.weight", bias="dense.bias", in_features=16, out_features=6)
@@ -39,4 +43,11 @@ def test_settings_of_the_server_go_before_the_checkpoint() -> None:
     assert (changed.methods, changed.token_method, changed.step_tag_id) == (("MEAN",), "STEP", 0)
     assert (changed.logit_mean, changed.logit_sigma) == (0.0, 2.0)
     raw = spec.with_config(PoolerConfig(use_activation=False))
-    assert (raw.normalize, raw.activation) == (False, "identity")
+    assert (raw.normalize, raw.use_activation, raw.activation) == (False, False, "sigmoid")
+    cut = dataclasses.replace(spec, dimensions=(4, 2)).with_config(PoolerConfig(dimensions=4))
+    assert cut.default_dimensions == 4
+    with pytest.raises(ConfigError, match="dimensions must be one of 4, 2, got 3") as error:
+        dataclasses.replace(spec, dimensions=(4, 2)).with_config(PoolerConfig(dimensions=3))
+    assert error.value.field == "dimensions"
+    with pytest.raises(ConfigError, match=r"dimensions .3. cannot be chosen"):
+        spec.with_config(PoolerConfig(dimensions=3))

@@ -11,18 +11,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire_interfaces import PoolerConfig, PoolingTask
+from quire_interfaces import ConfigError, PoolerConfig, PoolingParams, PoolingTask, RequestError
 
-__all__ = ["NO_HEAD", "Activation", "DenseSpec", "LayerNormSpec", "PoolerSpec", "PoolingHeadSpec", "TokenTaskSpec"]
+__all__ = [
+    "NO_HEAD",
+    "Activation",
+    "ActivationSpec",
+    "DenseSpec",
+    "LayerNormSpec",
+    "PoolerSpec",
+    "PoolingHeadSpec",
+    "PoolingMethod",
+    "TokenTaskSpec",
+]
 
-Activation = Literal["identity", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softmax", "log1p_relu"]
-"""Function of a layer's outputs: log1p_relu is log(1 + relu(x)) (SPLADE, arXiv 2109.10086, eq. 1); softmax goes over
-the last dimension, the others element by element."""
+Activation = Literal[
+    "identity", "relu", "silu", "gelu", "gelu_erf", "sigmoid", "tanh", "softmax", "log1p_relu", "log1p_log1p_relu"
+]
+"""Function of a layer's outputs, named as by op `activation`: gelu is the tanh approximation, gelu_erf the exact one.
+log1p_relu is log(1 + relu(x)) (SPLADE, arXiv 2109.10086, eq. 1). softmax goes over the last dimension, the others
+element by element."""
+PoolingMethod = Literal["CLS", "LAST", "MEAN", "MAX", "SUM", "WEIGHTEDMEAN", "MEAN_SQRT_LEN"]
+"""What makes one vector of a text's: the first, the last, their mean, the largest of each column, their sum, their mean
+with positions from 1 as weights (SGPT, arXiv 2202.08904, eq. 2), or their sum / sqrt(tokens)."""
+TOKEN_TASKS: frozenset[PoolingTask] = frozenset({"token_embed", "token_classify", "plugin"})
+"""Tasks whose result has a vector per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationSpec:
+    """A function of each vector x [N, width]."""
+
+    activation: Activation
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """No tensors."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """activation(x @ weight.T + bias), of x [N, in_features] -> [N, out_features]."""
+    """activation(x @ weight.T + bias), of x [N, in_features] -> [N, out_features]; plus x where it has a residual."""
 
     weight: str
     """Name of the tensor [out_features, in_features]."""
@@ -31,11 +60,16 @@ class DenseSpec:
     in_features: int
     out_features: int
     activation: Activation = "identity"
+    use_residual: bool = False
+    """x is added to the output, through `residual` where there is one."""
+    residual: str | None = None
+    """Name of the tensor [out_features, in_features] that x goes through before it is added."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of its tensors."""
-        bias = {} if self.bias is None else {self.bias: (self.out_features,)}
-        return {self.weight: (self.out_features, self.in_features), **bias}
+        matrix = (self.out_features, self.in_features)
+        shapes: dict[str | None, tuple[int, ...]] = {self.weight: matrix, self.bias: matrix[:1], self.residual: matrix}
+        return {name: shape for name, shape in shapes.items() if name is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +92,7 @@ class LayerNormSpec:
 class PoolingHeadSpec:
     """A chain of small layers over vectors [N, in] -> [N, out]."""
 
-    steps: tuple[DenseSpec | LayerNormSpec, ...] = ()
+    steps: tuple[DenseSpec | LayerNormSpec | ActivationSpec, ...] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors of all steps."""
@@ -93,21 +127,24 @@ class PoolerSpec:
 
     hidden_size: int
     """Width of the hidden states."""
-    methods: tuple[str, ...] = ("LAST",)
-    """Pooling methods, whose vectors are put one behind the other: CLS, LAST, MEAN, MAX, WEIGHTEDMEAN (positions from 1
-    as weights, arXiv 2202.08904), MEAN_SQRT_LEN (sum / sqrt(tokens))."""
-    token_method: str = "ALL"
-    """ALL, or STEP: which tokens the tasks per token keep."""
+    methods: tuple[PoolingMethod, ...] = ("LAST",)
+    """Pooling methods, whose vectors are put one behind the other."""
+    token_method: Literal["ALL", "STEP"] = "ALL"
+    """Which tokens the tasks per token keep: all, or those that are `step_tag_id`."""
     token_head: PoolingHeadSpec = NO_HEAD
     """What each token goes through before the method (SPLADE's masked-language-model head)."""
     head: PoolingHeadSpec = NO_HEAD
     """What the pooled vector goes through; of the tasks per token, every token."""
     activation: Activation = "identity"
-    """Of the logits of classes and scores, unless the request says no."""
+    """Of the logits of classes and scores."""
+    use_activation: bool = True
+    """Logits go through the activation, unless the request says otherwise."""
     normalize: bool = True
-    """Embeddings are divided by their length, unless the request says no."""
-    dimensions: tuple[int, ...] | None = ()
-    """Dimensions that embeddings may be cut to (Matryoshka, arXiv 2205.13147); empty for any, None for none but all."""
+    """Embeddings are divided by their length, unless the request says otherwise."""
+    dimensions: tuple[int, ...] | None = None
+    """Dimensions that embeddings may be cut to (Matryoshka, arXiv 2205.13147); empty for any, None for no choice."""
+    default_dimensions: int | None = None
+    """Dimensions that embeddings are cut to, unless the request says otherwise; None for all."""
     tasks: frozenset[PoolingTask] = frozenset({"embed", "token_embed"})
     token_tasks: Mapping[PoolingTask, TokenTaskSpec] = field(default_factory=dict)
     """Tasks per token whose head is not `head`."""
@@ -145,16 +182,89 @@ class PoolerSpec:
         heads = [self.token_head, self.head, *(task.head for task in self.token_tasks.values())]
         return {name: shape for head in heads for name, shape in head.shapes().items()}
 
+    @property
+    def default_task(self) -> PoolingTask:
+        """Task of a request that names none.
+
+        Raises:
+            RequestError: The checkpoint has no task.
+        """
+        order: tuple[PoolingTask, ...] = ("embed", "classify", "score", "token_classify", "token_embed")
+        for task in order:
+            if task in self.tasks:
+                return task
+        raise RequestError("this model pools nothing; serve one that embeds or classifies", param="task")
+
+    def resolve(self, params: PoolingParams) -> PoolingParams:
+        """The parameters of a request with this pooler's own values where it has none.
+
+        Raises:
+            RequestError: The pooler has no such task, or cannot do what the parameters say.
+        """
+        params = params.with_task(params.task or self.default_task)
+        assert params.task is not None
+        if params.task not in self.tasks and params.task != "plugin":
+            raise RequestError(
+                f"this model has no task {params.task!r}; it has {', '.join(sorted(self.tasks))}",
+                param="task",
+                code="unsupported_task",
+            )
+        if self.token_method != "STEP" or params.task not in TOKEN_TASKS:
+            for name in ("step_tag_id", "returned_token_ids"):
+                if getattr(params, name) is not None:
+                    raise RequestError(
+                        f"{name} is of models with pooling method STEP and of their tasks per token; leave it out",
+                        param=name,
+                        code="unsupported_combination",
+                    )
+            return self._with_dimensions(params)
+        return dataclasses.replace(
+            self._with_dimensions(params),
+            step_tag_id=self.step_tag_id if params.step_tag_id is None else params.step_tag_id,
+            returned_token_ids=params.returned_token_ids or self.returned_token_ids,
+        )
+
+    def _with_dimensions(self, params: PoolingParams) -> PoolingParams:
+        if params.dimensions is None:
+            is_cut = self.default_dimensions is not None and params.task in ("embed", "token_embed")
+            return dataclasses.replace(params, dimensions=self.default_dimensions) if is_cut else params
+        if self.dimensions is None:
+            raise RequestError(
+                f"dimensions ({params.dimensions}) cannot be chosen: the model is not known to be trained for shorter "
+                "embeddings (Matryoshka); leave them out",
+                param="dimensions",
+                code="unsupported_dimensions",
+            )
+        if self.dimensions and params.dimensions not in self.dimensions:
+            listed = ", ".join(map(str, self.dimensions))
+            raise RequestError(f"dimensions must be one of {listed}, got {params.dimensions}", param="dimensions")
+        if params.dimensions > self.embedding_size:
+            raise RequestError(
+                f"dimensions must be at most {self.embedding_size}, got {params.dimensions}", param="dimensions"
+            )
+        return params
+
     def with_config(self, config: PoolerConfig) -> PoolerSpec:
-        """This pooler with what `config` sets."""
+        """This pooler with what `config` sets.
+
+        Raises:
+            ConfigError: Embeddings cannot be cut to the dimensions that `config` names.
+        """
         changes = {
-            "methods": None if config.seq_pooling_type is None else (config.seq_pooling_type,),
+            "methods": config.seq_pooling_type and (config.seq_pooling_type,),
             "token_method": config.tok_pooling_type,
             "normalize": config.use_activation,
-            "activation": "identity" if config.use_activation is False else None,
+            "use_activation": config.use_activation,
+            "default_dimensions": config.dimensions,
             "logit_mean": config.logit_mean,
             "logit_sigma": config.logit_sigma,
             "step_tag_id": config.step_tag_id,
             "returned_token_ids": config.returned_token_ids,
         }
-        return dataclasses.replace(self, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        changes = {name: value for name, value in changes.items() if value is not None}
+        pooler = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        try:
+            pooler._with_dimensions(PoolingParams(dimensions=config.dimensions))
+        except RequestError as error:
+            raise ConfigError(str(error), field="dimensions") from None
+        return pooler
