@@ -33,6 +33,8 @@ from quire_interfaces import (
     FinishReason,
     OutputKind,
     OverloadedError,
+    PooledOutput,
+    PoolingParams,
     RequestError,
     RequestFailure,
     RequestOptions,
@@ -71,6 +73,7 @@ core_outputs = st.builds(
     st.none() | st.lists(logprobs, max_size=3),
     st.integers(0, 99),
     st.none() | st.builds(RequestFailure, texts, st.none() | texts, st.none() | texts),
+    st.none() | st.builds(PooledOutput, st.binary(max_size=9), st.lists(st.integers(0, 9), max_size=2).map(tuple)),
 )
 client_messages = (
     st.builds(
@@ -79,6 +82,14 @@ client_messages = (
         prompt=ids.map(pack_token_ids),
         sampling_params=params,
         seed=st.integers(-(2**63), 2**63 - 1),
+        pooling_params=st.none()
+        | st.builds(
+            PoolingParams,
+            task=st.sampled_from(["embed", "token_embed", None]),
+            dimensions=st.none() | st.integers(1, 999),
+            returned_token_ids=st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=3).map(tuple),
+            extra_kwargs=st.none() | st.dictionaries(texts, texts, max_size=2),
+        ),
         max_tokens=st.integers(1, 10**6),
         stop_token_ids=st.frozensets(st.integers(0, 10**6), max_size=5),
         output_token_ids=ids,

@@ -18,6 +18,7 @@ from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids, unpack
 from quire_engine.metrics import RequestMetrics
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
+from quire_engine.pooling import PooledRequestOutput
 from quire_engine.process_client import ProcessClient
 from quire_engine.streaming_client import StreamingClient
 from quire_engine.streams import OutputStream
@@ -47,6 +48,7 @@ __all__ = [
     "NullListener",
     "OutputStream",
     "PauseMode",
+    "PooledRequestOutput",
     "ProcessClient",
     "RequestMetrics",
     "RequestOutput",

@@ -19,10 +19,12 @@ from quire_engine.frontend import Frontend, PreparedRequest, as_rendered, check_
 from quire_engine.messages import EngineInfo
 from quire_engine.output_processor import DetokenizerFactory
 from quire_engine.outputs import RequestOutput
+from quire_engine.pooling import PooledRequestOutput
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
     FinishReason,
     OutputKind,
+    PoolingParams,
     RenderedPrompt,
     RequestError,
     RequestOptions,
@@ -34,7 +36,7 @@ __all__ = ["AsyncEngine"]
 
 
 class AsyncEngine:
-    """Generates. All calls from one event loop.
+    """Generates and pools. All calls from one event loop.
 
     Args:
         client: The engine, or engines; must be ready (`await client.ready()`).
@@ -101,6 +103,46 @@ class AsyncEngine:
             default_kind=OutputKind.DELTA,
         )
         return self._run(prepared)
+
+    async def encode(
+        self,
+        prompt: RenderedPrompt | Sequence[int],
+        params: PoolingParams,
+        options: RequestOptions = RequestOptions(),
+        *,
+        request_id: str | None = None,
+    ) -> PooledRequestOutput:
+        """Pool one prompt. Cancelling the call drops the request before the engine's next step.
+
+        Args:
+            prompt: Token ids, or a rendered prompt.
+            params: What to pool, and how.
+            options: How to schedule and to isolate it, and its adapter.
+            request_id: The caller's name for it, unique among those in flight; None makes one.
+
+        Returns:
+            The output; one that failed in the engine says why.
+
+        Raises:
+            RequestError, ContextLengthError: about the request itself.
+            OverloadedError, EngineDeadError: by the engine.
+        """
+        prepared = self._frontend.prepare_pooling(
+            prompt, params, options, request_id=request_id, ids_in_use=self._streams
+        )
+        stream = self.client.open([prepared.message])
+        self._streams[prepared.request_id] = stream
+        prepared.processor.metrics = stream.metrics
+        try:
+            async for core_output in stream:
+                output = prepared.processor.process(core_output)
+                if output is not None:
+                    return output
+        finally:
+            stream.close()
+            if self._streams.get(prepared.request_id) is stream:
+                del self._streams[prepared.request_id]
+        raise AssertionError("the stream ended without an output")
 
     def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions = RequestOptions()) -> None:
         """Whether `generate` would take the request, which does not run.

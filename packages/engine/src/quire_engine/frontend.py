@@ -13,9 +13,18 @@ from typing import NamedTuple
 from quire_engine.input_processor import InputProcessor
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
-from quire_interfaces import OutputKind, RenderedPrompt, RequestError, RequestOptions, SamplingParams, Tokenizer
+from quire_engine.pooling import PoolingProcessor
+from quire_interfaces import (
+    OutputKind,
+    PoolingParams,
+    RenderedPrompt,
+    RequestError,
+    RequestOptions,
+    SamplingParams,
+    Tokenizer,
+)
 
-__all__ = ["Frontend", "PreparedRequest"]
+__all__ = ["Frontend", "PreparedPooling", "PreparedRequest"]
 
 
 class PreparedRequest(NamedTuple):
@@ -27,6 +36,17 @@ class PreparedRequest(NamedTuple):
     """For the core, one per completion."""
     processor: RequestProcessor
     """Makes the caller's outputs of the core's."""
+
+
+class PreparedPooling(NamedTuple):
+    """A checked request that can be pooled."""
+
+    request_id: str
+    """The caller's name for it."""
+    message: AddRequest
+    """For the core."""
+    processor: PoolingProcessor
+    """Makes the caller's output of the core's."""
 
 
 class Frontend:
@@ -100,6 +120,26 @@ class Frontend:
             continued_ids=(rendered.decoder_token_ids or []) if self._info.max_encoder_len else rendered.token_ids,
         )
         return PreparedRequest(request_id, messages, processor)
+
+    def prepare_pooling(
+        self,
+        prompt: RenderedPrompt | Sequence[int],
+        params: PoolingParams,
+        options: RequestOptions,
+        *,
+        request_id: str | None,
+        ids_in_use: Container[str],
+    ) -> PreparedPooling:
+        """Check a request that is pooled and make what runs it; arguments as for `prepare`.
+
+        Raises:
+            ContextLengthError: the prompt is longer than the model reads.
+            RequestError: its name is in use, or it asks for what this engine cannot do.
+        """
+        request_id = request_id if request_id is not None else f"request-{next(self._auto_ids)}"
+        check_unused(request_id, ids_in_use)
+        message = self._input_processor.process_pooling(request_id, as_rendered(prompt), params, options)
+        return PreparedPooling(request_id, message, PoolingProcessor(request_id, message))
 
     def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions) -> None:
         """Raise what `prepare` would raise about the prompt and its parameters; prepares nothing, draws no seed."""

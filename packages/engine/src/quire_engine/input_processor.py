@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from quire_engine.length_limits import check_prompt_length, resolve_max_tokens
+from quire_engine.length_limits import check_prompt_length, check_whole_prompt, resolve_max_tokens
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
 from quire_engine.params_resolver import ParamsResolver, check_token_ids
+from quire_engine.pooling import pooling_request, resolve_pooling_params
 from quire_interfaces import (
     Modality,
     ModelNotFoundError,
+    PoolingParams,
     PromptMedia,
     RenderedPrompt,
     RequestError,
@@ -113,6 +115,30 @@ class InputProcessor:
             for index in range(1, num_completions)
         ]
 
+    def process_pooling(
+        self,
+        request_id: str,
+        prompt: RenderedPrompt,
+        params: PoolingParams,
+        options: RequestOptions = RequestOptions(),
+    ) -> AddRequest:
+        """The message of a request whose prompt is pooled.
+
+        Raises:
+            ContextLengthError: the prompt is longer than the model reads.
+            RequestError: a token id is outside the vocabulary, the prompt is empty, or the engine cannot pool so.
+        """
+        options = self._with_default_adapter(prompt.media, options)
+        params = resolve_pooling_params(params, self._info)
+        check_whole_prompt(self._info, len(prompt.token_ids))
+        packed = pack_token_ids(prompt.token_ids)
+        self._check_prompt(prompt.token_ids)
+        if prompt.media is not None:
+            self._check_media(prompt.media)
+        self._check_adapter(options)
+        core_id = f"{request_id}/{next(self._sequence)}.0"
+        return pooling_request(core_id, prompt, packed, params, options, self._info)
+
     def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions = RequestOptions()) -> None:
         """Whether `process` would take the request. Raises what it raises; draws no seed."""
         self._checked(prompt, params, self._with_default_adapter(prompt.media, options))
@@ -161,6 +187,10 @@ class InputProcessor:
                 param="deterministic",
                 code="unsupported",
             )
+        self._check_adapter(options)
+
+    def _check_adapter(self, options: RequestOptions) -> None:
+        """Raises ModelNotFoundError where an adapter is asked for and none are served."""
         if options.adapter is not None and not self._info.takes_adapters:
             raise ModelNotFoundError(
                 f"the adapter {options.adapter!r} was asked for, but this engine serves none; start it with "

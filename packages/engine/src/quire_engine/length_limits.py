@@ -7,7 +7,7 @@ import functools
 from quire_engine.messages import EngineInfo
 from quire_interfaces import ContextLengthError, SamplingParams
 
-__all__ = ["check_prompt_length", "resolve_max_tokens"]
+__all__ = ["check_prompt_length", "check_whole_prompt", "resolve_max_tokens"]
 
 
 def check_prompt_length(info: EngineInfo, num_prompt_tokens: int, params: SamplingParams) -> None:
@@ -24,6 +24,13 @@ def check_prompt_length(info: EngineInfo, num_prompt_tokens: int, params: Sampli
         return
     if params.max_tokens != 0:
         resolve_max_tokens(info, num_prompt_tokens, params)
+    check_whole_prompt(info, num_prompt_tokens)
+
+
+def check_whole_prompt(info: EngineInfo, num_prompt_tokens: int) -> None:
+    """Raises ContextLengthError when a prompt of so many tokens does not fit the context by itself."""
+    if num_prompt_tokens <= info.max_model_len:
+        return
     raise ContextLengthError(
         f"the prompt has {num_prompt_tokens} tokens, but this model's context is {info.max_model_len} "
         "tokens: shorten the prompt",

@@ -10,15 +10,18 @@ from collections.abc import Iterable, Sequence
 
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
-from quire_engine.frontend import Frontend, PreparedRequest
+from quire_engine.frontend import Frontend
 from quire_engine.listener import EngineListener, NullListener
+from quire_engine.messages import AddRequest
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.outputs import RequestOutput
+from quire_engine.pooling import PooledRequestOutput, PoolingProcessor
 from quire_engine.request_book import RequestBook
 from quire_interfaces import (
     EngineDeadError,
     FinishReason,
     OutputKind,
+    PoolingParams,
     RenderedPrompt,
     RequestOptions,
     SamplingParams,
@@ -61,7 +64,7 @@ class LLMEngine:
             seed=self.core.config.seed,
         )
         self._listener: EngineListener = listener or NullListener()
-        self._book: RequestBook[RequestProcessor] = RequestBook(self._listener)
+        self._book: RequestBook[RequestProcessor | PoolingProcessor] = RequestBook(self._listener)
         """By the core's request id; completions that ended are gone."""
         self._core_ids: dict[str, list[str]] = {}
         """Caller's request id -> the core's, of its completions."""
@@ -70,7 +73,7 @@ class LLMEngine:
     def add_request(
         self,
         prompt: RenderedPrompt | Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         options: RequestOptions = RequestOptions(),
         *,
         request_id: str | None = None,
@@ -79,7 +82,7 @@ class LLMEngine:
 
         Args:
             prompt: Token ids, or a rendered prompt.
-            params: How to choose tokens, how many, when to stop.
+            params: How to choose tokens, how many, when to stop; or how to pool the prompt.
             options: How to schedule and to isolate it, its adapter, and what each output holds (everything at the end,
                 unless said).
             request_id: The caller's name for it, unique among those in flight; None makes one.
@@ -94,6 +97,12 @@ class LLMEngine:
         """
         if self._is_closed:
             raise EngineDeadError("the engine is closed; make another one")
+        if isinstance(params, PoolingParams):
+            pooling = self._frontend.prepare_pooling(
+                prompt, params, options, request_id=request_id, ids_in_use=self._core_ids
+            )
+            self._queue(pooling.request_id, [pooling.message], pooling.processor)
+            return pooling.request_id
         prepared = self._frontend.prepare(
             prompt,
             params,
@@ -102,11 +111,12 @@ class LLMEngine:
             ids_in_use=self._core_ids,
             default_kind=OutputKind.FINAL_ONLY,
         )
-        self._queue(prepared)
+        self._queue(*prepared)
         return prepared.request_id
 
-    def _queue(self, prepared: PreparedRequest) -> None:
-        request_id, messages, processor = prepared
+    def _queue(
+        self, request_id: str, messages: list[AddRequest], processor: RequestProcessor | PoolingProcessor
+    ) -> None:
         queued_ids: list[str] = []
         try:
             for message in messages:
@@ -120,7 +130,7 @@ class LLMEngine:
             raise
         self._core_ids[request_id] = queued_ids
         for message in messages:
-            num_prompt_tokens = len(processor.prompt_token_ids)
+            num_prompt_tokens = processor.num_prompt_tokens
             entry = self._book.add(message, processor, n=len(messages), num_prompt_tokens=num_prompt_tokens)
             processor.metrics.append(entry.metrics)
 
@@ -128,7 +138,7 @@ class LLMEngine:
         """Whether any output is still to come."""
         return bool(self._core_ids)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | PooledRequestOutput]:
         """Run one step.
 
         Returns:
@@ -140,14 +150,14 @@ class LLMEngine:
         result = self.core.step()
         now = time.monotonic()
         self._book.start(result.started, result.started_time_s)
-        outputs: list[RequestOutput] = []
+        outputs: list[RequestOutput | PooledRequestOutput] = []
         for core_output in result.outputs:
             entry = self._book.record(core_output, now)
             if entry is None:  # aborted while the step ran
                 continue
             processor = entry.reader
             output = processor.process(core_output)
-            aborts = processor.take_aborts() if processor.aborts else []
+            aborts = processor.take_aborts()
             if aborts:
                 self.core.abort_requests(aborts)
                 for core_id in aborts:

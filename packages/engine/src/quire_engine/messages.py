@@ -19,6 +19,7 @@ from quire_interfaces import (
     EngineCoreOutput,
     ModelNotFoundError,
     OverloadedError,
+    PoolingParams,
     PromptMedia,
     QuireError,
     Request,
@@ -100,6 +101,10 @@ class AddRequest(_Message):
     media: PromptMedia | None = None
     encoder_prompt: bytes = b""
     """`pack_token_ids` of what the encoder reads."""
+    pooling_params: PoolingParams | None = None
+    second_segment_start: int = 0
+    reads_prefix_cache: bool = True
+    """Whether the output needs no more than what is computed behind a cached prefix."""
     prompt_group: str | None = None
     arrival_time_s: float = 0.0
 
@@ -118,7 +123,9 @@ class AddRequest(_Message):
             media=self.media,
             encoder_token_ids=unpack_token_ids(self.encoder_prompt),
             prompt_group=self.prompt_group,
-            reads_prefix_cache=self.sampling_params.prompt_logprobs is None,
+            pooling_params=self.pooling_params,
+            second_segment_start=self.second_segment_start,
+            reads_prefix_cache=self.reads_prefix_cache and self.sampling_params.prompt_logprobs is None,
             output_token_ids=list(self.output_token_ids),
         )
 
@@ -167,6 +174,16 @@ class EngineInfo:
     modalities: tuple[str, ...] = ()
     """What prompts may hold beside tokens: "image", "video", "audio", and "embeds" for embeddings of callers that take
     the place of tokens; none where the engine takes text alone."""
+    runner: str = "generate"
+    """What the engine runs: "generate" for tokens, "pooling" for pooled hidden states alone."""
+    pooling_tasks: tuple[str, ...] = ()
+    """Tasks of requests that are pooled, the one of a request that names none first; none where none are taken."""
+    cached_pooling_tasks: tuple[str, ...] = ()
+    """Tasks that pool the last token alone, so that they read cached prefixes."""
+    embedding_size: int = 0
+    """Numbers of an embedding; 0 where no task makes any."""
+    matryoshka_dimensions: tuple[int, ...] | None = None
+    """Dimensions that embeddings may be cut to; empty for any, None where the checkpoint was not trained for it."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0

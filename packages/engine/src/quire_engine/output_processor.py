@@ -178,6 +178,10 @@ class RequestProcessor:
         self._held: dict[str, list[int]] | None = {core_id: [] for core_id in core_ids} if is_deferred else None
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
     def finished(self) -> bool:
         """Whether all completions have ended."""
         return all(each.finished for each in self._completions.values())

@@ -36,7 +36,7 @@ _EMBED_TASKS = ("embed", "token_embed", "plugin", None)
 class PooledOutput(NamedTuple):
     """Pooled data of one request, as it crosses between processes."""
 
-    data: bytes | memoryview
+    data: bytes
     """float32, little-endian, in row-major order."""
     shape: tuple[int, ...]
     """[dimensions], or [tokens, dimensions] of the tasks per token."""

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from quire_interfaces.media import PromptMedia
+from quire_interfaces.pooling import PoolingParams
 from quire_interfaces.sampling_params import SamplingParams
 
 __all__ = ["FinishReason", "OutputKind", "Request", "RequestOptions", "RequestStatus"]
@@ -93,12 +94,17 @@ class Request:
     """What the encoder reads, for networks that have one; the prompt is then what the decoder begins with."""
     prompt_group: str | None = None
     """Requests of one group have the same prompt: one of them computes it, the others use its blocks."""
+    pooling_params: PoolingParams | None = None
+    """How the hidden states of the prompt are pooled; None for a request that generates. What is pooled ends with one
+    stop token, which stands for the output and needs no place in the context."""
+    second_segment_start: int = 0
+    """Position of the first token of the second text, where the prompt is a pair with token types; 0 elsewhere."""
     adapter_version: str = ""
     """Version that `options.adapter` named when the request came; it keeps this one until it ends."""
     adapter_slot: int = -1
     """The device slot its adapter is in while RUNNING."""
     reads_prefix_cache: bool = True
-    """False when every prompt position must be computed (prompt_logprobs)."""
+    """False when every prompt position must be computed (prompt_logprobs, pooling of more than the last token)."""
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 from quire_interfaces.errors import RequestError
 from quire_interfaces.kv_transfer import KVTransferOutput, KVTransferPlan
 from quire_interfaces.media import MediaItem, PromptMedia
+from quire_interfaces.pooling import PooledOutput, PoolingParams
 from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
 
@@ -67,6 +68,10 @@ class NewRow:
     """These tokens, if the encoder has to read them in this step; empty when what it made of them is in the blocks."""
     media: PromptMedia | None = None
     """What stands among the tokens of its prompt; None for text alone."""
+    pooling_params: PoolingParams | None = None
+    """How its hidden states are pooled; None for a request that generates."""
+    second_segment_start: int = 0
+    """Position of the first token of the second text, where the prompt is a pair with token types; 0 elsewhere."""
     stop_token_ids: frozenset[int] = frozenset()
     cache_salt: str | None = None
     """What the runner keeps beyond the request may serve requests with the same salt only."""
@@ -131,7 +136,10 @@ class ModelRunnerOutput:
 
     step_id: int
     sampled_token_ids: list[list[int]]
-    """Per entry: accepted draft tokens followed by the bonus token; empty where `samples` was False."""
+    """Per entry: accepted draft tokens followed by the bonus token; empty where `samples` was False. Of a row that is
+    pooled, its one stop token, once `pooled` has its output."""
+    pooled: dict[int, PooledOutput] = field(default_factory=dict)
+    """Row -> the pooled output of its prompt, which is read to its end."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Row -> one per sampled token."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -176,6 +184,8 @@ class EngineCoreOutput(NamedTuple):
     """Prompt tokens that were not computed because the prefix cache had them."""
     failure: RequestFailure | None = None
     """With FinishReason.ERROR: why."""
+    pooled: PooledOutput | None = None
+    """Of a request that is pooled: its output, which is all that comes of it."""
 
 
 GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -47,6 +47,9 @@ class RenderedPrompt:
     """For networks that read the prompt with an encoder: what the decoder begins with; None as the checkpoint says."""
     media: PromptMedia | None = None
     """Images, videos and sounds among the tokens; None without any."""
+    second_segment_start: int = 0
+    """Position of the first token of the second text, where the prompt is a pair of texts and the tokenizer gives them
+    token types (Devlin et al., "BERT", 2019, section 3: segments A and B); 0 elsewhere."""
     num_reused_tokens: int = 0
     """Leading tokens that were taken from an earlier rendering instead of being tokenized again."""
 

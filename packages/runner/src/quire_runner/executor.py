@@ -1,4 +1,4 @@
-"""`ThreadedExecutor`: the steps of a `ModelRunner` in order, in worker threads.
+"""`ThreadedExecutor`: the steps of a runner in order, in worker threads.
 
 The next step can be planned on the host while this one computes (torch lets go of the interpreter lock inside its
 operators). Without threads, the runner itself is the executor. Knows nothing of what a step is.
@@ -11,13 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from quire_interfaces.errors import EngineDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
-from quire_runner.runner import ModelRunner
+from quire_runner.protocols import RunsSteps
 
 __all__ = ["ThreadedExecutor"]
 
 
 class ThreadedExecutor:
-    """Runs the steps of one `ModelRunner` in a worker thread (an `Executor`). One thread calls it.
+    """Runs the steps of one runner in a worker thread (an `Executor`). One thread calls it.
 
     On a device that computes beside the host, a second thread waits for results: the next step is launched while the
     device still computes, and the device never waits for the host.
@@ -31,7 +31,7 @@ class ThreadedExecutor:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: RunsSteps,
         *,
         reads_apart: bool = False,
         max_in_flight: int = 8,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_attention.batch import ForwardBatch
+from quire_attention.batch import EncoderBatch, ForwardBatch
+from quire_interfaces.pooling import PoolingParams
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_ops import DecodeRows, LoraTokens, RunDecode
 
-__all__ = ["EncodeMedia", "LogitsTap", "RunnableNetwork", "StepAdapters"]
+__all__ = ["EncodeMedia", "EncodesTexts", "LogitsTap", "PoolsTexts", "RunnableNetwork", "RunsSteps", "StepAdapters"]
 
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
@@ -54,6 +56,42 @@ class RunnableNetwork(Protocol):
     def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
         [N] float32, NaN where the row has NaN."""
+
+
+class EncodesTexts(Protocol):
+    """An encoder alone, as `PoolingRunner` uses it."""
+
+    def encode_batch(self, batch: EncoderBatch) -> Tensor:
+        """Hidden states [E, hidden_size] of the tokens of whole texts, behind the last layer."""
+
+
+class PoolsTexts(Protocol):
+    """From hidden states to outputs; `quire_pooling.Pooler` is one."""
+
+    def pool(
+        self, hidden: Tensor, lens: Sequence[int], params: Sequence[PoolingParams], token_ids: Tensor
+    ) -> list[Tensor]:
+        """The outputs of whole texts: [D], or [tokens, D] of tasks per token.
+
+        Args:
+            hidden: Hidden states [T, hidden_size] of all texts, one behind the other.
+            lens: Number of tokens of each text.
+            params: Of each text, with a task.
+            token_ids: [T] int64.
+        """
+
+
+class RunsSteps(Protocol):
+    """A runner: `ModelRunner`, or `PoolingRunner`."""
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; raises what computing it raised."""
+
+    def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+        """Start one step. What is returned waits for its results, in any thread."""
+
+    def close(self) -> None:
+        """Give all memory back. Idempotent."""
 
 
 class StepAdapters(Protocol):

@@ -25,6 +25,8 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
         ContextLengthError: The prompt fills the context, or the KV cache can never hold the request.
     """
     num_prompt = request.num_prompt_tokens
+    if request.pooling_params is not None and max_model_len is not None:
+        max_model_len += 1  # its one output token stands for what is pooled, behind the context
     if num_prompt == 0:
         raise RequestError("the prompt has no tokens; give at least one", param="prompt")
     if request.max_tokens < 1:

@@ -132,7 +132,7 @@ class ResultTaker:
         for tokens, token_id in zip(output_token_ids, token_ids, strict=True):
             tokens.append(token_id)
         self._counters.num_generation_tokens_total += end - begin
-        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, strict=False)
+        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, _NONE, strict=False)
         new = list(map(_new_output, columns))
         checked = list(compress(range(begin, end), map(ge, positions, check_from)))
         if not self._stop_token_ids.keys().isdisjoint(token_ids):
@@ -186,6 +186,8 @@ class ResultTaker:
             )
             if row in result.logprobs:
                 new = new._replace(logprobs=result.logprobs[row][: len(new.new_token_ids)])
+            if row in result.pooled:
+                new = new._replace(new_token_ids=[], stop_token_id=None, pooled=result.pooled[row])
         else:
             self._computed(state, end, output.step_id)
         if row in result.prompt_logprobs:
@@ -215,7 +217,8 @@ class ResultTaker:
         if not request.output_token_ids:
             self._count_prompt(request)
         num_appended, reason, stop_token_id = append_tokens(state, tokens)
-        self._counters.num_generation_tokens_total += num_appended
+        if request.pooling_params is None:
+            self._counters.num_generation_tokens_total += num_appended
         if end >= state.cache_at:
             self._computed(state, end, step_id)
         if reason is None:

@@ -29,6 +29,8 @@ def new_row(request: Request, block_ids: tuple[list[int], ...], cached: CachedPr
         num_encoder_tokens=len(request.encoder_token_ids),
         encoder_token_ids=[] if cached.has_encoder else request.encoder_token_ids,
         media=request.media,
+        pooling_params=request.pooling_params,
+        second_segment_start=request.second_segment_start,
         stop_token_ids=request.stop_token_ids,
         adapter_slot=request.adapter_slot,
         adapter_version=request.adapter_version,

@@ -49,6 +49,8 @@ class FakeEngineConfig:
     first_token_id: int = 0
     num_token_ids: int = 1000
     vocab_size: int = 1000
+    pooling_tasks: tuple[str, ...] = ()
+    """Tasks of pooling requests, beside generation."""
     seed: int = 0
     step_time_s: float = 0.0
     check_kv: bool = True
@@ -109,6 +111,9 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         model="fake",
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,
+        pooling_tasks=tuple(config.pooling_tasks),
+        cached_pooling_tasks=tuple(config.pooling_tasks),
+        embedding_size=2 if config.pooling_tasks else 0,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,

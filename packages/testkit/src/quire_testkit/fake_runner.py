@@ -11,6 +11,7 @@ reused or remembered wrongly is noticed by what is in it.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +21,15 @@ from quire_interfaces import (
     NULL_BLOCK_ID,
     ModelRunnerOutput,
     NewRow,
+    PooledOutput,
+    PoolingParams,
     RequestFailure,
     SamplingParams,
     SchedulerOutput,
     TokenLogprobs,
 )
 
-__all__ = ["FakeExecutor", "FakeRunner", "PlanError", "expected_output"]
+__all__ = ["FakeExecutor", "FakeRunner", "PlanError", "expected_output", "expected_pooled"]
 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -48,6 +51,7 @@ class _Row:
     params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int]
+    pooling_params: PoolingParams | None
     first_position: int
     """Where its last step began: with a sliding window, nothing earlier than the window before it is read again."""
     digests: list[int]
@@ -81,6 +85,14 @@ class _Sampler:
             if token not in masked:
                 return token
         raise ValueError(f"all {self._num} token ids are masked; give the fake runner a larger vocabulary")
+
+
+def expected_pooled(token_ids: Sequence[int]) -> PooledOutput:
+    """What a `FakeRunner` pools of a prompt, for whatever task: two numbers that tell all its tokens."""
+    digest = 0
+    for token_id in token_ids:
+        digest = _mix(digest, token_id)
+    return PooledOutput(struct.pack("<2f", digest % 65521 / 65521, len(token_ids)), (2,))
 
 
 def expected_output(
@@ -271,6 +283,7 @@ class FakeRunner:
             params=new.sampling_params,
             seed=new.seed,
             stop_token_ids=new.stop_token_ids,
+            pooling_params=new.pooling_params,
             first_position=new.num_computed_tokens,
             digests=digests,
         )
@@ -381,6 +394,10 @@ class FakeRunner:
                 ]
             if not output.samples[index]:
                 result.sampled_token_ids.append([])
+                continue
+            if row.pooling_params is not None:
+                result.pooled[number] = expected_pooled(row.token_ids)
+                result.sampled_token_ids.append([min(row.stop_token_ids)])
                 continue
             drafts = output.draft_token_ids.get(number, [])
             tokens = self._verify(row, drafts, num_known[index])
