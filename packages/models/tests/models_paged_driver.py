@@ -20,7 +20,9 @@ class Sequence:
     blocks: list[int]
     num_computed: int = 0
     logits: list[Tensor] = field(default_factory=list)
-    """[vocab] per computed token."""
+    """[vocab] per computed token; empty tensors of a network without an LM head."""
+    hidden: list[Tensor] = field(default_factory=list)
+    """[hidden_size] per computed token."""
     embeds: dict[int, Tensor] = field(default_factory=dict)
     """Token -> its row [width], of those that stand for media."""
     positions: Tensor | None = None
@@ -97,10 +99,12 @@ class PagedDriver:
             lora=lora,
             media=MediaEmbeds(token_index=torch.tensor(places), embeds=torch.stack(rows)) if rows else None,
         )
-        logits = self.model.compute_logits(self.model.forward(batch))
+        hidden = self.model.forward(batch)
+        logits = self.model.compute_logits(hidden) if self.model.config.generates else hidden[:, :0]
         row = 0
         for seq, count in parts:
             seq.logits.extend(logits[row : row + count])
+            seq.hidden.extend(hidden[row : row + count])
             seq.num_computed += count
             row += count
 

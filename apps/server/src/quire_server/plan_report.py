@@ -26,7 +26,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     free_bytes = named_gpu_bytes(config.runner.device)
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
-    if not model.generates:
+    if model.is_encoder:
         plan_of_reading = plan_encoder(config, model, free_bytes=free_bytes)
         return _print_encoder_plan(config, model, plan_of_reading, start, as_json=as_json)
     plan = make_plan(config, model, folder=folder, free_bytes=free_bytes, must_fit=False)

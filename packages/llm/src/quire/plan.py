@@ -162,8 +162,9 @@ def advice(config: QuireConfig, model: ModelConfig, plan: MemoryPlan, folder: Pa
 def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:
     """The plan, whether or not it fits. Raises as `make_plan`."""
     if not model.generates:
+        kind = "is an encoder" if model.is_encoder else "has no LM head"
         raise ConfigError(
-            f"{model.architecture} is an encoder: it reads texts and has no generation, so that there is nothing to "
+            f"{model.architecture} {kind}: it reads texts and has no generation, so that there is nothing to "
             "serve; for its hidden states see `quire_models.load_model` and `read` (docs/encoders.md)",
             field="model",
         )

@@ -66,6 +66,9 @@ class ModelConfig:
     """From generation_config.json and config.json, in this order, without repeats."""
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder of a network with an encoder begins with."""
+    problem_type: str = ""
+    """What its classes are, as config.json says: "regression", "single_label_classification" or
+    "multi_label_classification"; empty where it does not."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores the weights of linear layers; None as they are."""
     quantization_method: str = ""
@@ -185,6 +188,7 @@ class ModelConfig:
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=tuple(dict.fromkeys(preferred + config.token_ids("eos_token_id"))),
             decoder_start_token_ids=start,
+            problem_type=config.text("problem_type", default=""),
             quantization=quantization,
             quantization_method=quantization_method(beside or config),
             stored_cache_dtype=parse_kv_cache(beside or config),
@@ -236,8 +240,23 @@ class ModelConfig:
 
     @property
     def generates(self) -> bool:
-        """It continues texts; otherwise it is an encoder alone, which reads them."""
-        return self.network.generates
+        """It continues texts; otherwise it gives hidden states, or what a pooler makes of them."""
+        return self.network.has_lm_head
+
+    @property
+    def is_encoder(self) -> bool:
+        """It reads whole texts, in both directions, and keeps no cache."""
+        return self.network.is_encoder
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes that its head tells apart, by number; empty without such a head."""
+        return () if self.network.pooler is None else self.network.pooler.labels
+
+    @property
+    def num_labels(self) -> int:
+        """Number of classes that its head tells apart; 0 without such a head."""
+        return len(self.labels)
 
     @property
     def has_positions_without_end(self) -> bool:

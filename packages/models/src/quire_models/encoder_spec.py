@@ -76,7 +76,8 @@ class EncoderAttentionSpec:
 class EncoderSpec(NetworkSpec):
     """A network that reads whole texts, of up to `max_encoder_len` tokens, and keeps nothing of them."""
 
-    generates: ClassVar[bool] = False
+    has_lm_head: bool = False
+    is_encoder: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.layers.encoder_only:EncoderOnly"
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:

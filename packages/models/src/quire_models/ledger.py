@@ -79,7 +79,9 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
     head = 0 if is_shared else of_head(config.vocab_size, config.network.embedding.size, element)
-    if head_form is not None:
+    if not config.network.has_lm_head:
+        head = 0
+    elif head_form is not None:
         head = head_form.bytes_as(head_form, config.vocab_size, config.network.embedding.size, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)

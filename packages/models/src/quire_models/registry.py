@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.pooling_decoder import as_pooling_decoder
+from quire_models.pooling_heads import DECODER_HEADS, HeadKind
 from quire_models.spec import NetworkSpec
 from quire_models.transformers_backend.config import fallback_spec
 from quire_models.unsupported import unsupported_architecture
+from quire_pooling.spec import PoolerSpec
 
 __all__ = ["ARCHITECTURES", "NATIVE_TYPES", "Architecture", "architecture_entry", "architecture_of"]
 
@@ -20,12 +25,15 @@ class Architecture(NamedTuple):
     family: str = ""
     """Module of `quire_models.families`; empty for one that is called as the model type."""
     function: str = "spec"
-    """Function of that module: config.json -> the network."""
+    """Function of that module: config.json -> the network. What stands behind an encoder in place of an LM head says
+    that of the same name with `pooler` for `spec`."""
+    head: HeadKind | None = None
+    """What its class has in place of the network's LM head; None where it is the class of `ARCHITECTURES`."""
 
     @property
     def is_native(self) -> bool:
         """Quire has a network of its own for it."""
-        return self is not FALLBACK
+        return self.model_type != FALLBACK.model_type
 
     def spec(self, config: Fields) -> NetworkSpec:
         """The network of a config.json.
@@ -37,7 +45,12 @@ class Architecture(NamedTuple):
             return fallback_spec(config)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
         network: NetworkSpec = getattr(module, self.function)(config)
-        return network
+        if self.head is None:
+            return network
+        if not network.is_encoder:
+            return as_pooling_decoder(network, config, self.head)
+        own: Callable[..., PoolerSpec | None] = getattr(module, self.function.replace("spec", "pooler"))
+        return dataclasses.replace(network, pooler=None if self.head == "none" else own(config, self.head, network))
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -133,9 +146,39 @@ FALLBACK = Architecture("transformers_backend")
 """For decoders that are not in the table: they run through Transformers."""
 
 
+HEADS: dict[str, HeadKind] = {
+    "Model": "none",
+    "ForSequenceClassification": "text_classifier",
+    "ForTokenClassification": "token_classifier",
+    "ForMaskedLM": "masked_lm",
+    "ForRewardModel": "reward",
+    "ForProcessRewardModel": "process_reward",
+}
+"""End of an architecture's name -> what its class has in place of an LM head."""
+
+_BODIES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
+    ("Model", frozenset({"text_classifier", "token_classifier", "masked_lm"})),
+    ("ForCausalLM", DECODER_HEADS),
+    ("LMHeadModel", DECODER_HEADS),
+)
+"""End of a name in `ARCHITECTURES` -> heads that there are behind its body, of an encoder or of a decoder."""
+
+
+def with_head(architecture: str) -> Architecture | None:
+    """A class of a native network with another head than that of `ARCHITECTURES`: BertForSequenceClassification,
+    Qwen3Model, LlamaForTokenClassification; None for a class that is none."""
+    end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
+    stem, head = architecture.removesuffix(end), HEADS.get(end)
+    for body, heads in _BODIES if head is not None else ():
+        for name in (stem, stem.removesuffix("Text")):  # Gemma3TextModel is the body of Gemma3ForCausalLM
+            if (entry := ARCHITECTURES.get(name + body)) is not None and head in heads:
+                return entry._replace(head=head)
+    return None
+
+
 def architecture_entry(architecture: str) -> Architecture:
-    """Where the network of an architecture is: in the table, or run through Transformers."""
-    return ARCHITECTURES.get(architecture, FALLBACK)
+    """Where the network of an architecture is: in the table, there with another head, or run through Transformers."""
+    return ARCHITECTURES.get(architecture) or with_head(architecture) or FALLBACK
 
 
 def architecture_of(config: Fields) -> str:
@@ -154,7 +197,7 @@ def architecture_of(config: Fields) -> str:
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
     for name in architectures:
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES or with_head(name) is not None:
             return str(name)
     misspelt = {name.lower() for name in architectures} & {name.lower() for name in ARCHITECTURES}
     for name in architectures:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from quire_interfaces import KVCacheSpec, StateTensor
 from quire_models.rope_config import RopeConfig
+from quire_pooling.spec import PoolerSpec
 
 __all__ = [
     "CheckpointNames",
@@ -271,11 +272,14 @@ class FusedRows:
 class CheckpointNames:
     """How the tensors of a checkpoint differ from the network's weights. Applied in the order of the fields."""
 
+    removed_prefix: str = ""
+    """Taken off names that begin with it: a class with a head calls its body by a name ("bert."), the body alone does
+    not."""
     ignored_prefixes: tuple[str, ...] = ()
     ignored_suffixes: tuple[str, ...] = ()
     """Tensors that are not loaded."""
     default_prefix: str = ""
-    """Put before names that begin with neither it nor the head's: the first checkpoints of a family leave it out."""
+    """Put before names that begin with neither it nor a head's: checkpoints of a body alone leave it out."""
     renamed: tuple[tuple[str, str], ...] = ()
     """(part of a name, what the network calls it)."""
     transposed: tuple[str, ...] = ()
@@ -313,8 +317,13 @@ class NetworkSpec:
     """Most tokens that its encoder reads; 0 for a network without one."""
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder of a network with an encoder begins with."""
-    generates: ClassVar[bool] = True
-    """It continues texts; otherwise it is an encoder alone, which reads them."""
+    has_lm_head: bool = True
+    """It computes logits of next tokens; otherwise hidden states are all that it gives."""
+    pooler: PoolerSpec | None = field(default=None, hash=False)
+    """What its checkpoint makes of hidden states, in place of next tokens: classes, scores, rewards, weights of words;
+    None for a network without such a head."""
+    is_encoder: ClassVar[bool] = False
+    """It reads whole texts, in both directions, and keeps no cache."""
     caches_by_mixer: bool = False
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
     built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"
@@ -343,10 +352,23 @@ class NetworkSpec:
             yield from layer.weights()
         if self.final_norm is not None:
             yield from inside(self.body, self.final_norm.weights())
-        if self.head.bias:
+        if self.head.bias and self.has_lm_head:
             yield Weight(f"{self.head.name}.bias", (self.vocab_size,), "LM head", is_buffer=self.head.is_bias_buffer)
         if self.head.project_out is not None:
             yield from inside(self.body, self.head.project_out.weights("LM head"))
+        for name, shape in self.head_shapes().items():
+            yield Weight(name, shape, "pooling head", is_wide=True)
+
+    @property
+    def embedding_name(self) -> str:
+        """Full name of the table of tokens."""
+        return ".".join(filter(None, (self.body, self.embedding.name, "weight")))
+
+    def head_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the tensors of its pooler, but the table of tokens where the pooler shares it."""
+        shapes = {} if self.pooler is None else self.pooler.shapes()
+        shapes.pop(self.embedding_name, None)
+        return shapes
 
     @property
     def state_inputs(self) -> int:

@@ -66,7 +66,7 @@ def unsupported_architecture(config: Fields, names: list[str], supported: Mappin
         said = f"architectures is missing, and no architecture has the model_type {config.get('model_type')!r}"
     parts = [said]
     if (kind := _kind(config, names, supported)) is not None:
-        parts[0] += f": it {kind}, and Quire serves networks that continue texts"
+        parts[0] += f": it {kind}, and Quire has no network of this kind for it"
     nearest = _nearest(names, str(config.get("model_type") or ""), supported)
     if nearest:
         parts.append(f"nearest to it are {', '.join(nearest)}")
@@ -81,8 +81,6 @@ def _kind(config: Fields, names: Iterable[str], supported: Mapping[str, str]) ->
         for pattern, kind in KINDS:
             if re.search(pattern, name):
                 return kind
-        if name.endswith("Model") and name.removesuffix("Model") + "ForCausalLM" in supported:
-            return f"gives hidden states (of {name.removesuffix('Model')}ForCausalLM, without the LM head)"
     return None
 
 

@@ -9,10 +9,20 @@ from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.families.bert import encoder_network
 from quire_models.mixer_spec import ProjectionNames
+from quire_models.pooling_heads import (
+    HeadKind,
+    dense,
+    head_activation,
+    layer_norm,
+    masked_lm,
+    text_classifier,
+    token_classifier,
+)
 from quire_models.rope_config import RopeConfig, parse_rope
 from quire_models.spec import CheckpointNames, FusedRows, LayerSpec, NetworkSpec, NormSpec
+from quire_pooling.spec import PoolerSpec
 
-__all__ = ["NAMES", "spec"]
+__all__ = ["NAMES", "pooler", "spec"]
 
 NAMES = ProjectionNames("query", "key", "value", "Wo")
 
@@ -59,4 +69,37 @@ def spec(config: Fields) -> NetworkSpec:
         FusedRows(module="mlp.Wi", parts=(("gate", sizes.intermediate_size), ("up", sizes.intermediate_size))),
     )
     embedding = sizes.embedding("embeddings.tok_embeddings", norm=norm("embeddings.norm"))
-    return encoder_network(sizes, layers, norm("final_norm"), embedding, CheckpointNames(fused=fused))
+    checkpoint = CheckpointNames(
+        removed_prefix="model.", ignored_prefixes=("head.", "decoder.", "classifier."), fused=fused
+    )
+    return encoder_network(sizes, layers, norm("final_norm"), embedding, checkpoint)
+
+
+def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec | None:
+    """All heads begin with the same dense layer and norm; classes of a text are those of its first token or of the mean
+    of all, as config.json says."""
+    size = network.hidden_size
+    config.fixed("classifier_pooling", "cls", "mean")
+    steps = (
+        dense(
+            "head.dense",
+            size,
+            size,
+            head_activation(config, "classifier_activation", "gelu"),
+            bias=config.flag("classifier_bias", default=False),
+        ),
+        layer_norm(
+            "head.norm",
+            size,
+            config.number("norm_eps", default=1e-5, minimum=0.0),
+            bias=config.flag("norm_bias", default=False),
+        ),
+    )
+    if kind == "text_classifier":
+        method = config.text("classifier_pooling", default="cls").upper()
+        return text_classifier(config, size, steps, method=method)
+    if kind == "token_classifier":
+        return token_classifier(config, size, steps)
+    weight = network.embedding_name if network.head.tied else "decoder.weight"
+    bias = "decoder.bias" if config.flag("decoder_bias", default=True) else None
+    return masked_lm(size, network.vocab_size, steps, weight=weight, bias=bias)

@@ -1,4 +1,4 @@
-"""A decoder-only network: embedding, layers, the norm behind them, the LM head.
+"""A decoder-only network: embedding, layers, the norm behind them, the LM head where it has one.
 
 Shape legend: T tokens of the step, N hidden states whose logits are wanted.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_interfaces import ConfigError
 from quire_models.build import build_layer, within
 from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
@@ -51,10 +52,12 @@ class DecoderLM(Network):
             index += len(layer.mixers)
         self.norm = (lambda x: x) if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._add_norm = AddNorm(self.norm)
-        tied_to = self.embedding if head.tied else None
-        width = spec.embedding.size
-        self.lm_head = LMHead(scope / head.name, spec.vocab_size, width, tied_to=tied_to, bias=head.bias)
-        self.ignored_tensors = frozenset({f"{head.name}.weight"} if tied_to else ())
+        self._lm_head: LMHead | None = None
+        if spec.has_lm_head:
+            tied_to = self.embedding if head.tied else None
+            width = spec.embedding.size
+            self._lm_head = LMHead(scope / head.name, spec.vocab_size, width, tied_to=tied_to, bias=head.bias)
+            self.ignored_tensors = frozenset({f"{head.name}.weight"} if tied_to else ())
         self._project_out = None if head.project_out is None else Linear.of(body, head.project_out)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
         media = config.media
@@ -63,6 +66,20 @@ class DecoderLM(Network):
         self._logits_factor, self._soft_cap = head.factor, head.soft_cap
         self._tanh = None if head.soft_cap is None else activation(scope, "tanh")
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
+
+    @property
+    def lm_head(self) -> LMHead:
+        """The LM head.
+
+        Raises:
+            ConfigError: The network has none.
+        """
+        if self._lm_head is None:
+            raise ConfigError(f"{self.config.architecture} has no LM head: it gives hidden states only", field="model")
+        return self._lm_head
+
+    def _token_table(self) -> Tensor:
+        return self.embedding.weight
 
     @property
     def batch_invariant(self) -> bool:
@@ -76,6 +93,8 @@ class DecoderLM(Network):
             return False
         if self._stack is None or not self._is_plain or self._soft_cap is not None:
             return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
+        if self._lm_head is None:
+            return self._stack.batch_invariant
         return self._stack.batch_invariant and self._scope.choose(op_named(self.lm_head.op)).batch_invariant
 
     @property
@@ -170,12 +189,12 @@ class DecoderLM(Network):
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
         """The network joined with the rows of a runner (op `decode_step`); None where no backend runs it in one
         call."""
-        if self._stack is None or not self._is_plain:
+        if self._stack is None or self._lm_head is None or not self._is_plain:
             return None
         return self._stack.bind_decode(
             rows,
             self.embedding,
-            self.lm_head,
+            self._lm_head,
             [table.up_to for table in self._tables],
             embedding_factor=self.embed.factor,
             logits_factor=self._logits_factor,

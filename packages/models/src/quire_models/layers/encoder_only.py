@@ -33,6 +33,9 @@ class EncoderOnly(Network):
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
 
+    def _token_table(self) -> Tensor:
+        return self.embedding.table.weight
+
     @torch.inference_mode()
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""

@@ -5,7 +5,7 @@ Knows what `CheckpointNames` says; does not know files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor
@@ -20,18 +20,23 @@ _EACH_OUTPUT = frozenset({"weight", "bias"})
 _OF_INPUTS = frozenset({"g_idx", "weight_g_idx", "weight_shape"})
 
 
-def named_tensors(rules: CheckpointNames, head: str, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+def named_tensors(
+    rules: CheckpointNames, head: str, name: str, tensor: Tensor, head_tensors: Container[str] = ()
+) -> Iterable[tuple[str, Tensor]]:
     """A tensor of the checkpoint -> name and tensor of each parameter that it is; names without a rule stay.
 
     Args:
         head: Name of the LM head.
+        head_tensors: Names of tensors of a pooling head, which are taken whatever rules ignore.
     """
+    name = name.removeprefix(rules.removed_prefix)
+    if (renamed := _renamed(rules, name)) in head_tensors:
+        return ((renamed, tensor),)
     if name.startswith(rules.ignored_prefixes) or name.endswith(rules.ignored_suffixes):
         return ()
     if rules.default_prefix and not name.startswith((rules.default_prefix, f"{head}.")):
         name = rules.default_prefix + name
-    for old, new in rules.renamed:
-        name = name.replace(old, new)
+    name = _renamed(rules, name)
     if name.endswith(rules.transposed):
         tensor = tensor.t()
     if name in rules.squeezed:
@@ -43,6 +48,12 @@ def named_tensors(rules: CheckpointNames, head: str, name: str, tensor: Tensor) 
             outer = prefix.rpartition(".")[0]
             return [(f"{outer}.{part}.{kind}", each) for part, each in parts.items()] or ((name, tensor),)
     return ((name, tensor),)
+
+
+def _renamed(rules: CheckpointNames, name: str) -> str:
+    for old, new in rules.renamed:
+        name = name.replace(old, new)
+    return name
 
 
 def _split(kind: str, tensor: Tensor, fused: FusedRows) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from quire_models.layers.fused import named_tensors
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts
+from quire_models.layers.pooling_head import PoolingHead
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
 from quire_models.layers.towers import Towers
@@ -54,6 +55,7 @@ class Network:
         """
         self.config = config
         self._scope = scope
+        self._pooling_head = PoolingHead(config.network, scope)
         self._stack: FusedDecoder | None = None
         """All layers in one call; set once weights are loaded, where a backend takes them."""
         self.towers: Towers | None = None
@@ -137,6 +139,18 @@ class Network:
         return tuple(self._scope.attentions)
 
     @property
+    def head_weights(self) -> Mapping[str, Tensor]:
+        """Tensors of `config.network.pooler` by their names there: float32, but the table of tokens where the pooler
+        shares it, which is in the compute dtype. Empty before weights are loaded, and without a pooler."""
+        weights = self._pooling_head.weights
+        name = self.config.network.embedding_name
+        return {**weights, name: self._token_table()} if name in self._pooling_head.names else weights
+
+    def _token_table(self) -> Tensor:
+        """The table of tokens, [vocab_size, width]."""
+        raise NotImplementedError
+
+    @property
     def parameters(self) -> list[Parameter]:
         """What the checkpoint has to bring."""
         return self._scope.parameters
@@ -190,7 +204,7 @@ class Network:
         if own is None:
             return ()
         name = own
-        return named_tensors(spec.checkpoint, spec.head.name, name, tensor)
+        return named_tensors(spec.checkpoint, spec.head.name, name, tensor, self._pooling_head.names)
 
     def parameter_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters, where one that stands for several of them is taken apart. Sizes are

@@ -84,7 +84,7 @@ def verify_checkpoint(folder: str | Path, *, tolerance: float = 1e-4, int8_toler
 def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     """Verify the checkpoint in `folder` against a transformers model of the same weights."""
     config = ModelConfig.from_path(folder).within(NUM_PROMPT + NUM_TOKENS)
-    if not config.generates:
+    if config.is_encoder:
         return compare_hidden(folder, config, oracle, case)
     if config.media is not None:
         return compare_media(folder, config, oracle, case)

@@ -1,0 +1,217 @@
+"""What checkpoints have behind their networks in place of an LM head, as poolers: classifiers of texts and of tokens,
+masked language models, rewards. Free of torch.
+
+Names of tensors are those of Transformers' classes. What files of sentence-transformers say beside config.json, and
+which method a body without a head is pooled by, is read by `quire_pooling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from quire_interfaces import CheckpointError, Fields
+from quire_models.config_fields import HIDDEN_ACTS
+from quire_pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec
+
+__all__ = [
+    "DECODER_HEADS",
+    "HeadKind",
+    "class_activation",
+    "class_names",
+    "decoder_pooler",
+    "dense",
+    "head_activation",
+    "layer_norm",
+    "masked_lm",
+    "text_classifier",
+    "token_classifier",
+]
+
+HeadKind = Literal["none", "text_classifier", "token_classifier", "masked_lm", "reward", "process_reward"]
+"""What a checkpoint's class has behind its network: nothing; classes of a text, or of each token; a weight of each word
+of the vocabulary (SPLADE, arXiv 2109.10086); a reward of a text; one of each of its steps (arXiv 2501.07301)."""
+
+DECODER_HEADS: frozenset[HeadKind] = frozenset(
+    {"none", "text_classifier", "token_classifier", "reward", "process_reward"}
+)
+"""Kinds that decoders have."""
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_erf": "gelu", "gelu": "gelu_tanh", "relu": "relu", "silu": "silu"
+}  # fmt: skip
+"""A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step."""
+
+_FROM_SENTENCE_TRANSFORMERS: Mapping[str, Activation] = {
+    "Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"
+}  # fmt: skip
+"""Last part of a class name of torch -> the function that it is."""
+
+
+def class_names(config: Fields) -> tuple[str, ...]:
+    """Names of the classes by number: `id2label`, or as many as `num_labels`; two where config.json says neither, as
+    Transformers has it.
+
+    Raises:
+        CheckpointError: `id2label` does not name the classes from 0 on.
+    """
+    named = config.get("id2label")
+    if not named:
+        return tuple(f"LABEL_{number}" for number in range(config.integer("num_labels", default=2, minimum=1)))
+    try:
+        by_number = {int(number): str(name) for number, name in named.items()}
+        return tuple(by_number[number] for number in range(len(by_number)))
+    except (AttributeError, KeyError, ValueError):
+        raise CheckpointError(
+            f"{config.source}: id2label must name classes by their numbers from 0 on, is {named!r}"
+        ) from None
+
+
+def class_activation(config: Fields, num_classes: int) -> Activation:
+    """What makes probabilities of logits: as sentence-transformers wrote it into config.json, or else by
+    `problem_type`: softmax, sigmoid for classes that do not exclude each other and for a single one, nothing for
+    regression.
+
+    Raises:
+        CheckpointError: The function that sentence-transformers names is not known.
+    """
+    inner = config.object("sentence_transformers")
+    name = config.text("sbert_ce_default_activation_function", default=None)
+    name = (None if inner is None else inner.text("activation_fn", default=None)) or name
+    if name is not None:
+        function = _FROM_SENTENCE_TRANSFORMERS.get(name.rpartition(".")[2])
+        if function is None:
+            choices = ", ".join(_FROM_SENTENCE_TRANSFORMERS)
+            raise CheckpointError(f"{config.source}: activation_fn {name!r} is not supported; supported: {choices}")
+        return function
+    problem = config.text("problem_type", default=None)
+    if problem == "regression":
+        return "identity"
+    return "sigmoid" if problem == "multi_label_classification" or num_classes == 1 else "softmax"
+
+
+def head_activation(config: Fields, field: str, default: str) -> Activation:
+    """The activation that a field of config.json names, of a step of a head.
+
+    Raises:
+        CheckpointError: Another one than steps of heads have.
+    """
+    name = config.text(field, default=default)
+    if name == "tanh":
+        return "tanh"
+    function = ACTIVATIONS.get(HIDDEN_ACTS.get(name, ""))
+    if function is None:
+        raise CheckpointError(f"{config.source}: {field} {name!r} is not supported in a head")
+    return function
+
+
+def dense(
+    name: str, in_features: int, out_features: int, activation: Activation = "identity", *, bias: bool = True
+) -> DenseSpec:
+    """A linear layer whose tensors are `name`.weight and `name`.bias, and the function of its outputs."""
+    return DenseSpec(
+        weight=f"{name}.weight",
+        bias=f"{name}.bias" if bias else None,
+        in_features=in_features,
+        out_features=out_features,
+        activation=activation,
+    )
+
+
+def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> LayerNormSpec:
+    """A layer norm whose tensors are `name`.weight and `name`.bias."""
+    return LayerNormSpec(weight=f"{name}.weight", bias=f"{name}.bias" if bias else None, size=size, eps=eps)
+
+
+def text_classifier(
+    config: Fields,
+    hidden_size: int,
+    steps: Sequence[DenseSpec | LayerNormSpec] = (),
+    *,
+    last: str = "classifier",
+    bias: bool = True,
+    method: str = "CLS",
+) -> PoolerSpec:
+    """Classes of a text: the pooled hidden state goes through `steps`, then through the layer `last`. With one class
+    alone the output is a score."""
+    names = class_names(config)
+    return PoolerSpec(
+        hidden_size=hidden_size,
+        methods=(method,),
+        head=PoolingHeadSpec(steps=(*steps, dense(last, hidden_size, len(names), bias=bias))),
+        activation=class_activation(config, len(names)),
+        normalize=False,
+        tasks=frozenset({"classify", "score"} if len(names) == 1 else {"classify"}),
+        labels=names,
+    )
+
+
+def token_classifier(
+    config: Fields,
+    hidden_size: int,
+    steps: Sequence[DenseSpec | LayerNormSpec] = (),
+    *,
+    last: str = "classifier",
+) -> PoolerSpec:
+    """Classes of each token of a text: hidden states go through `steps`, then through the layer `last`."""
+    names = class_names(config)
+    return PoolerSpec(
+        hidden_size=hidden_size,
+        head=PoolingHeadSpec(steps=(*steps, dense(last, hidden_size, len(names)))),
+        activation=class_activation(config, len(names)),
+        normalize=False,
+        tasks=frozenset({"token_classify"}),
+        labels=names,
+    )
+
+
+def masked_lm(
+    hidden_size: int, vocab_size: int, steps: Sequence[DenseSpec | LayerNormSpec], *, weight: str, bias: str | None
+) -> PoolerSpec:
+    """A weight of each word of the vocabulary (SPLADE, arXiv 2109.10086, eq. 1): log(1 + relu(logit)), the largest of
+    all tokens of a text.
+
+    Args:
+        steps: What hidden states go through before the logits.
+        weight: Name of the tensor [vocab_size, hidden_size]: the table of tokens where both are one.
+        bias: Name of the tensor [vocab_size]; None for none.
+    """
+    decoder = DenseSpec(
+        weight=weight, bias=bias, in_features=hidden_size, out_features=vocab_size, activation="log1p_relu"
+    )
+    return PoolerSpec(
+        hidden_size=hidden_size,
+        methods=("MAX",),
+        token_head=PoolingHeadSpec(steps=(*steps, decoder)),
+        normalize=False,
+        dimensions=None,
+        tasks=frozenset({"embed", "token_embed"}),
+        similarity="dot",
+    )
+
+
+def decoder_pooler(config: Fields, kind: HeadKind, hidden_size: int) -> PoolerSpec | None:
+    """The head of a decoder's class: the layer `score`, over the last token of a text or over all of them; two layers
+    of this name in Qwen2.5-Math's reward models."""
+    if kind == "text_classifier":
+        return text_classifier(config, hidden_size, last="score", bias=False, method="LAST")
+    if kind == "token_classifier":
+        return token_classifier(config, hidden_size, last="score")
+    if kind in ("reward", "process_reward"):
+        return _reward(config, hidden_size, is_process=kind == "process_reward")
+    return None
+
+
+def _reward(config: Fields, hidden_size: int, *, is_process: bool) -> PoolerSpec:
+    """A number of a text, or two of each token that ends a step: that the step is wrong, and that it is right."""
+    num_outputs = 2 if is_process else 1
+    steps = (dense("score.0", hidden_size, hidden_size, "relu"), dense("score.2", hidden_size, num_outputs))
+    return PoolerSpec(
+        hidden_size=hidden_size,
+        head=PoolingHeadSpec(steps=steps),
+        activation="softmax" if is_process else "identity",
+        normalize=False,
+        tasks=frozenset({"token_classify"} if is_process else {"classify", "score", "token_classify"}),
+        token_method="STEP" if is_process else "ALL",
+        labels=class_names(config.with_default("num_labels", num_outputs))[:num_outputs],
+    )

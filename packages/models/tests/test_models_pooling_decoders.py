@@ -1,0 +1,131 @@
+"""Decoders without an LM head, and with a head of classes or rewards, against Transformers' classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_paged_driver import PagedDriver
+from models_pooled import logits_of_text, logits_of_tokens
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire_interfaces import CheckpointError, ConfigError
+from quire_models import DecoderLM, ModelConfig, load_model
+from quire_models.ledger import num_parameters, weight_ledger
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+TOLERANCE = 1e-5
+"""Of the largest number: both sides compute in float32."""
+TEXT = random.Random(2).choices(range(3, 200), k=40)
+
+CLASSES = {
+    "LlamaModel": "LlamaForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+    "GPT2Model": "GPT2LMHeadModel",
+    "GPTNeoXModel": "GPTNeoXForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    "LlamaForSequenceClassification": "LlamaForCausalLM",
+    "Qwen3ForSequenceClassification": "Qwen3ForCausalLM",
+    "GPT2ForSequenceClassification": "GPT2LMHeadModel",
+    "Gemma2ForSequenceClassification": "Gemma2ForCausalLM",
+    "LlamaForTokenClassification": "LlamaForCausalLM",
+    "Qwen3ForTokenClassification": "Qwen3ForCausalLM",
+}
+"""Class -> the architecture whose case has its sizes."""
+
+
+def write(folder: Path, architecture: str, **fields: Any) -> Any:
+    case = CASES[CLASSES.get(architecture, architecture)]
+    return write_checkpoint(folder, architecture, dataclasses.replace(case, fields={**case.fields, **fields}))
+
+
+def load(folder: Path) -> DecoderLM:
+    network = load_model(ModelConfig.from_path(folder), folder, dtype="float32")
+    assert isinstance(network, DecoderLM)
+    return network
+
+
+def hidden_of(network: DecoderLM, chunk: int = 16) -> Tensor:
+    """Hidden states of `TEXT`, [tokens, hidden_size], computed `chunk` tokens at a time."""
+    driver = PagedDriver(network, block_size=16, shuffle=True)
+    sequence = driver.add(TEXT)
+    driver.run(sequence, chunk)
+    return torch.stack(sequence.hidden)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_hidden_states_and_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, architecture, num_labels=3)
+    network = load(tmp_path)
+    with torch.inference_mode():
+        outputs = oracle(input_ids=torch.tensor([TEXT]))
+    hidden = hidden_of(network)
+    if architecture.endswith("Model"):
+        assert relative_error(hidden, outputs.last_hidden_state[0]) < TOLERANCE
+        assert network.config.network.pooler is None
+    else:
+        of_tokens = architecture.endswith("TokenClassification")
+        found = (logits_of_tokens if of_tokens else logits_of_text)(network, hidden)
+        assert relative_error(found, outputs.logits[0]) < TOLERANCE
+    planned = num_parameters(network.config)
+    assert planned == sum(parameter.numel() for parameter in oracle.parameters())
+    with pytest.raises(ConfigError, match="has no LM head"):
+        network.compute_logits(hidden)
+
+
+def test_names_with_the_prefix_of_the_body_and_an_lm_head_are_taken_too(tmp_path: Path) -> None:
+    """As of a checkpoint for generation whose config.json names the body alone."""
+    oracle = write(tmp_path, "LlamaForCausalLM")
+    config = ModelConfig.from_path(tmp_path, overrides={"architectures": ["LlamaModel"]})
+    network = load_model(config, tmp_path, dtype="float32")
+    assert isinstance(network, DecoderLM)
+    with torch.inference_mode():
+        expected = oracle.model(input_ids=torch.tensor([TEXT])).last_hidden_state[0]
+    assert relative_error(hidden_of(network), expected) < TOLERANCE
+    assert weight_ledger(config, "float32")["LM head"] == 0
+    assert not config.generates
+    assert not config.is_encoder
+
+
+@pytest.mark.parametrize(("head", "num_outputs"), [("ForRewardModel", 1), ("ForProcessRewardModel", 2)])
+def test_rewards_of_qwen_come_of_two_layers(head: str, num_outputs: int, tmp_path: Path) -> None:
+    oracle = write(tmp_path, "Qwen2Model")
+    choose = torch.Generator().manual_seed(3)
+    size = oracle.config.hidden_size
+    shapes = {"0.weight": (size, size), "0.bias": (size,), "2.weight": (num_outputs, size), "2.bias": (num_outputs,)}
+    score = {f"score.{name}": torch.randn(*shape, generator=choose) for name, shape in shapes.items()}
+    body = {f"model.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file({**body, **score}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = ModelConfig.from_path(tmp_path, overrides={"architectures": [f"Qwen2{head}"]})
+    network = load_model(config, tmp_path, dtype="float32")
+    assert isinstance(network, DecoderLM)
+    with torch.inference_mode():
+        hidden = oracle(input_ids=torch.tensor([TEXT])).last_hidden_state[0].double()
+    inner = torch.relu(hidden @ score["score.0.weight"].double().T + score["score.0.bias"].double())
+    expected = inner @ score["score.2.weight"].double().T + score["score.2.bias"].double()
+    assert relative_error(logits_of_tokens(network, hidden_of(network)), expected) < TOLERANCE
+    pooler = config.network.pooler
+    assert pooler is not None
+    assert (pooler.token_method == "STEP") == (num_outputs == 2)
+    assert len(config.labels) == num_outputs
+
+
+def test_what_no_decoder_has_is_refused() -> None:
+    fields = dict(CASES["LlamaForCausalLM"].fields)
+    with pytest.raises(CheckpointError, match="LlamaForMaskedLM is not supported: it fills gaps"):
+        ModelConfig.from_dict({**fields, "architectures": ["LlamaForMaskedLM"]})
+    opt = {**CASES["OPTForCausalLM"].fields, "word_embed_proj_dim": 32, "architectures": ["OPTModel"]}
+    with pytest.raises(CheckpointError, match="projected to the width of its embedding"):
+        ModelConfig.from_dict(opt)
