@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,6 @@ from quire_pooling import (
     PoolerSpec,
     PoolingHeadSpec,
     TokenTaskSpec,
-    pooled_outputs,
 )
 
 H = 32
@@ -228,6 +226,9 @@ def test_splade_is_the_largest_weight_of_each_word(hidden: Tensor, token_ids: Te
             words = torch.log1p((text @ weights["v"].T).relu())
             expected = words.amax(0) if name == "splade" else words.sum(0)
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+        params = PoolingParams(task="token_embed")
+        (words,) = Pooler(spec, weights).pool(hidden[4:69], [65], [params], token_ids[4:69])
+        torch.testing.assert_close(words, torch.log1p((hidden[4:69] @ weights["v"].T).relu()), rtol=1e-5, atol=1e-5)
 
 
 def test_the_prompt_is_left_out_where_the_checkpoint_says_so(hidden: Tensor, token_ids: Tensor) -> None:
@@ -302,14 +303,3 @@ def test_dimensions_of_the_server_hold_where_the_request_names_none(hidden: Tens
     spec = PoolerSpec(hidden_size=H, dimensions=(), default_dimensions=6, tasks=frozenset({"embed", "classify"}))
     results = Pooler(spec).pool(hidden[:69], LENS[:3], [EMBED, PoolingParams(dimensions=9), CLASSIFY], token_ids[:69])
     assert [len(result) for result in results] == [6, 9, H]
-
-
-def test_results_cross_as_views_of_one_buffer() -> None:
-    results = [numbers(3), numbers(2, 4, seed=1), numbers(0, 4)]
-    outputs = pooled_outputs(results)
-    assert [output.shape for output in outputs] == [(3,), (2, 4), (0, 4)]
-    for result, output in zip(results, outputs, strict=True):
-        assert np.array_equal(np.frombuffer(output.data, "<f4").reshape(output.shape), result.numpy())
-    assert isinstance(outputs[0].data, memoryview)
-    assert outputs[0].data.obj is outputs[1].data.obj
-    assert pooled_outputs([]) == []

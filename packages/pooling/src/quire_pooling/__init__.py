@@ -9,12 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quire_pooling.checkpoint import read_pooler
 from quire_pooling.spec import (
     NO_HEAD,
     Activation,
     ActivationSpec,
     DenseSpec,
+    LateInteractionSpec,
     LayerNormSpec,
+    NormalizeSpec,
     PoolerSpec,
     PoolingHeadSpec,
     PoolingMethod,
@@ -22,7 +25,8 @@ from quire_pooling.spec import (
 )
 
 if TYPE_CHECKING:
-    from quire_pooling.pooler import Pooler, PoolingState, pooled_outputs
+    from quire_pooling.pooler import Pooler, PoolingState
+    from quire_pooling.weights import load_pooler_weights
 
 __version__ = "0.1.0"
 
@@ -31,20 +35,23 @@ __all__ = [
     "Activation",
     "ActivationSpec",
     "DenseSpec",
+    "LateInteractionSpec",
     "LayerNormSpec",
+    "NormalizeSpec",
     "Pooler",
     "PoolerSpec",
     "PoolingHeadSpec",
     "PoolingMethod",
     "PoolingState",
     "TokenTaskSpec",
-    "pooled_outputs",
+    "load_pooler_weights",
+    "read_pooler",
 ]
 
 _LAZY = {
     "Pooler": "quire_pooling.pooler",
     "PoolingState": "quire_pooling.pooler",
-    "pooled_outputs": "quire_pooling.pooler",
+    "load_pooler_weights": "quire_pooling.weights",
 }
 
 

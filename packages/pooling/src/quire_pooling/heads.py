@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_ops import OpRequest, op_table, ops
-from quire_pooling.activations import activate_with
-from quire_pooling.spec import DenseSpec, LayerNormSpec, PoolingHeadSpec
+from quire_pooling.activations import activate_with, normalize
+from quire_pooling.spec import DenseSpec, LayerNormSpec, NormalizeSpec, PoolingHeadSpec
 
 __all__ = ["PoolingHead"]
 
@@ -63,6 +63,8 @@ class PoolingHead:
                 x = self._dense(step, x, columns if number == len(self.spec.steps) else None)
             elif isinstance(step, LayerNormSpec):
                 x = self._layer_norm(x, self._weights[step.weight], self._optional(step.bias), step.eps)
+            elif isinstance(step, NormalizeSpec):
+                x = normalize(x)
             else:
                 x = self._activate(x, step.activation)
         return x

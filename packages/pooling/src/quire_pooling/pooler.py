@@ -6,19 +6,19 @@ same bits in any batch, order and chunking on a CPU.
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from quire_interfaces import PooledOutput, PoolingParams
+from quire_interfaces import PoolingParams
 from quire_pooling.activations import activate_with, normalize
 from quire_pooling.heads import PoolingHead
 from quire_pooling.methods import BLOCK, TextPooling, pool_texts
-from quire_pooling.spec import TOKEN_TASKS, PoolerSpec
+from quire_pooling.spec import TOKEN_TASKS, Activation, ActivationSpec, DenseSpec, PoolerSpec, PoolingHeadSpec
 
-__all__ = ["Pooler", "PoolingState", "pooled_outputs"]
+__all__ = ["Pooler", "PoolingState"]
 
 
 class PoolingState:
@@ -69,7 +69,8 @@ class Pooler:
         self.spec = spec
         self._device = torch.device(device)
         weights = weights or {}
-        self._token_head = PoolingHead(spec.token_head, weights, self._device)
+        token_head, self._behind_max = _without_growing_activation(spec)
+        self._token_head = PoolingHead(token_head, weights, self._device)
         self._head = PoolingHead(spec.head, weights, self._device)
         self._task_heads = {
             task: PoolingHead(each.head, weights, self._device) for task, each in spec.token_tasks.items()
@@ -170,7 +171,7 @@ class Pooler:
                 for method in methods:
                     method.add(tokens)
             vectors.append(torch.cat([method.result(width, self._device) for method in methods]))
-        return torch.stack(vectors)
+        return self._activate(torch.stack(vectors), self._behind_max)
 
     def _finish_texts(self, pooled: Tensor, params: Sequence[PoolingParams]) -> list[Tensor]:
         """Head, dimensions and activation of pooled vectors [N, ...], those of like requests together."""
@@ -203,7 +204,10 @@ class Pooler:
         for token_id in () if task is None else task.skip_token_ids:
             chosen &= token_ids != token_id
         head = self._task_heads.get(params.task, self._head)
-        outputs = head(hidden[chosen].float(), params.returned_token_ids)
+        tokens = hidden[chosen].float()
+        if task is None and self.spec.token_head.steps:
+            tokens = self._activate(self._token_head(tokens), self._behind_max)
+        outputs = head(tokens, params.returned_token_ids)
         if task is None:
             return self._activated(outputs, params)
         if params.dimensions is not None:
@@ -228,17 +232,18 @@ class Pooler:
         return self._activate(outputs, spec.activation) if is_active else outputs
 
 
-def pooled_outputs(results: Sequence[Tensor]) -> list[PooledOutput]:
-    """Results as they cross between processes: views of one buffer, which is copied from the device at once."""
-    if not results:
-        return []
-    numbers = torch.cat([result.reshape(-1) for result in results]).cpu()
-    if sys.byteorder == "big":
-        numbers = numbers.view(torch.uint8).view(-1, 4).flip(1)
-    buffer = numbers.numpy().data.cast("B")
-    outputs, start = [], 0
-    for result in results:
-        end = start + 4 * result.numel()
-        outputs.append(PooledOutput(buffer[start:end], tuple(result.shape)))
-        start = end
-    return outputs
+def _without_growing_activation(spec: PoolerSpec) -> tuple[PoolingHeadSpec, Activation]:
+    """The head per token, without the function at its end where that grows with its argument and the largest of all
+    tokens is taken: it may as well go behind, to one vector instead of one per token. And that function."""
+    steps = spec.token_head.steps
+    last = steps[-1] if steps else None
+    if spec.methods != ("MAX",) or not isinstance(last, DenseSpec | ActivationSpec) or last.activation not in _GROWING:
+        return spec.token_head, "identity"
+    if isinstance(last, ActivationSpec):
+        return PoolingHeadSpec(steps=steps[:-1]), last.activation
+    if last.use_residual:
+        return spec.token_head, "identity"
+    return PoolingHeadSpec(steps=(*steps[:-1], dataclasses.replace(last, activation="identity"))), last.activation
+
+
+_GROWING: frozenset[Activation] = frozenset({"relu", "sigmoid", "tanh", "log1p_relu", "log1p_log1p_relu"})

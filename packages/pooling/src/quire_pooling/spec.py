@@ -18,7 +18,9 @@ __all__ = [
     "Activation",
     "ActivationSpec",
     "DenseSpec",
+    "LateInteractionSpec",
     "LayerNormSpec",
+    "NormalizeSpec",
     "PoolerSpec",
     "PoolingHeadSpec",
     "PoolingMethod",
@@ -50,6 +52,15 @@ class ActivationSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NormalizeSpec:
+    """Each vector x [N, width] divided by its length, before further layers."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """No tensors."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
     """activation(x @ weight.T + bias), of x [N, in_features] -> [N, out_features]; plus x where it has a residual."""
 
@@ -64,6 +75,12 @@ class DenseSpec:
     """x is added to the output, through `residual` where there is one."""
     residual: str | None = None
     """Name of the tensor [out_features, in_features] that x goes through before it is added."""
+    rows: tuple[int, ...] = ()
+    """Rows of the checkpoint's tensor `weight` that are the matrix, where it is an LM head whose logits of some tokens
+    are asked for; empty for all of them."""
+    minus_rows: tuple[int, ...] = ()
+    """Rows that are subtracted from those of `rows`, one from each, so that outputs are differences of logits; empty
+    for none."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of its tensors."""
@@ -92,7 +109,7 @@ class LayerNormSpec:
 class PoolingHeadSpec:
     """A chain of small layers over vectors [N, in] -> [N, out]."""
 
-    steps: tuple[DenseSpec | LayerNormSpec | ActivationSpec, ...] = ()
+    steps: tuple[DenseSpec | LayerNormSpec | ActivationSpec | NormalizeSpec, ...] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors of all steps."""
@@ -119,6 +136,27 @@ class TokenTaskSpec:
     """Each vector is divided by its length, unless the request says no."""
     skip_token_ids: frozenset[int] = frozenset()
     """Tokens that are left out of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateInteractionSpec:
+    """How texts are put to a model whose vectors per token are compared by MaxSim (ColBERT, arXiv 2004.12832). A query
+    and a document begin differently: behind the first special token stands a marker, one token."""
+
+    query_prefix: str = ""
+    """Marker of queries, a token of the tokenizer; empty for none."""
+    document_prefix: str = ""
+    """Marker of documents, a token of the tokenizer; empty for none."""
+    query_length: int | None = None
+    """Tokens of a query that are read; shorter ones are filled up to it where `do_query_expansion` says so."""
+    document_length: int | None = None
+    """Tokens of a document that are read."""
+    do_query_expansion: bool = False
+    """Queries are filled up with the tokenizer's mask token, whose vectors count (query augmentation, section 3.2)."""
+    attend_to_expansion_tokens: bool = False
+    """Other tokens attend to those of the expansion."""
+    skiplist_words: tuple[str, ...] = ()
+    """Tokens of documents whose vectors are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +208,10 @@ class PoolerSpec:
     """Tokens of a text that are read; None for as many as the network takes."""
     do_lower_case: bool = False
     """Texts are put in lower case before they are tokenized."""
+    late_interaction: LateInteractionSpec | None = None
+    """How texts are put to a model of vectors per token; None for other models."""
+    notes: tuple[str, ...] = ()
+    """What the checkpoint leaves open, and what was taken; for the report at the start."""
 
     @property
     def embedding_size(self) -> int:
