@@ -8,7 +8,7 @@ from typing import Any
 
 from quire_interfaces import MediaItem, Modality, RenderedPrompt
 from quire_multimodal import MediaConfig, PositionScheme, StoredItem, expand_placeholders, find_spans, place_media
-from quire_multimodal.fingerprint import read_config
+from quire_multimodal.fingerprint import prompt_arguments, read_config
 from quire_multimodal.processor import ItemProcessor
 from quire_multimodal.store import write_features
 
@@ -26,7 +26,8 @@ class PreparedPrompts:
     def __init__(self, folder: Path, config: MediaConfig | None = None) -> None:
         self.processor = ItemProcessor.from_folder(folder, config or MediaConfig())
         self._folder = folder
-        self._scheme = PositionScheme.from_config(read_config(folder))
+        self._config = read_config(folder)
+        self._scheme = PositionScheme.from_config(self._config)
         self._num_items = 0
 
     def prompt(self, text: str, media: Mapping[str, Sequence[Any]], **arguments: Any) -> RenderedPrompt:
@@ -37,7 +38,12 @@ class PreparedPrompts:
             media: Modality -> decoded items, as the processor takes them.
             arguments: Of the processor.
         """
-        items = [self._item(Modality(kind), value, arguments) for kind, values in media.items() for value in values]
+        present = [Modality(kind) for kind, values in media.items() if values]
+        items = [
+            self._item(Modality(kind), value, arguments | prompt_arguments(self._config, Modality(kind), present))
+            for kind, values in media.items()
+            for value in values
+        ]
         placeholders = {str(kind): str(self.processor.placeholder(kind)) for kind in self.processor.modalities}
         expanded, ordered = expand_placeholders(text, items, placeholders)
         token_ids = self.processor.processor.tokenizer(expanded, add_special_tokens=False)["input_ids"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from multimodal_samples import data_url, encoded, random_image
+from multimodal_samples import data_url, encoded, random_image, tone
 
 from quire_interfaces import CheckpointError, FeatureArray, Modality, OverloadedError
 from quire_multimodal import MediaConfig, MediaError, MediaPreparer, MediaSource, read_features
@@ -207,6 +208,28 @@ async def test_limits_per_prompt(preparer: MediaPreparer) -> None:
     with pytest.raises(MediaError, match="part 5: a prompt may hold at most 5 of image") as failure:
         await preparer.prepare(sources)
     assert failure.value.code == "too_many_media"
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of NumPy, for Transformers
+def test_sounds_beside_images_are_items_of_their_own(processor_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Phi-4 multimodal hears them with another connector. The processor is Gemma 3n's, which starts without torch."""
+    folder = tmp_path / "model"
+    shutil.copytree(processor_folder("gemma3n"), folder)
+    (folder / "config.json").write_text('{"model_type": "phi4_multimodal"}')
+    sound = MediaSource(modality=Modality.AUDIO, value=(tone(1.0), 16_000.0))
+    image = MediaSource(modality=IMAGE, value=random_image())
+    preparer = MediaPreparer(folder, MediaConfig(media_processes=1), store_base=tmp_path)
+    try:
+        (alone,) = preparer.prepare_now([sound])
+        beside, shown = preparer.prepare_now([sound, image])
+        (again,) = preparer.prepare_now([image])
+    finally:
+        preparer.close()
+    assert alone.item.key != beside.item.key
+    names = {"input_features", "input_features_mask"}
+    assert {each.name for each in alone.item.features} == names
+    assert {each.name for each in beside.item.features} == {*names, "beside_images"}
+    assert shown.item.key == again.item.key
 
 
 def test_a_folder_without_a_processor(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from quire_interfaces.kv_transfer import (
     TieredBlockAllocator,
 )
 from quire_interfaces.media import (
+    BESIDE_IMAGES,
     VIDEO_AUDIO_RUNS,
     FeatureArray,
     MediaItem,
@@ -84,6 +85,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALL_LOGPROBS",
+    "BESIDE_IMAGES",
     "GRAMMAR_COMPILE_BOUNDS_S",
     "KV_CACHE_DTYPES",
     "MAX_LOGPROBS",

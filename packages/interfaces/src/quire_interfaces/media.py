@@ -11,7 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["VIDEO_AUDIO_RUNS", "FeatureArray", "MediaItem", "MediaSpan", "Modality", "PreparedMedia", "PromptMedia"]
+__all__ = [
+    "BESIDE_IMAGES",
+    "VIDEO_AUDIO_RUNS",
+    "FeatureArray",
+    "MediaItem",
+    "MediaSpan",
+    "Modality",
+    "PreparedMedia",
+    "PromptMedia",
+]
+
+BESIDE_IMAGES = "beside_images"
+"""Name of an array of a sound in a prompt with images, for networks with a connector of its own for it; [1]."""
 
 VIDEO_AUDIO_RUNS = "video_audio_runs"
 """Name of the array of a video with its sound, int32 [runs, 2]: how many embeddings of frames, then of sound, follow

@@ -48,6 +48,7 @@ TEXT_TYPES: dict[str, str] = {
     "granite4_vision_text": "GraniteForCausalLM",
     "granite_docling_text": "GraniteForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
+    "phi4_multimodal": "Phi3ForCausalLM",
 }
 """`model_type` of a language model that stands in larger checkpoints only -> the architecture that it is."""
 

@@ -51,7 +51,6 @@ UNSERVED: dict[str, str] = {
     "mllama": _CROSS_ATTENTION,
     "molmo2": "the tokens of all images of a prompt see one another",
     "perception_lm": _TIMM,
-    "phi4_multimodal": "its towers stand in its embedding",
     "vibevoice_asr": "its tower adds noise to what it hears",
     "voxtral_realtime": "its sound is added to the embedding of every token, while it is spoken",
 }

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fingerprint", "read_config"]
+from quire_interfaces import BESIDE_IMAGES, Modality
+
+__all__ = ["fingerprint", "prompt_arguments", "read_config"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "video_preprocessor_config.json")
 
@@ -22,6 +25,19 @@ def fingerprint(folder: Path | str, arguments: Any = None) -> str:
     versions = [importlib.metadata.version(name) for name in ("transformers", "pillow")]
     digest.update(json.dumps([versions, arguments], sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def prompt_arguments(config: Mapping[str, Any], modality: Modality, present: Collection[Modality]) -> dict[str, Any]:
+    """Arguments of the processor that follow from what else a prompt has: Phi-4 multimodal's tower hears with another
+    connector where there are images.
+
+    Args:
+        config: The checkpoint's config.json.
+        modality: Of the item.
+        present: Modalities of all items of the prompt.
+    """
+    hears_otherwise = modality == Modality.AUDIO and Modality.IMAGE in present
+    return {BESIDE_IMAGES: True} if hears_otherwise and config.get("model_type") == "phi4_multimodal" else {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from quire_interfaces import EncoderCacheConnector, FeatureArray, MediaItem, Mod
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.embeds import EMBEDS_TOKEN_ID, read_embeds
 from quire_multimodal.errors import MediaError
-from quire_multimodal.fingerprint import fingerprint, read_config
+from quire_multimodal.fingerprint import fingerprint, prompt_arguments, read_config
 from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.restored_items import describe_item, restore_item
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
@@ -99,11 +99,13 @@ class MediaPreparer:
         }
         self._workers = None if folder is None else WorkerPool(folder, self.config, embed_token_ids)
         self._fingerprint, self._scheme = "", None
+        self._model_config: Mapping[str, Any] = {}
         self.placeholders: Mapping[str, str] = {}
         """Token that a chat template writes for an item, by modality: what the model takes."""
         if folder is not None and self._workers is not None:
             self._fingerprint = fingerprint(folder, [self.config.image_backend, self.config.media_io_kwargs])
-            self._scheme = PositionScheme.from_config(read_config(Path(folder)))
+            self._model_config = read_config(Path(folder))
+            self._scheme = PositionScheme.from_config(self._model_config)
             self.placeholders = self._workers.placeholders
             for modality, reason in self._workers.unusable.items():
                 _log.warning("%s cannot be served: %s", modality, reason)
@@ -154,7 +156,11 @@ class MediaPreparer:
             if self._num_waiting and self._num_waiting + len(sources) > _MAX_WAITING:
                 raise OverloadedError(f"{self._num_waiting} media of other requests are waiting; try again later")
             self._num_waiting += len(sources)
-        futures = [self._loaders.submit(self._prepare_one, source, arguments) for source in sources]
+        present = {source.modality for source in sources}
+        futures = []
+        for source in sources:
+            merged = {**(arguments or {}), **prompt_arguments(self._model_config, source.modality, present)}
+            futures.append(self._loaders.submit(self._prepare_one, source, merged))
         for future in futures:
             future.add_done_callback(self._count_down)
         return futures
@@ -218,10 +224,10 @@ class MediaPreparer:
                 message = f"a prompt may hold at most {limits[modality]} of {modality} (--limit-mm-per-prompt)"
                 raise MediaError(message, code="too_many_media").at(source.param)
 
-    def _prepare_one(self, source: MediaSource, arguments: Mapping[str, Any] | None) -> StoredItem:
+    def _prepare_one(self, source: MediaSource, arguments: Mapping[str, Any]) -> StoredItem:
         """One item, found or prepared; blocks."""
         try:
-            merged = {**self._arguments, **(arguments or {})}
+            merged = {**self._arguments, **arguments}
             media = None if source.url is None and source.value is None else load(source, self.config)
             facts = {} if source.uuid is not None else dict(source.facts)
             key = source.key or self._key(source, media, {**merged, "facts": facts})

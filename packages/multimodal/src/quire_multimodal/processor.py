@@ -17,7 +17,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from quire_interfaces import VIDEO_AUDIO_RUNS, CheckpointError, Modality
+from quire_interfaces import BESIDE_IMAGES, VIDEO_AUDIO_RUNS, CheckpointError, Modality
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_sound_track, decode_video, resample
 from quire_multimodal.errors import MediaError
@@ -153,8 +153,8 @@ class ItemProcessor:
         return replace(video, sound=decode_sound_track(data, rate, self.config))
 
     def _split(self, arguments: Mapping[str, Any] | None) -> tuple[dict[str, Any], bool]:
-        """Arguments that are not about the sounds of videos, and whether those are wanted."""
-        arguments = dict(arguments or {})
+        """Arguments of the processor itself, and whether the sounds of videos are wanted."""
+        arguments = {name: each for name, each in (arguments or {}).items() if name != BESIDE_IMAGES}
         if Modality.AUDIO not in self._ways or not hasattr(self.processor, "load_audio_from_video"):
             return arguments, False
         flags = [arguments.pop(name, False) for name in _AUDIO_IN_VIDEO]
@@ -230,12 +230,13 @@ class ItemProcessor:
         Args:
             modality: Of the item; `check` has found that it works.
             value: What `decode` returns.
-            arguments: The request's `mm_processor_kwargs`.
+            arguments: The request's `mm_processor_kwargs`, and `prompt_arguments`.
 
         Raises:
             MediaError: the processor refuses the item or the arguments.
         """
         way, tensors = self._ways[modality]
+        is_beside_images = BESIDE_IMAGES in (arguments or {})
         arguments, _ = self._split(arguments)
         self._merged(modality, arguments)  # wrong arguments are told apart from wrong media
         call = self._call_joint if way == "joint" else self._call_part
@@ -245,6 +246,8 @@ class ItemProcessor:
             embeds = self.embed_token_ids(modality, token_ids)
             dropped = {*self.processor.unused_input_names, *_NOT_FEATURES}
             arrays = {name: _array(name, each) for name, each in features.items() if name not in dropped}
+            if is_beside_images:
+                arrays[BESIDE_IMAGES] = np.ones(1, np.int32)
             if getattr(value, "sound", None) is not None:
                 sounds = self.embed_token_ids(Modality.AUDIO, token_ids)
                 embeds = embeds + sounds

@@ -43,6 +43,8 @@ class MediaFamily:
     """Modality -> what a chat template writes for an item."""
     ids: Mapping[str, str | list[str]]
     """Field of config.json -> the token whose id it holds, or several."""
+    part_ids: Mapping[str, str] = field(default_factory=dict)
+    """The same for a field of a part of config.json, "vision_config.image_token_id"."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the processor's constructor."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class MediaFamily:
     """Of the processor's call, which keep items small."""
     one_per_text: bool = False
     """Whether the joint call takes one item for each text."""
+    pads_sounds: bool = False
+    """Whether what a sound is heard as depends on the length of others in the joint call."""
     exclusive: bool = False
     """Whether the joint call takes images or videos, not both."""
 
@@ -82,9 +86,13 @@ class MediaModel:
         case = MEDIA_CASES[architecture]
         ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in family.ids.items()}
         text = {"vocab_size": len(tokenizer), "eos_token_id": None, "max_position_embeddings": 2048}
-        fields = _merged(case.fields, {"text_config": text})
+        fields = _merged(case.fields, {"text_config": text} if "text_config" in case.fields else text)
         fields = _merged(_merged(fields, ids), family.fields)
+        for name, token in family.part_ids.items():
+            part, _, name = name.partition(".")
+            fields = _merged(fields, {part: {name: tokenizer.convert_tokens_to_ids(token)}})
         self.network = write_checkpoint(folder, architecture, dataclasses.replace(case, fields=fields))
+        self.network.generation_config.eos_token_id = None  # texts do not end by themselves
         self.processor.save_pretrained(folder)
 
     def expected(
@@ -396,6 +404,23 @@ FAMILIES: dict[str, MediaFamily] = {
         ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": _OVIS_MARKS},
         arguments={"image_seq_length": 4},
         fields={"vocab_size": 608},
+    ),
+    "Phi4MultimodalForCausalLM": MediaFamily(
+        processor="Phi4MultimodalProcessor",
+        parts={
+            "image_processor": ("Phi4MultimodalImageProcessor", {}),
+            "audio_processor": ("Phi4MultimodalFeatureExtractor", {}),
+        },
+        tokens={"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"},
+        placeholders={"image": "<|endoftext10|>", "audio": "<|endoftext11|>"},
+        ids={},
+        part_ids={"vision_config.image_token_id": "<|endoftext10|>", "audio_config.audio_token_id": "<|endoftext11|>"},
+        fields={
+            "original_max_position_embeddings": 2048,  # behind it, `generate` forgets images
+            "vision_config": {"image_size": 448, "patch_size": 14, "crop_size": 448},
+            "audio_config": {"input_size": 80},
+        },
+        pads_sounds=True,
     ),
     "Qwen2AudioForConditionalGeneration": MediaFamily(
         processor="Qwen2AudioProcessor",

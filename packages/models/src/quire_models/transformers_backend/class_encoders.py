@@ -91,12 +91,53 @@ def _musicflamingo_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _phi4_multimodal_image(model: Any) -> Callable[..., Tensor]:
+    tower = model.model.embed_tokens_extend.image_embed
+    for module in tower.modules():
+        if hasattr(module, "is_causal"):  # which holds in one of Transformers' attentions, for images without padding
+            module.is_causal = False
+
+    def encode(image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor) -> Tensor:
+        """[1, 1 + crops, 3, C, C], pixels by height and width [1, 2], and which patches are of the image,
+        [1, 1 + crops, P, P] -> [N, W]: rows of patches of all crops, each with a mark behind it, a mark, and those of
+        the overview."""
+        height, width = (int(pixels) // model.config.vision_config.crop_size for pixels in image_sizes[0])
+        present = image_attention_mask[0, 1 : 1 + height * width, ::2, ::2]
+        side = present.shape[-1]
+        num_rows, num_columns = int(present[::width, :, 0].sum()), int(present[:width, 0].sum())
+        num_embeds = num_rows * (num_columns + 1) + 1 + side * (side + 1)
+        token_ids = image_sizes.new_full((1, num_embeds), model.config.vision_config.image_token_id)
+        blank = image_pixel_values.new_zeros(1, num_embeds, model.config.hidden_size)
+        embeds: Tensor = tower(token_ids, blank, image_pixel_values, image_sizes, image_attention_mask)
+        return embeds
+
+    return encode
+
+
+def _phi4_multimodal_audio(model: Any) -> Callable[..., Tensor]:
+    tower = model.model.embed_tokens_extend.audio_embed
+
+    def encode(audio_input_features: Tensor, audio_embed_sizes: Tensor, beside_images: Tensor | None = None) -> Tensor:
+        """[1, frames, mel bins], and the number of embeddings, [1] -> [N, W], by a connector of its own where the
+        prompt has images."""
+        num_embeds = int(audio_embed_sizes.sum())
+        token_ids = audio_embed_sizes.new_full((1, num_embeds), model.config.audio_config.audio_token_id)
+        blank = audio_input_features.new_zeros(1, num_embeds, model.config.hidden_size)
+        mode = "speech" if beside_images is None else "vision"
+        embeds: Tensor = tower(token_ids, blank, audio_input_features, audio_embed_sizes, audio_projection_mode=mode)
+        return embeds
+
+    return encode
+
+
 CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
     ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
     ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
     ("Ovis2ForConditionalGeneration", Modality.IMAGE): _ovis2_image,
     ("MusicFlamingoForConditionalGeneration", Modality.AUDIO): _musicflamingo_audio,
+    ("Phi4MultimodalForCausalLM", Modality.AUDIO): _phi4_multimodal_audio,
+    ("Phi4MultimodalForCausalLM", Modality.IMAGE): _phi4_multimodal_image,
     ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,
 }
 """(class, modality) -> network of that class -> function that encodes one item."""

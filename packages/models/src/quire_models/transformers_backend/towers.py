@@ -32,6 +32,8 @@ _ENCODERS = {
 """Modality -> functions that encode it, the first that a class has; frames of a video may be images to it."""
 _LANGUAGE = ("lm_head", "language_model", "text_model", "model.language_model", "model.text_model")
 """Modules that are no towers."""
+_IN_EMBEDDING = "embed_tokens_extend"
+"""Module of a body that is the language model itself, in which its towers stand (Phi-4 multimodal)."""
 
 
 class TransformersTowers:
@@ -153,10 +155,8 @@ def without_language_model(cls: Any) -> Any:
 
     def build(self: Any, config: Any, *args: Any, **options: Any) -> None:
         cls.__init__(self, config, *args, **options)
-        for name in _LANGUAGE:
-            owner, last = _owner(self, name), name.rpartition(".")[2]
-            if isinstance(getattr(owner, last, None), nn.Module):
-                setattr(owner, last, nn.Module())
+        for owner, name in _language(self):
+            setattr(owner, name, nn.Module())
 
     members = {
         "__init__": build,
@@ -184,15 +184,24 @@ def _places(model: Any) -> list[tuple[Any, str]]:
     """Where towers may be: beside the body, or in it; nowhere in a network whose language model stands in no module of
     its own."""
     body = getattr(model, "model", model)
-    if not any(hasattr(_owner(model, name), name.rpartition(".")[2]) for name in _LANGUAGE[1:]):
+    if all(name == "lm_head" for _, name in _language(model)):
         return []
     owners = [model] if body is model else [model, body]
     return [(owner, name) for owner in owners for name, _ in owner.named_children()]
 
 
 def _is_tower(model: Any, module: nn.Module) -> bool:
-    parts = {getattr(_owner(model, name), name.rpartition(".")[2], None) for name in _LANGUAGE}
+    parts = {getattr(owner, name) for owner, name in _language(model)}
     return not any(part in parts for part in module.modules())
+
+
+def _language(model: Any) -> list[tuple[Any, str]]:
+    """Where the parts of the language model are: their owners, and the names that they have there."""
+    body: Any = getattr(model, "model", None)
+    places = [(_owner(model, name), name.rpartition(".")[2]) for name in _LANGUAGE]
+    if hasattr(body, _IN_EMBEDDING):
+        places += [(body, name) for name, _ in body.named_children() if name != _IN_EMBEDDING]
+    return [(owner, name) for owner, name in places if isinstance(getattr(owner, name, None), nn.Module)]
 
 
 def _owner(model: Any, name: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire_testkit.parity.case import ParityCase
-from quire_testkit.parity.media_parts import text
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
+from quire_testkit.parity.media_parts import text, vision
 
 __all__ = ["AUDIO_CASES"]
 
@@ -190,6 +190,25 @@ AUDIO_CASES: dict[str, ParityCase] = {
                 "projector_hidden_size": 48,
             },
             "tie_word_embeddings": False,
+        },
+    ),
+    "Phi4MultimodalForCausalLM": ParityCase(
+        config="Phi4MultimodalConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "original_max_position_embeddings": 256,
+            "vision_config": vision("phi4_multimodal_vision", crop_size=32, image_token_id=190, num_hidden_layers=3),
+            "audio_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_blocks": 2,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": 32,
+                "depthwise_separable_out_channel": 32,
+                "nemo_conv_channels": 16,
+                "input_size": 16,
+                "audio_token_id": 191,
+            },
         },
     ),
     "Qwen3ASRForConditionalGeneration": ParityCase(

@@ -51,7 +51,6 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 _PER_LAYER_INPUT = {**_GEMMA, "vocab_size_per_layer_input": 200, "hidden_size_per_layer_input": 16}
-_ENCODER = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 
 FALLBACK_CASES: dict[str, ParityCase] = {
     "BitNetForCausalLM": case("BitNetConfig"),
@@ -170,11 +169,6 @@ FALLBACK_CASES: dict[str, ParityCase] = {
     ),
     "MllamaForCausalLM": case("MllamaTextConfig", cross_attention_layers=[]),
     "MoshiForCausalLM": case("MoshiConfig", _PER_HEAD, ffn_dim=112, head_dim=16, sliding_window=256),
-    "Phi4MultimodalForCausalLM": case(
-        "Phi4MultimodalConfig",
-        vision_config={**_ENCODER, "num_hidden_layers": 1},
-        audio_config={**_ENCODER, "num_blocks": 1, "ext_pw_out_channel": 16, "nemo_conv_channels": 16},
-    ),
 }
 """Architecture -> its case."""
 

@@ -139,6 +139,18 @@ def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
+def _cropped(index: int, values: Values) -> dict[str, Tensor]:
+    """An overview, and two crops beside or below one another, of which the second is half padding."""
+    height, width = ((1, 2), (2, 1))[index // 2 % 2]
+    present = torch.ones(1, 3, 4, 4)
+    (present[0, 2, 2:] if height == 2 else present[0, 2, :, 2:]).fill_(0)
+    return {
+        "image_pixel_values": values(1, 3, 3, 32, 32),
+        "image_sizes": torch.tensor([[32 * height, 32 * width]]),
+        "image_attention_mask": present,
+    }
+
+
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("DeepseekVLHybrid",): _two_resolutions,
     ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "Muse", "Qwen", "Glm"): _by_grid(96),
@@ -150,6 +162,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     PACKED: _packed,
     ("Mistral3", "LightOn"): _sized,
     ("Lfm2",): _masked_patches,
+    ("Phi4Multimodal",): _cropped,
     ("VideoLlava",): _of_video_llava,
     ("Step3p7",): _with_crops,
     ("DeepseekOcr2",): _of_deepseek_ocr,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from quire_interfaces import Modality
+from quire_interfaces import BESIDE_IMAGES, Modality
 from quire_testkit.parity.image_items import EMBED_TOKENS, image_arrays, joined_axis
 
 __all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item", "media_tokens"]
@@ -25,7 +25,7 @@ def media_item(architecture: str, index: int) -> tuple[Modality, dict[str, Tenso
     def values(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    arrays = _sound(architecture, values)
+    arrays = _sound(architecture, index, values)
     return (Modality.IMAGE, image_arrays(architecture, index, values)) if arrays is None else (Modality.AUDIO, arrays)
 
 
@@ -37,15 +37,18 @@ def media_tokens(item: Mapping[str, Tensor], num_embeds: int) -> list[int]:
 
 def joined_arrays(architecture: str, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The arrays of several items, as Transformers wants them together."""
-    names = [name for name in items[0] if name != EMBED_TOKENS] if items else []
-    return {name: torch.cat([item[name] for item in items], dim=joined_axis(architecture, name)) for name in names}
+    names = dict.fromkeys(name for item in items for name in item if name not in (EMBED_TOKENS, BESIDE_IMAGES))
+    parts = {name: [item[name] for item in items if name in item] for name in names}
+    return {name: torch.cat(arrays, dim=joined_axis(architecture, name)) for name, arrays in parts.items()}
 
 
-def _sound(architecture: str, values: Callable[..., Tensor]) -> dict[str, Tensor] | None:
-    """None for an architecture that sees."""
+def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict[str, Tensor] | None:
+    """None for an architecture that sees, and for the images of one that does both."""
     if architecture.startswith("Qwen2Audio"):
         heard = torch.tensor([[1] * 40 + [0] * 20])
         return {"input_features": values(1, 16, 60), "feature_attention_mask": heard}
+    if architecture.startswith("Phi4Multimodal"):
+        return _of_phi4(values) if index % 2 else None
     if architecture.startswith("Voxtral"):
         return {"input_features": values(1, 16, 64)}
     if architecture.startswith(("GlmAsr", "Qwen3ASR")):
@@ -62,3 +65,14 @@ def _sound(architecture: str, values: Callable[..., Tensor]) -> dict[str, Tensor
     if architecture.startswith("GraniteSpeech"):
         return {"input_features": values(1, 40, 16)}
     return None
+
+
+def _of_phi4(values: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """A sound behind an image: its prompts begin with one."""
+    num_embeds, beside = torch.tensor([8]), {BESIDE_IMAGES: torch.ones(1, dtype=torch.int32)}
+    return {
+        "audio_input_features": values(1, 64, 16),
+        "audio_embed_sizes": num_embeds,
+        EMBED_TOKENS: torch.full((8,), 191),
+        **beside,
+    }
