@@ -1,4 +1,4 @@
-"""Encoders alone: read through Python, refused where something is to be generated; parity is verified elsewhere."""
+"""Encoders alone: read through Python and planned; parity is verified elsewhere, pooling in test_quire_pooling.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM, QuireConfig
+from quire import QuireConfig
 from quire.encoder_plan import plan_encoder
 from quire_interfaces import ConfigError, RequestError
 from quire_models import ModelConfig, load_model
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
 from quire_testkit.parity.oracle import write_checkpoint
-from quire_testkit.tokenizers import write_tokenizer
 
 
 def test_roberta_is_read_as_far_as_its_positions_go(tmp_path: Path) -> None:
@@ -71,10 +70,3 @@ def tensor_bytes(root: object) -> int:
             names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
             todo += [getattr(one, name) for name in (*names, *getattr(one, "__dict__", ())) if hasattr(one, name)]
     return sum(seen.values())
-
-
-def test_there_is_nothing_to_serve(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, "BertModel", ENCODER_CASES["BertModel"])
-    write_tokenizer(tmp_path, vocab_size=320)
-    with pytest.raises(ConfigError, match="BertModel is an encoder: it reads texts and has no generation"):
-        LLM(tmp_path)

@@ -100,7 +100,7 @@ def _print_encoder_plan(
     print(f"{config.model.model}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
     _print_ledger(plan)
     print(f"An encoder alone, without a KV cache: it reads texts of up to {plan.max_encoder_len} tokens,")
-    print(f"  {plan.num_tokens} tokens of them in one pass; it is read in Python, there is nothing to serve")
+    print(f"  {plan.num_tokens} tokens of them in one pass; it pools (--runner pooling)")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
     print(f"FITS: {format_bytes(plan.total_bytes)} of the {format_bytes(plan.free_bytes)} that are free")
     return 0

@@ -173,6 +173,12 @@ class InputProcessor:
 
     def _check_abilities(self, params: SamplingParams, options: RequestOptions) -> None:
         """Raises RequestError when the request asks for what this engine does not do."""
+        if self._info.runner == "pooling":
+            raise RequestError(
+                f"{self._info.model} generates no text, it pools: {', '.join(self._info.pooling_tasks)}",
+                param="model",
+                code="unsupported",
+            )
         if params.deterministic and not self._info.batch_invariant:
             raise RequestError(
                 "this engine cannot promise the same tokens again: its operators round differently with what else is "

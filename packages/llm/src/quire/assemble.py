@@ -24,6 +24,7 @@ from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_ti
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
+from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
 from quire_engine import EngineParts
 from quire_interfaces import (
@@ -253,7 +254,12 @@ def build_parts(
         ConfigError: settings that cannot work together, or too little memory.
         CheckpointError: a model that is missing or not understood.
     """
-    blueprint = _plan_engine(config)
+    folder = model_folder(config)
+    model = read_model_config(config, folder)
+    if model.is_encoder:
+        _use_kernels(config)
+        return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
+    blueprint = _plan_engine(config, folder, model)
     if config.model.mm_encoder_only:
         return build_encoder_parts(
             config,
@@ -275,11 +281,9 @@ def build_parts(
     return _join(blueprint, networks.target, device)
 
 
-def _plan_engine(config: QuireConfig) -> Blueprint:
+def _plan_engine(config: QuireConfig, folder: Path, model: ModelConfig) -> Blueprint:
     """Decide everything that can be known before torch is loaded. Raises as `build_parts`."""
     check_tier(config)
-    folder = model_folder(config)
-    model = read_model_config(config, folder)
     if config.model.mm_encoder_only:
         check_mm_encoder_only(config, model)
     plan = make_plan(config, model, folder=folder)

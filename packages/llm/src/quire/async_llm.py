@@ -18,9 +18,12 @@ from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
+from quire.poolers import read_pooler_spec
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from quire.pooling_prompts import PoolingPrompts
 from quire.prompts import Prompt, parse_prompt_async
 from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient, RequestOutput
-from quire_interfaces import RequestOptions, SamplingParams, Tokenizer
+from quire_interfaces import PoolingParams, RequestError, RequestOptions, SamplingParams, Tokenizer
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
@@ -72,6 +75,8 @@ class AsyncLLM:
         self._renderer: ChatRenderer | None = None
         self.media: MediaFront | None = None
         """What prepares images, videos and sounds; None where the model takes text only, and before `ready`."""
+        self.pooling_prompts: PoolingPrompts | None = None
+        """What makes prompts of texts that are pooled; None where the model pools nothing, and before `ready`."""
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
@@ -115,6 +120,9 @@ class AsyncLLM:
         except BaseException:
             await self.shutdown()
             raise
+        if info.pooling_tasks:
+            spec = read_pooler_spec(self.config, self.folder, model_config)
+            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len)
         tokenizer = self._renderer.tokenizer
         self._engine = AsyncEngine(
             self.client,
@@ -152,6 +160,46 @@ class AsyncLLM:
         finally:
             if parsed.media is not None:
                 parsed.media.release()
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        options: RequestOptions = RequestOptions(),
+        *,
+        request_id: str | None = None,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> PoolingRequestOutput[PoolingOutput]:
+        """Pool one prompt: an embedding, classes, a score. Cancelling the call drops the request before it is computed.
+
+        Args:
+            prompt: Text, token ids, or a dictionary, with `text_pair` for a pair of texts (`LLM.encode`).
+            pooling_params: What to pool, and how; None for the model's first task.
+            options: What else is said of the request; a salt of the prompt goes before its own.
+            request_id: The caller's name for it, unique among those in flight; None makes one.
+            prompt_name: Which of the checkpoint's prompts goes before a text; None for its default, if it has one.
+            add_special_tokens: Whether a text gets the tokenizer's special tokens.
+
+        Returns:
+            The output; one that failed in the engine has an `error`.
+
+        Raises:
+            RequestError: the prompt or its parameters are wrong, or the model pools nothing.
+            OverloadedError, EngineDeadError: by the engine.
+        """
+        if self.pooling_prompts is None:
+            raise RequestError(
+                f"{self.engine.info.model} generates text and pools nothing", param="task", code="unsupported"
+            )
+        parsed = self.pooling_prompts.render(
+            prompt, pooling_params or PoolingParams(), prompt_name=prompt_name, add_special_tokens=add_special_tokens
+        )
+        if parsed.cache_salt is not None:
+            options = dataclasses.replace(options, cache_salt=parsed.cache_salt)
+        return PoolingRequestOutput(
+            await self.engine.encode(parsed.rendered, parsed.params, options, request_id=request_id)
+        )
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""

@@ -70,7 +70,7 @@ def _no_length(value: Any) -> str | None:
 
 
 def _not_an_object(value: Any) -> str | None:
-    return None if value is None or isinstance(value, dict) else "be an object of config.json's fields"
+    return None if value is None or isinstance(value, dict) else "be an object"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,24 @@ class ModelSettings(Settings):
         False,
         help="Of a model that takes images, videos or sounds, build the towers alone: requests are answered with "
         "nothing when their media are encoded and kept in kv_disk_path, where servers of the whole model find them.",
+    )
+    runner: str = setting(
+        "auto",
+        help="What the model is run for: generate (text), pooling (embeddings, classes and scores alone), or auto: "
+        "pooling for encoders, sentence-transformers folders, cross-encoders and reward models, else generate.",
+        check=one_of("auto", "generate", "pooling"),
+    )
+    convert: str = setting(
+        "auto",
+        help="What a model that generates is made into: embed, classify or reward (it pools then), none, or auto: what "
+        "its files say, and embed where --runner pooling asks for a model that only generates.",
+        check=one_of("auto", "none", "embed", "classify", "reward"),
+    )
+    pooler_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
+        None,
+        help="How hidden states are pooled where the model's files say otherwise, as JSON: pooling_type (CLS, LAST, "
+        "MEAN, ...), use_activation, dimensions, enable_chunked_processing and others (docs/pooling.md).",
+        check=_not_an_object,
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)

@@ -1,6 +1,6 @@
 """The memory plan of an encoder alone: its weights, and what reading takes. Free of torch.
 
-There is no KV cache, and no engine: networks of this kind are read in Python (`docs/encoders.md`).
+There is no KV cache: texts are read whole, as many at a time as a step has tokens for (`docs/encoders.md`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from quire.config import QuireConfig
+from quire.config import LONGEST_THAT_FITS, QuireConfig
 from quire.plan import available_memory_bytes, format_bytes, resolved_dtype
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
@@ -39,23 +39,26 @@ class EncoderPlan:
         return sum(self.ledger_bytes.values())
 
 
-def plan_encoder(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None) -> EncoderPlan:
+def plan_encoder(
+    config: QuireConfig, model: ModelConfig, *, max_seq_length: int | None = None, free_bytes: int | None = None
+) -> EncoderPlan:
     """Plan memory for a network that reads and does not write.
 
     Args:
         config: Settings. Texts of `max_num_batched_tokens` tokens together are read in one pass, but whole ones.
         model: The network, from config.json.
+        max_seq_length: Most tokens of a text, as the files beside the network say; None where they do not.
         free_bytes: Memory that may be planned with; None reads what is free now.
 
     Raises:
-        ConfigError: it cannot fit.
+        ConfigError: it cannot fit, or `max_model_len` is more than the network has positions for.
     """
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype, method = (
         resolved_dtype(config.model.dtype, model.dtype),
         resolved_linear_method(config.model.quantization, model),
     )
-    longest = model.max_encoder_len
+    longest = _longest_text(config, model, max_seq_length)
     num_tokens = max(config.scheduler.max_num_batched_tokens, longest)
     runner = dataclasses.replace(
         config.runner, dtype=dtype, max_model_len=longest, max_num_batched_tokens=num_tokens, max_num_seqs=1
@@ -80,3 +83,17 @@ def plan_encoder(config: QuireConfig, model: ModelConfig, *, free_bytes: int | N
             field="max_num_batched_tokens",
         )
     return plan
+
+
+def _longest_text(config: QuireConfig, model: ModelConfig, max_seq_length: int | None) -> int:
+    """Most tokens of a text: as asked, else as the files say, else as many as the network has positions."""
+    asked, most = config.model.max_model_len, model.max_encoder_len
+    if asked is None or asked == LONGEST_THAT_FITS:
+        return min(most, max_seq_length or most)
+    if asked > most and not model.has_positions_without_end:
+        raise ConfigError(
+            f"max_model_len {asked} is more than the {most} tokens that {model.architecture} has positions for; lower "
+            "it",
+            field="max_model_len",
+        )
+    return asked

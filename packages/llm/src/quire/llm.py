@@ -18,6 +18,15 @@ from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
+from quire.poolers import read_pooler_spec
+from quire.pooling_calls import Errors, LazyRequests, PoolingCalls, cosine_outputs, paired_prompts
+from quire.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from quire.pooling_prompts import PoolingPrompts, as_prompts
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
 from quire.shared_engine import OfflineRequest, SharedEngine
@@ -28,6 +37,8 @@ from quire_interfaces import (
     AdapterStore,
     FinishReason,
     LogitsProcessor,
+    PoolingParams,
+    PoolingTask,
     RequestError,
     RequestOptions,
     SamplingParams,
@@ -41,6 +52,7 @@ __all__ = ["LLM"]
 logger = logging.getLogger(__name__)
 
 Messages = Sequence[dict[str, Any]]
+PoolingOutputKind = TypeVar("PoolingOutputKind", bound=PoolingRequestOutput[Any])
 
 
 class LLM:
@@ -98,6 +110,11 @@ class LLM:
             eos_token_ids=self._eos_token_ids,
         )
         self._shared = SharedEngine(self.engine, self._load_requested)
+        self._pooling: PoolingCalls | None = None
+        if self.engine_info.pooling_tasks:
+            spec = read_pooler_spec(config, self.model_folder, self.model_config)
+            prompts = PoolingPrompts(self.renderer, spec, self.engine_info.max_model_len)
+            self._pooling = PoolingCalls(self._shared, prompts, self.engine_info)
         self._loaded_requests: dict[str, LoRARequest] = {}
         """What each adapter that a request brought was loaded for."""
 
@@ -205,6 +222,186 @@ class LLM:
                 )
             prompts.append(ParsedPrompt(rendered, media=held))
         return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: ProgressChoice = True,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        priority: int | Sequence[int] = 0,
+        prompt_name: str | None = None,
+        errors: Errors = "raise",
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed prompts: one vector each. Arguments and errors as for `encode`."""
+        return self._pool(
+            EmbeddingRequestOutput, "embed", prompts, pooling_params, use_tqdm, lora_request, priority, prompt_name,
+            errors,
+        )  # fmt: skip
+
+    def encode(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: ProgressChoice = True,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        pooling_task: PoolingTask | None = None,
+        priority: int | Sequence[int] = 0,
+        prompt_name: str | None = None,
+        errors: Errors = "raise",
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Pool the hidden states of prompts, for any task.
+
+        Args:
+            prompts: One prompt or many: text, token ids, or a dictionary, with `text_pair` for a pair of texts.
+            pooling_params: One for all, or one each; None for the model's own.
+            use_tqdm: Show a progress bar on standard error; a callable makes one of its own, as tqdm does.
+            lora_request: The adapter to run with; one for all, or one each.
+            pooling_task: What to compute; None for what `pooling_params` say, or the model's first task.
+            priority: Lower runs first, under the priority policy; one for all, or one each.
+            prompt_name: Which of the checkpoint's prompts goes before texts; None for its default, if it has one.
+            errors: "raise" ends the call with the first prompt that cannot run, which the message names by its index;
+                "per_item" gives such a prompt an output with an `error`, and answers the others.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            RequestError: a prompt or its parameters are wrong, or the model has no such task.
+        """
+        return self._pool(
+            PoolingRequestOutput, pooling_task, prompts, pooling_params, use_tqdm, lora_request, priority, prompt_name,
+            errors,
+        )  # fmt: skip
+
+    def classify(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: ProgressChoice = True,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        priority: int | Sequence[int] = 0,
+        errors: Errors = "raise",
+    ) -> list[ClassificationRequestOutput]:
+        """Class probabilities of prompts. Arguments and errors as for `encode`."""
+        return self._pool(
+            ClassificationRequestOutput, "classify", prompts, pooling_params, use_tqdm, lora_request, priority, None,
+            errors,
+        )  # fmt: skip
+
+    def reward(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: ProgressChoice = True,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        priority: int | Sequence[int] = 0,
+        errors: Errors = "raise",
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Rewards of the tokens of prompts (task token_classify). Arguments and errors as for `encode`."""
+        return self._pool(
+            PoolingRequestOutput, "token_classify", prompts, pooling_params, use_tqdm, lora_request, priority, None,
+            errors,
+        )  # fmt: skip
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: ProgressChoice = True,
+        lora_request: LoRAChoice = None,
+        priority: int = 0,
+        errors: Errors = "raise",
+    ) -> list[ScoringRequestOutput]:
+        """How well documents answer queries: by a cross-encoder, which reads each pair, or else by the cosine of
+        embeddings.
+
+        Args:
+            queries: One for all documents, or one each.
+            documents: One or many.
+            pooling_params: For all pairs; None for the model's own.
+            use_tqdm: As for `encode`.
+            lora_request: As for `encode`.
+            priority: As for `encode`.
+            errors: As for `encode`.
+
+        Returns:
+            One output per document, in order.
+
+        Raises:
+            RequestError: a text or the parameters are wrong, the numbers of texts do not fit, or the model neither
+                scores nor embeds.
+        """
+        pairs = paired_prompts(as_prompts(queries, "queries"), as_prompts(documents, "documents"))
+        calls = self._pooling_calls()
+        if not calls.has_task("score") and calls.has_task("embed"):
+            texts = [text for pair in pairs for text in pair]
+            requests = self._pooling_requests("embed", texts, pooling_params, lora_request, priority, None)
+            outputs = [each.output for each in calls.run(requests, PoolingRequestOutput, use_tqdm, errors)]
+            return [ScoringRequestOutput(each) for each in cosine_outputs(outputs[::2], outputs[1::2])]
+        prompts = [{"prompt": query, "text_pair": document} for query, document in pairs]
+        requests = self._pooling_requests("score", prompts, pooling_params, lora_request, priority, None)
+        return calls.run(requests, ScoringRequestOutput, use_tqdm, errors)
+
+    def _pool(
+        self,
+        kind: type[PoolingOutputKind],
+        task: PoolingTask | None,
+        prompts: Prompt | Iterable[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: ProgressChoice,
+        lora_request: LoRAChoice | Sequence[LoRAChoice],
+        priority: int | Sequence[int],
+        prompt_name: str | None,
+        errors: Errors,
+    ) -> list[PoolingOutputKind]:
+        """Pool prompts, and give the outputs as `kind`; other arguments as of `encode`."""
+        requests = self._pooling_requests(
+            task, as_prompts(prompts), pooling_params, lora_request, priority, prompt_name
+        )
+        return self._pooling_calls().run(requests, kind, use_tqdm, errors)
+
+    def _pooling_requests(
+        self,
+        task: PoolingTask | None,
+        prompts: Sequence[Any],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        lora_request: LoRAChoice | Sequence[LoRAChoice],
+        priority: int | Sequence[int],
+        prompt_name: str | None,
+    ) -> LazyRequests:
+        """
+        Raises:
+            RequestError: the parameters are wrong, or are not as many as the prompts.
+        """
+        calls = self._pooling_calls()
+        given = PoolingParams() if pooling_params is None else pooling_params
+        params = _one_each("pooling_params", given, len(prompts), PoolingParams)
+        if task is not None:
+            params = [each.with_task(task) for each in params]
+        adapters: list[LoRAChoice] = _one_each("lora_request", lora_request, len(prompts), LoRARequest, str, type(None))
+        if any(each is not None for each in adapters):
+            with self._shared.turn():
+                self._check_adapters(adapters)
+        priorities = _one_each("priority", priority, len(prompts), int)
+        return LazyRequests(prompts, params, adapters, priorities, calls.prompts, prompt_name)
+
+    def _pooling_calls(self) -> PoolingCalls:
+        """Raises RequestError where the model pools nothing."""
+        if self._pooling is None:
+            raise RequestError(
+                f"{self.engine_info.model} generates text and pools nothing; take an embedding model, "
+                "or convert this one (convert='embed')",
+                param="task",
+                code="unsupported",
+            )
+        return self._pooling
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         """Read an adapter and offer it under a name.

@@ -12,12 +12,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from quire.lora_request import LoRARequest
 from quire.prompts import naming_prompt
-from quire_engine import LLMEngine, RequestOutput
-from quire_interfaces import EngineDeadError, OverloadedError, RenderedPrompt, RequestOptions, SamplingParams
+from quire_engine import LLMEngine, PooledRequestOutput, RequestOutput
+from quire_interfaces import (
+    EngineDeadError,
+    OverloadedError,
+    PoolingParams,
+    RenderedPrompt,
+    RequestError,
+    RequestOptions,
+    SamplingParams,
+)
 
 __all__ = ["OfflineRequest", "SharedEngine"]
 
@@ -27,7 +35,7 @@ class OfflineRequest:
     """One prompt of a call."""
 
     prompt: RenderedPrompt
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     options: RequestOptions
     lora_request: LoRARequest | None = None
     """What to load as `options.adapter` before the request is added, unless it is there."""
@@ -79,19 +87,51 @@ class SharedEngine:
             OverloadedError: the engine's queue takes none at all.
             EngineDeadError: the engine failed, or was closed meanwhile.
         """
-        call = _Call(requests)
+        outputs = self._run(_Call(requests, len(requests)), advance)
+        return cast(list[RequestOutput], outputs)
+
+    def run_pooling(
+        self,
+        requests: Sequence[OfflineRequest],
+        *,
+        window: int,
+        keeps_errors: bool = False,
+        advance: Callable[[PooledRequestOutput], None] = lambda output: None,
+    ) -> list[PooledRequestOutput]:
+        """All outputs of requests that are pooled, in their order.
+
+        Args:
+            requests: What to run. Each is read once, in order, when it is its turn: a sequence may make them then.
+            window: Most requests that are in the engine at a time.
+            keeps_errors: A request that cannot run has its error as its output, and the others go on.
+            advance: Called with each output as it comes, by this thread.
+
+        Raises:
+            RequestError: one of them cannot run; the message says which one. The others are dropped.
+            QuireError: the engine could not compute one of them.
+            OverloadedError: the engine's queue takes none at all.
+            EngineDeadError: the engine failed, or was closed meanwhile.
+        """
+        call = _Call(requests, window, keeps_errors=keeps_errors)
+        return cast(list[PooledRequestOutput], self._run(call, advance))
+
+    def _run(self, call: _Call, advance: Callable[[Any], None]) -> list[Output | None]:
+        """All outputs of a call."""
         try:
             while call.num_left:
+                call.make_ready()
                 with self.turn() as engine:
                     self._admit(call, engine)
                     if call.num_left:
                         self._step(engine)
                 while call.new_outputs:
-                    advance(call.new_outputs.popleft())
+                    output = call.new_outputs.popleft()
+                    call.check(output)
+                    advance(output)
         finally:
             if call.places:
                 self._drop(call)
-        return [output for output in call.outputs if output is not None]
+        return call.outputs
 
     def close(self) -> None:
         """Close the engine between two steps; calls that wait for outputs raise EngineDeadError. Idempotent."""
@@ -101,21 +141,23 @@ class SharedEngine:
 
     def _admit(self, call: _Call, engine: LLMEngine) -> None:
         """Queue as many of its requests as the engine takes."""
-        while call.num_admitted < len(call.requests):
-            place = call.num_admitted
-            request = call.requests[place]
-            with naming_prompt(place, len(call.requests)):
-                if request.lora_request is not None:
-                    self._load_adapter(request.lora_request)
-                try:
+        while call.ready:
+            place, request = call.ready[0]
+            try:
+                with naming_prompt(place, len(call.requests)):
+                    if request.lora_request is not None:
+                        self._load_adapter(request.lora_request)
                     request_id = engine.add_request(request.prompt, request.params, request.options)
-                except OverloadedError:
-                    if not engine.has_unfinished_requests():
-                        raise
-                    return
-            call.places[request_id] = place
-            self._calls[request_id] = call
-            call.num_admitted += 1
+            except OverloadedError:
+                if not engine.has_unfinished_requests():
+                    raise
+                return
+            except RequestError as error:
+                call.refuse(place, error)
+            else:
+                call.places[request_id] = place
+                self._calls[request_id] = call
+            call.ready.popleft()
 
     def _step(self, engine: LLMEngine) -> None:
         try:
@@ -138,25 +180,60 @@ class SharedEngine:
                 self._engine.abort(call.places)
 
 
+Output = RequestOutput | PooledRequestOutput
+
+
 @dataclass(slots=True)
 class _Call:
     """A batch of requests and what came of it."""
 
     requests: Sequence[OfflineRequest]
-    num_admitted: int = 0
+    window: int
+    """Most requests that were read and have no output yet."""
+    keeps_errors: bool = False
+    """A request that fails does not end the call."""
+    num_read: int = 0
+    """Number of requests that were taken from the sequence."""
     num_left: int = 0
-    """Requests without an output."""
+    """Number of requests without an output."""
+    ready: deque[tuple[int, OfflineRequest]] = field(default_factory=deque)
+    """Requests to be queued, each with its index."""
     places: dict[str, int] = field(default_factory=dict)
     """Index of each request that runs, by its id."""
-    outputs: list[RequestOutput | None] = field(default_factory=list)
-    new_outputs: deque[RequestOutput] = field(default_factory=deque)
+    outputs: list[Output | None] = field(default_factory=list)
+    new_outputs: deque[Output] = field(default_factory=deque)
     """Outputs that the caller has not seen."""
 
     def __post_init__(self) -> None:
         self.num_left = len(self.requests)
         self.outputs = [None] * len(self.requests)
 
-    def take(self, output: RequestOutput) -> None:
+    def make_ready(self) -> None:
+        """Read as many requests as the window has room for."""
+        while self.num_read < len(self.requests) and len(self.ready) + len(self.places) < self.window:
+            place = self.num_read
+            self.num_read += 1
+            try:
+                with naming_prompt(place, len(self.requests)):
+                    self.ready.append((place, self.requests[place]))
+            except RequestError as error:
+                self.refuse(place, error)
+
+    def refuse(self, place: int, error: RequestError) -> None:
+        """A request cannot run: that is its output, or the end of the call, with the error."""
+        if not self.keeps_errors:
+            raise error
+        name = f"request[{place}]"
+        output = PooledRequestOutput(request_id=name, packed_token_ids=b"", pooled=None, error=error)
+        self.places[name] = place
+        self.take(output)
+
+    def check(self, output: Output) -> None:
+        """Raise the error of a pooled request that failed, unless errors are kept."""
+        if isinstance(output, PooledRequestOutput) and output.error is not None and not self.keeps_errors:
+            raise output.error
+
+    def take(self, output: Output) -> None:
         self.outputs[self.places.pop(output.request_id)] = output
         self.new_outputs.append(output)
         self.num_left -= 1

@@ -121,8 +121,8 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     ),
     # The model and its files.
     **_answer(
-        "it serves generated text; no embeddings, scores or classes",
-        task="auto|generate", runner="auto|generate", convert="auto|none", pooler_config="{}",
+        "--runner and --convert say what a model is for, requests which task they are",
+        task="auto|generate",
         enable_flash_late_interaction=_BOTH, diffusion_config="{}", max_lora_cls_labels=_NOTHING,
         io_processor_plugin=_NOTHING,
     ),

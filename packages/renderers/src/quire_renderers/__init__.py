@@ -1,5 +1,6 @@
 """Messages to tokens and tokens to messages: chat templates, tokenizers, detokenizing, tool calls and reasoning."""
 
+from quire_renderers.bounded_prompts import BoundedPrompts
 from quire_renderers.chat_format import ChatFormat, detect_reasoning_format, detect_tool_format
 from quire_renderers.chat_renderer import ChatRenderer
 from quire_renderers.chat_template import checked_template_kwargs
@@ -30,6 +31,7 @@ from quire_renderers.tokenizer_loading import load_tokenizer
 __version__ = "0.2.0"
 
 __all__ = [
+    "BoundedPrompts",
     "CallArguments",
     "CallEnd",
     "CallStart",

@@ -208,9 +208,7 @@ class ChatRenderer:
     ) -> RenderedPrompt:
         if media is not None:
             text = media.expand(text)
-        self._check_length(len(text), param)
-        if not text.isascii():
-            _check_surrogates(text, param)
+        self.check_text(text, param)
         encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
         plain = text if self._control is None else self._control.unmarked(text)
         return RenderedPrompt(
@@ -220,6 +218,13 @@ class ChatRenderer:
             media=None if media is None else media.place(encoded.token_ids),
             num_reused_tokens=encoded.num_reused_tokens,
         )
+
+    def check_text(self, text: str, param: str) -> None:
+        """Raises ContextLengthError where a text is longer than max_prompt_chars, and RequestError, both naming the
+        field `param`, where it holds what is no character."""
+        self._check_length(len(text), param)
+        if not text.isascii():
+            _check_surrogates(text, param)
 
     def _check_length(self, num_chars: int, param: str) -> None:
         if num_chars > self.config.max_prompt_chars:

@@ -7,6 +7,7 @@ in token_pieces.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +18,7 @@ import tokenizers
 
 from quire_interfaces import CheckpointError
 from quire_renderers.literal_text import LiteralEncoder
+from quire_renderers.pair_template import PairTemplate
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
 from quire_renderers.tokenizer_classes import bert_normalizer, prefix_space, surrounding_tokens
@@ -144,6 +146,20 @@ class FastTokenizer:
     def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
         """Encoder of texts in which control tokens that the mark breaks are ordinary text."""
         return LiteralEncoder(self._backend, control_tokens, mark).encode
+
+    @functools.cached_property
+    def pair_template(self) -> PairTemplate | None:
+        """How the post-processor writes a pair; None where it puts nothing between two texts."""
+        encoding = self._backend.encode("a", "a", add_special_tokens=True)
+        ids, types, mask = list(encoding.ids), list(encoding.type_ids), list(encoding.special_tokens_mask)
+        inside = [place for place, special in enumerate(mask) if not special]
+        num_own = len(self._backend.encode("a", add_special_tokens=False).ids)
+        if len(inside) != 2 * num_own or num_own == 0 or len(inside) == len(ids):
+            return None
+        first_end, second_start = inside[num_own - 1] + 1, inside[num_own]
+        start = types.index(1) - first_end if 1 in types else None
+        middle = tuple(ids[first_end:second_start])
+        return PairTemplate(tuple(ids[: inside[0]]), middle, tuple(ids[inside[-1] + 1 :]), start)
 
     def _named_id(self, name: str) -> int | None:
         spec = self.files.named_tokens.get(name)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire_runner.executor import ThreadedExecutor
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
+    from quire_runner.pooling_runner import PoolingRunner
     from quire_runner.protocols import LogitsTap, RunnableNetwork
     from quire_runner.rows import Rows
     from quire_runner.runner import ModelRunner
@@ -25,6 +26,7 @@ __all__ = [
     "BlockBytes",
     "LogitsTap",
     "ModelRunner",
+    "PoolingRunner",
     "Rows",
     "RunnableNetwork",
     "RunnerConfig",
@@ -39,6 +41,7 @@ _MODULE_OF = {
     "BlockBytes": "block_bytes",
     "LogitsTap": "protocols",
     "ModelRunner": "runner",
+    "PoolingRunner": "pooling_runner",
     "Rows": "rows",
     "RunnableNetwork": "protocols",
     "RunnerConfig": "config",

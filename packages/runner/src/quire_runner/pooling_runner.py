@@ -17,6 +17,8 @@ from quire_attention import EncoderBatch
 from quire_interfaces.pooling import PooledOutput
 from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
 from quire_ops import to_device
+from quire_runner.affinity import bind_team, choose_cores
+from quire_runner.config import RunnerConfig
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.protocols import EncodesTexts, PoolsTexts
 
@@ -29,13 +31,18 @@ class PoolingRunner:
     Args:
         network: The encoder, on its device, weights loaded.
         pooler: Makes outputs of hidden states, on the same device.
-        device: Where both are.
+        config: The device, and the threads and cores of a step.
     """
 
-    def __init__(self, network: EncodesTexts, pooler: PoolsTexts, device: torch.device) -> None:
+    def __init__(self, network: EncodesTexts, pooler: PoolsTexts, config: RunnerConfig) -> None:
         self._network = network
         self._pooler = pooler
-        self._device = device
+        self._device = torch.device(config.device)
+        self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
+        self._bind_first = bool(self._cores)
+        num_threads = len(self._cores) or config.num_threads
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         self._texts: dict[int, NewRow] = {}
         """Row -> its text."""
 
@@ -62,6 +69,9 @@ class PoolingRunner:
             RuntimeError: the step has a part of a text, which an encoder cannot read.
             Exception: whatever the network or the pooler raises.
         """
+        if self._bind_first:  # now, because the team belongs to the thread that runs the steps
+            self._bind_first = False
+            bind_team(self._cores)
         for row in output.freed_rows:
             self._texts.pop(row, None)
         for new in output.new_rows:
@@ -71,9 +81,8 @@ class PoolingRunner:
         texts = [self._texts[row] for row in output.rows]
         for text, num_scheduled in zip(texts, output.num_scheduled_tokens, strict=True):
             if num_scheduled != len(text.token_ids):
-                raise RuntimeError(
-                    f"{text.request_id}: {num_scheduled} of {len(text.token_ids)} tokens; all are needed"
-                )
+                length = len(text.token_ids)
+                raise RuntimeError(f"an encoder reads {length} tokens at once, {num_scheduled} were scheduled")
         with torch.inference_mode():
             pooled = self._pool(texts)
 
@@ -111,7 +120,13 @@ def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device
     """
     token_ids = np.concatenate([np.asarray(text.token_ids, dtype=np.int64) for text in texts])
     positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lens])
-    return EncoderBatch(input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens)
+    types = None
+    if any(text.second_segment_start for text in texts):
+        starts = np.repeat([text.second_segment_start or len(text.token_ids) for text in texts], lens)
+        types = to_device((positions >= starts).astype(np.int64), device)
+    return EncoderBatch(
+        input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens, token_type_ids=types
+    )
 
 
 def pooled_outputs(pooled: Sequence[Tensor]) -> list[PooledOutput]:

@@ -1,0 +1,158 @@
+"""What `LLM.embed`, `classify`, `score` and their kin do: prompts in, outputs in vLLM's types back.
+
+A call of many prompts renders them as the engine takes them, so that its memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from quire.lora_request import LoRARequest
+from quire.pooling_outputs import PoolingRequestOutput
+from quire.pooling_prompts import PoolingPrompts
+from quire.progress import ProgressChoice, progress
+from quire.shared_engine import OfflineRequest, SharedEngine
+from quire_engine import EngineInfo, PooledRequestOutput
+from quire_interfaces import PooledOutput, PoolingParams, PoolingTask, RequestError, RequestOptions
+
+__all__ = ["Errors", "LazyRequests", "PoolingCalls", "cosine_outputs", "paired_prompts"]
+
+Errors = Literal["raise", "per_item"]
+"""What a prompt that cannot run is to a call of many: its end, or an output with an `error`."""
+
+WINDOW_STEPS = 2
+"""Requests in the engine at a time, in steps of `max_num_seqs` requests."""
+
+Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
+
+
+class LazyRequests(Sequence[OfflineRequest]):
+    """Requests that are rendered when they are read.
+
+    Args:
+        prompts: In any form.
+        params: One each.
+        adapters: One each.
+        priorities: One each.
+        renderer: Makes prompts of them.
+        prompt_name: Which of the checkpoint's prompts goes before texts.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[PoolingParams],
+        adapters: Sequence[LoRARequest | str | None],
+        priorities: Sequence[int],
+        renderer: PoolingPrompts,
+        prompt_name: str | None,
+    ) -> None:
+        self._prompts = prompts
+        self._params = params
+        self._adapters = adapters
+        self._priorities = priorities
+        self._renderer = renderer
+        self._prompt_name = prompt_name
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> OfflineRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[OfflineRequest]: ...
+    def __getitem__(self, index: int | slice) -> OfflineRequest | list[OfflineRequest]:
+        """Raises RequestError where the prompt or its parameters are wrong."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        prompt = self._renderer.render(self._prompts[index], self._params[index], prompt_name=self._prompt_name)
+        adapter = self._adapters[index]
+        return OfflineRequest(
+            prompt=prompt.rendered,
+            params=prompt.params,
+            options=RequestOptions(
+                priority=self._priorities[index],
+                cache_salt=prompt.cache_salt,
+                adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+            ),
+            lora_request=adapter if isinstance(adapter, LoRARequest) else None,
+        )
+
+
+class PoolingCalls:
+    """Runs pooling requests of a call.
+
+    Args:
+        shared: Runs requests.
+        prompts: Renders them.
+        info: Facts about the engine.
+    """
+
+    def __init__(self, shared: SharedEngine, prompts: PoolingPrompts, info: EngineInfo) -> None:
+        self.prompts = prompts
+        self._shared = shared
+        self._info = info
+        self._window = WINDOW_STEPS * info.max_num_seqs
+
+    def has_task(self, task: PoolingTask) -> bool:
+        """Whether the engine has the task."""
+        return task in self._info.pooling_tasks
+
+    def run(self, requests: LazyRequests, kind: type[Output], use_tqdm: ProgressChoice, errors: Errors) -> list[Output]:
+        """Outputs of all requests, in their order, as `kind`.
+
+        Raises:
+            RequestError: one of them cannot run, unless errors are asked for per item; the message says which.
+        """
+        if errors not in ("raise", "per_item"):
+            raise RequestError(f"errors must be 'raise' or 'per_item', got {errors!r}", param="errors")
+        with progress(len(requests), use_tqdm, "pooling") as advance:
+            outputs = self._shared.run_pooling(
+                requests, window=self._window, keeps_errors=errors == "per_item", advance=advance
+            )
+        return [kind(output) for output in outputs]
+
+
+def paired_prompts(queries: Sequence[Any], documents: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each document with its query: one for all, or one each.
+
+    Raises:
+        RequestError: there are neither, or their numbers do not fit.
+    """
+    if not documents or not queries:
+        raise RequestError("give at least one query and one document", param="queries" if documents else "documents")
+    if len(queries) not in (1, len(documents)):
+        raise RequestError(
+            f"{len(queries)} queries came with {len(documents)} documents; give one query for all, or one each",
+            param="queries",
+        )
+    return list(zip(list(queries) * (len(documents) if len(queries) == 1 else 1), documents, strict=True))
+
+
+def cosine_outputs(
+    queries: Sequence[PooledRequestOutput], documents: Sequence[PooledRequestOutput]
+) -> list[PooledRequestOutput]:
+    """Cosine similarity of the embeddings of pairs, as outputs with one number each; a failed one fails its pair."""
+    import torch
+
+    results = []
+    for query, document in zip(queries, documents, strict=True):
+        error, pooled = query.error or document.error, None
+        if query.pooled is not None and document.pooled is not None:
+            first, second = (
+                torch.frombuffer(bytearray(each.data), dtype=torch.float32) for each in (query.pooled, document.pooled)
+            )
+            similarity = torch.nn.functional.cosine_similarity(first, second, dim=0)
+            pooled = PooledOutput(struct.pack("<f", float(similarity)), (1,))
+        results.append(
+            PooledRequestOutput(
+                request_id=f"{query.request_id}_{document.request_id}",
+                packed_token_ids=query.packed_token_ids + document.packed_token_ids,
+                pooled=pooled,
+                error=error,
+                num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+            )
+        )
+    return results

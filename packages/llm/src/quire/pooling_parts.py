@@ -1,0 +1,140 @@
+"""An engine that reads whole texts with an encoder and pools them: a scheduler, no KV cache, and a `PoolingRunner`.
+
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from quire.config import QuireConfig
+from quire.encoder_plan import EncoderPlan, plan_encoder
+from quire.poolers import read_pooler_spec
+from quire_engine import EngineInfo, EngineParts
+from quire_interfaces import ConfigError, Executor
+from quire_kv_cache import NoKVCache
+from quire_models.config import ModelConfig
+from quire_pooling import PoolerSpec
+from quire_scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from quire_models import Network
+    from quire_models.layers.encoder_only import EncoderOnly
+
+__all__ = ["build_pooling_parts"]
+
+
+def build_pooling_parts(
+    config: QuireConfig, folder: Path, model: ModelConfig, report: Callable[[str, float], None]
+) -> EngineParts:
+    """Load an encoder and its pooler, and join them with a scheduler.
+
+    Args:
+        config: Settings.
+        folder: The model's.
+        model: Its configuration.
+        report: Called with (stage, fraction of the stage that is done).
+
+    Raises:
+        ConfigError: settings that an encoder cannot have, or too little memory.
+        CheckpointError: a model that is missing or not understood.
+    """
+    _check(config, model)
+    spec = read_pooler_spec(config, folder, model)
+    plan = plan_encoder(config, model, max_seq_length=spec.max_seq_length)
+    start = time.perf_counter()
+    report("importing torch", 0.0)
+    import torch
+
+    from quire_models import load_model
+    from quire_pooling import Pooler
+    from quire_runner import PoolingRunner, ThreadedExecutor
+
+    imported = time.perf_counter()
+    device = torch.device(config.runner.device)
+    network = load_model(
+        model,
+        folder,
+        dtype=plan.dtype,
+        device=config.runner.device,
+        linear_method=plan.linear_method,
+        load_format=config.model.load_format,
+        disabled_linear_kernels=config.model.disabled_linear_kernels,
+        progress=lambda done, total: report("loading weights", done / max(1, total)),
+    )
+    pooler = Pooler(spec, {}, device)
+    timings_s = {"import": imported - start, "weights": time.perf_counter() - imported}
+    runner = PoolingRunner(cast("EncoderOnly", network), pooler, config.runner)
+    depth = config.engine.depth(config.runner.device)
+    executor: Executor = ThreadedExecutor(runner, reads_apart=device.type != "cpu") if depth else runner
+    scheduler = Scheduler(
+        dataclasses.replace(
+            config.scheduler,
+            max_model_len=max(2, plan.max_encoder_len),
+            max_num_batched_tokens=plan.num_tokens,
+            enable_chunked_prefill=False,
+            long_prefill_token_threshold=0,
+        ),
+        NoKVCache(),
+    )
+    return EngineParts(
+        scheduler=scheduler,
+        executor=executor,
+        info=_info(config, folder, model, plan, spec, network, timings_s),
+    )
+
+
+def _check(config: QuireConfig, model: ModelConfig) -> None:
+    """Raises ConfigError for settings of what an encoder does not have."""
+    if config.model.runner == "generate":
+        raise ConfigError(
+            f"{model.architecture} is an encoder: it reads texts and generates none; leave --runner generate out",
+            field="runner",
+        )
+    for name, is_set in (
+        ("speculative_method", config.speculative.method != "none"),
+        ("kv_disk_path", config.kv_transfer.kv_disk_path is not None),
+        ("enable_lora", config.lora.enable_lora),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{model.architecture} is an encoder: it has no KV cache, no drafts and no adapters; leave {name} out",
+                field=name,
+            )
+
+
+def _info(
+    config: QuireConfig,
+    folder: Path,
+    model: ModelConfig,
+    plan: EncoderPlan,
+    spec: PoolerSpec,
+    network: Network,
+    timings_s: dict[str, float],
+) -> EngineInfo:
+    tasks = (spec.default_task, *sorted(spec.tasks - {spec.default_task}))
+    return EngineInfo(
+        model=config.model.model or "quire-demo",
+        max_model_len=plan.max_encoder_len,
+        vocab_size=model.vocab_size,
+        runner="pooling",
+        pooling_tasks=tasks,
+        embedding_size=spec.embedding_size if "embed" in spec.tasks else 0,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        dtype=plan.dtype,
+        device=config.runner.device,
+        batch_invariant=network.batch_invariant,
+        memory_bytes=dict(plan.ledger_bytes),
+        choices={
+            "runner": "pooling: an encoder, which reads whole texts and keeps nothing of them",
+            "pooling": f"{' and '.join(spec.methods)}; {', '.join(tasks)}",
+            "weights": f"{plan.linear_method}, {plan.dtype}",
+            "KV cache": "none",
+        },
+        timings_s=timings_s,
+        extra={"folder": str(folder), "notes": []},
+    )

@@ -1,0 +1,157 @@
+"""Prompts that are pooled: texts with the checkpoint's own instruction, pairs, token ids; cut to a length.
+
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from quire.prompts import Prompt
+from quire_interfaces import PoolingParams, RenderedPrompt, RequestError
+from quire_pooling import PoolerSpec
+from quire_renderers import BoundedPrompts, ChatRenderer
+
+__all__ = ["PoolingPrompt", "PoolingPrompts", "as_prompts"]
+
+_KEYS = ("prompt", "prompt_token_ids", "text_pair", "cache_salt")
+
+
+class PoolingPrompt(NamedTuple):
+    """A prompt ready for the engine."""
+
+    rendered: RenderedPrompt
+    params: PoolingParams
+    """Resolved: of the checkpoint's pooler, with the length of its instruction."""
+    cache_salt: str | None = None
+
+
+class PoolingPrompts:
+    """Renders prompts as the checkpoint's pooler wants them. Thread-safe.
+
+    Args:
+        renderer: The model's.
+        spec: Its pooler.
+        max_model_len: Most tokens that the model reads.
+    """
+
+    def __init__(self, renderer: ChatRenderer, spec: PoolerSpec, max_model_len: int) -> None:
+        self.spec = spec
+        self._renderer = renderer
+        self._bounded = BoundedPrompts(renderer)
+        self._max_model_len = max_model_len
+
+    def render(
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        *,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> PoolingPrompt:
+        """A prompt ready for the engine.
+
+        Args:
+            prompt: Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`; with `text_pair`, the second
+                text of a pair, whose first one is `prompt`.
+            params: What to pool, how, and where to cut the prompt.
+            prompt_name: Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text; None
+                for the checkpoint's default, if it has one.
+            add_special_tokens: Whether a text gets the tokenizer's special tokens.
+
+        Raises:
+            RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
+                parameters say.
+        """
+        params = self.spec.resolve(params)
+        max_tokens = params.truncate_prompt_tokens
+        if max_tokens is not None:
+            max_tokens = self._max_model_len if max_tokens == -1 else min(max_tokens, self._max_model_len)
+        salt = None
+        if isinstance(prompt, Mapping):
+            fields = _fields(prompt)
+            salt = fields.get("cache_salt")
+            pair = fields.get("text_pair")
+            prompt = fields["prompt"] if fields.get("prompt_token_ids") is None else fields["prompt_token_ids"]
+            if pair is not None:
+                return PoolingPrompt(self._render_pair(prompt, pair, params, max_tokens), params, salt)
+        assert not isinstance(prompt, Mapping)
+        if not isinstance(prompt, str):
+            rendered = self._bounded.render(prompt, max_tokens=max_tokens, truncation_side=params.truncation_side)
+            return PoolingPrompt(rendered, params, salt)
+        instruction = self._instruction(prompt_name)
+        if instruction and not self.spec.include_prompt:
+            params = dataclasses.replace(params, prompt_length=self._instruction_len(instruction, add_special_tokens))
+        rendered = self._bounded.render(
+            self._cased(instruction + prompt),
+            max_tokens=max_tokens,
+            truncation_side=params.truncation_side,
+            add_special_tokens=add_special_tokens,
+        )
+        return PoolingPrompt(rendered, params, salt)
+
+    def _render_pair(self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None) -> RenderedPrompt:
+        if not isinstance(first, str) or not isinstance(second, str):
+            raise RequestError("text_pair goes with a prompt that is text, and is text itself", param="text_pair")
+        return self._bounded.render_pair(
+            self._cased(first), self._cased(second), max_tokens=max_tokens, truncation_side=params.truncation_side
+        )
+
+    def _instruction(self, prompt_name: str | None) -> str:
+        """The text that goes before a prompt."""
+        name = self.spec.default_prompt_name if prompt_name is None else prompt_name
+        if name is None:
+            return ""
+        if name not in self.spec.prompts:
+            names = ", ".join(map(repr, self.spec.prompts)) or "none"
+            raise RequestError(f"this model has no prompt {name!r}; it has {names}", param="prompt_name")
+        return self.spec.prompts[name]
+
+    def _instruction_len(self, instruction: str, add_special_tokens: bool) -> int:
+        """Number of tokens of an instruction and the special token before it, as sentence-transformers counts them: an
+        end token is not of them."""
+        tokenizer = self._renderer.tokenizer
+        token_ids = tokenizer.encode(self._cased(instruction), add_special_tokens=add_special_tokens)
+        plain_ids = tokenizer.encode(self._cased(instruction), add_special_tokens=False)
+        has_end = add_special_tokens and token_ids[-1:] != plain_ids[-1:]
+        return len(token_ids) - has_end
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self.spec.do_lower_case else text
+
+
+def _fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A prompt dictionary whose keys are known. Raises RequestError."""
+    for key, value in prompt.items():
+        if key not in _KEYS and value is not None:
+            known = ", ".join(_KEYS)
+            raise RequestError(
+                f"the dictionary of a prompt that is pooled has no key {key!r}; there are {known}", param=key
+            )
+    if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
+        raise RequestError("a prompt dictionary must have 'prompt' or 'prompt_token_ids'", param="prompt")
+    salt = prompt.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(f"cache_salt must be a non-empty text, got {salt!r}", param="cache_salt")
+    return prompt
+
+
+def as_prompts(prompts: Any, name: str = "prompts") -> Sequence[Any]:
+    """One prompt or several, as a sequence of prompts.
+
+    Raises:
+        RequestError: what is neither.
+    """
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, Sequence):
+        return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
+    try:
+        return list(prompts)
+    except TypeError:
+        raise RequestError(
+            f"{name} must be a text, token ids, a dictionary, or several of these, got {type(prompts).__name__}",
+            param=name,
+        ) from None

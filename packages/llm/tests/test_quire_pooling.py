@@ -1,0 +1,137 @@
+"""Encoders as models that embed: equal to Transformers, in this process and in one of their own, many texts a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llm_encoder_folders import SentenceModel
+
+from quire import LLM, AsyncLLM, ConfigError, ContextLengthError, PoolingParams, QuireConfig, RequestError
+from quire_testkit.tokenizers import sample_text
+
+TEXTS = [sample_text(number, number) for number in (1, 5, 20, 3, 60, 7, 2, 11)]
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> SentenceModel:
+    return SentenceModel(tmp_path_factory.mktemp("sentences"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: SentenceModel) -> Iterator[LLM]:
+    with LLM(model.folder, **SETTINGS) as llm:
+        yield llm
+
+
+def embeddings(outputs: list[Any]) -> torch.Tensor:
+    return torch.tensor([each.outputs.embedding for each in outputs])
+
+
+def test_embeddings_are_those_of_transformers(llm: LLM, model: SentenceModel) -> None:
+    expected = model.mean_embeddings(TEXTS)
+    outputs = llm.embed(TEXTS, use_tqdm=False)
+    assert torch.allclose(embeddings(outputs), expected, atol=1e-6)
+    assert outputs[0].outputs.hidden_size == 64
+    assert outputs[4].prompt_token_ids == model.tokenizer(TEXTS[4])["input_ids"]
+    assert outputs[4].num_prompt_tokens == len(outputs[4].prompt_token_ids)
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    assert torch.equal(embeddings(llm.embed(ids, use_tqdm=False)), embeddings(outputs))
+    dictionaries = [{"prompt": TEXTS[0]}, {"prompt_token_ids": ids[1]}]
+    assert torch.equal(embeddings(llm.embed(dictionaries, use_tqdm=False)), embeddings(outputs[:2]))
+    (one,) = llm.encode(TEXTS[2], pooling_task="embed", use_tqdm=False)
+    assert torch.equal(one.outputs.data, embeddings(outputs)[2])
+    tokens = llm.encode(TEXTS[:3], pooling_task="token_embed", use_tqdm=False)
+    assert [tuple(each.outputs.data.shape) for each in tokens] == [(len(each), 64) for each in ids[:3]]
+    plain = llm.embed(TEXTS[2], pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+    assert not torch.allclose(embeddings(plain).norm(), torch.tensor(1.0), atol=1e-2)
+
+
+async def test_a_process_of_its_own_gives_the_same_bits(llm: LLM, model: SentenceModel) -> None:
+    served = AsyncLLM.start(QuireConfig.of(model=str(model.folder), **SETTINGS))
+    info = await served.ready()
+    assert (info.runner, info.pooling_tasks) == ("pooling", ("embed", "token_embed"))
+    try:
+        outputs = await asyncio.gather(*[served.encode(text) for text in TEXTS])
+        with pytest.raises(RequestError, match="has no task 'classify'"):
+            await served.encode("a", PoolingParams(task="classify"))
+        dropped = asyncio.ensure_future(served.encode(TEXTS[4]))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        assert (await served.encode("a")).error is None
+    finally:
+        await served.shutdown()
+    assert [each.outputs.pooled for each in outputs] == [
+        each.outputs.pooled for each in llm.embed(TEXTS, use_tqdm=False)
+    ]
+
+
+def test_truncation_counts_special_tokens(llm: LLM, model: SentenceModel) -> None:
+    text = sample_text(400, 1)
+    with pytest.raises(ContextLengthError, match="but this model's context is 256"):
+        llm.embed(text, use_tqdm=False)
+    for limit, side in ((-1, "right"), (20, "right"), (20, "left"), (10_000, "right")):
+        params = PoolingParams(truncate_prompt_tokens=limit, truncation_side=side)  # type: ignore[arg-type]
+        (output,) = llm.embed(text, pooling_params=params, use_tqdm=False)
+        model.tokenizer.truncation_side = side
+        most = min(limit if limit > 0 else 256, 256)
+        assert output.prompt_token_ids == model.tokenizer(text, truncation=True, max_length=most)["input_ids"]
+        model.tokenizer.truncation_side = "right"
+    ids = model.tokenizer(TEXTS[4])["input_ids"]
+    (output,) = llm.embed(ids, pooling_params=PoolingParams(truncate_prompt_tokens=5), use_tqdm=False)
+    assert output.prompt_token_ids == ids[:5]
+    with pytest.raises(RequestError, match="no room beside the 2 special tokens"):
+        llm.embed(text, pooling_params=PoolingParams(truncate_prompt_tokens=2), use_tqdm=False)
+
+
+def test_a_wrong_prompt_is_named_and_others_may_be_answered(llm: LLM) -> None:
+    prompts: list[Any] = ["a", [5, 9999], "b", "", sample_text(400, 1), {"text": "c"}]
+    with pytest.raises(RequestError, match=r"prompts\[1\]: .*9999"):
+        llm.embed(prompts, use_tqdm=False)
+    outputs = llm.embed(prompts, errors="per_item", use_tqdm=False)
+    assert [each.error is None for each in outputs] == [True, False, True, True, False, False]
+    assert isinstance(outputs[4].error, ContextLengthError)
+    assert "prompts[5]" in str(outputs[5].error)
+    with pytest.raises(RequestError, match="9999"):
+        _ = outputs[1].outputs
+    assert outputs[2].outputs.pooled == llm.embed("b", use_tqdm=False)[0].outputs.pooled
+    with pytest.raises(RequestError, match="errors must be"):
+        llm.embed("a", errors="ignore", use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="2 prompts came with 1 values of pooling_params"):
+        llm.embed(["a", "b"], pooling_params=[PoolingParams()], use_tqdm=False)
+
+
+def test_scores_of_a_model_that_embeds_are_cosines(llm: LLM, model: SentenceModel) -> None:
+    vectors = model.mean_embeddings(TEXTS)
+    scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+    assert torch.allclose(torch.tensor(scores), vectors[1:] @ vectors[0], atol=1e-6)
+    each = llm.score(TEXTS[:4], TEXTS[4:], use_tqdm=False)
+    assert torch.allclose(
+        torch.tensor([one.outputs.score for one in each]), (vectors[:4] * vectors[4:]).sum(1), atol=1e-6
+    )
+    with pytest.raises(RequestError, match="2 queries came with 3 documents"):
+        llm.score(TEXTS[:2], TEXTS[:3], use_tqdm=False)
+
+
+def test_what_an_encoder_does_not_do(llm: LLM, model: SentenceModel) -> None:
+    with pytest.raises(RequestError, match="pools"):
+        llm.generate("a", use_tqdm=False)
+    with pytest.raises(RequestError, match="has no task 'classify'"):
+        llm.classify("a", use_tqdm=False)
+    with LLM(num_threads=1, max_model_len=64) as demo, pytest.raises(RequestError, match="pools nothing"):
+        demo.embed("a", use_tqdm=False)
+    for setting in ({"speculative_method": "ngram"}, {"enable_lora": True}, {"runner": "generate"}):
+        with pytest.raises(ConfigError, match="is an encoder"):
+            LLM(model.folder, **SETTINGS, **setting)
+
+
+def test_more_texts_than_a_queue_holds(model: SentenceModel, tmp_path: Path) -> None:
+    settings = {"max_num_seqs": 3, "max_queued_requests": 2, "max_num_batched_tokens": 300}
+    with LLM(model.folder, **SETTINGS, **settings) as llm:
+        outputs = llm.embed(TEXTS * 10, use_tqdm=False)
+    assert torch.allclose(embeddings(outputs), model.mean_embeddings(TEXTS).repeat(10, 1), atol=1e-6)

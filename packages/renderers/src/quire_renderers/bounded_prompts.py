@@ -1,0 +1,140 @@
+"""Texts and pairs of texts to token ids within a length: what an encoder reads.
+
+Special tokens are counted and never cut off, as in Hugging Face's `truncation=True`. Knows tokenizers and lengths, no
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from quire_interfaces import RenderedPrompt, RequestError, Tokenizer
+from quire_renderers.chat_renderer import ChatRenderer
+from quire_renderers.pair_template import SupportsPairs
+from quire_renderers.segments import SupportsSegments
+
+__all__ = ["BoundedPrompts", "truncated_pair_lens"]
+
+TruncationSide = Literal["left", "right"]
+
+
+class BoundedPrompts:
+    """Renders prompts of at most so many tokens. Thread-safe.
+
+    Args:
+        renderer: Checks texts and token ids; its tokenizer encodes them.
+    """
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        self._tokenizer: Tokenizer = renderer.tokenizer
+        side = renderer.tokenizer_config.get("truncation_side")
+        self._side: TruncationSide = "left" if side == "left" else "right"
+
+    def render(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        truncation_side: TruncationSide | None = None,
+        add_special_tokens: bool = True,
+    ) -> RenderedPrompt:
+        """A text or token ids.
+
+        Args:
+            prompt: Text, or ids, which get no special tokens.
+            max_tokens: Most tokens, special ones included; None cuts nothing.
+            truncation_side: Which end is cut off; None for the tokenizer's own.
+            add_special_tokens: Whether a text gets the tokenizer's special tokens.
+
+        Raises:
+            RequestError: it is neither text nor ids of the vocabulary, or `max_tokens` has no room for a token of it.
+        """
+        side = truncation_side or self._side
+        if not isinstance(prompt, str):
+            rendered = self._renderer.render_prompt(prompt)
+            return RenderedPrompt(token_ids=_cut(rendered.token_ids, max_tokens, side))
+        self._renderer.check_text(prompt, "prompt")
+        if not isinstance(self._tokenizer, SupportsSegments):
+            token_ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return RenderedPrompt(token_ids=_cut(token_ids, max_tokens, side))
+        tokenizer = self._tokenizer
+        num_special = len(tokenizer.wrap_special_tokens([])) if add_special_tokens else 0
+        room = _room(max_tokens, num_special)
+        token_ids = _cut(tokenizer.encode_segment(prompt), room, side)
+        return RenderedPrompt(token_ids=tokenizer.wrap_special_tokens(token_ids) if add_special_tokens else token_ids)
+
+    def render_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        max_tokens: int | None = None,
+        truncation_side: TruncationSide | None = None,
+    ) -> RenderedPrompt:
+        """Two texts as the tokenizer writes a pair, with token types where it has them. The longer one is cut first
+        (Hugging Face's "longest_first").
+
+        Args:
+            first: A query, for instance.
+            second: A document.
+            max_tokens: Most tokens, special ones included; None cuts nothing.
+            truncation_side: Which end of both is cut off; None for the tokenizer's own.
+
+        Raises:
+            RequestError: the tokenizer takes no pairs, or `max_tokens` has no room for a token of them.
+        """
+        tokenizer = self._tokenizer
+        template = tokenizer.pair_template if isinstance(tokenizer, SupportsPairs) else None
+        if template is None or not isinstance(tokenizer, SupportsSegments):
+            raise RequestError(
+                "this model's tokenizer says nothing of pairs of texts (its tokenizer.json has no template for them); "
+                "write them into one text",
+                param="prompt",
+                code="unsupported",
+            )
+        for text in (first, second):
+            self._renderer.check_text(text, "prompt")
+        first_ids, second_ids = tokenizer.encode_segment(first), tokenizer.encode_segment(second)
+        room, side = _room(max_tokens, template.num_tokens), truncation_side or self._side
+        if room is not None:
+            first_len, second_len = truncated_pair_lens(len(first_ids), len(second_ids), room)
+            first_ids, second_ids = _cut(first_ids, first_len, side), _cut(second_ids, second_len, side)
+        return template.join(first_ids, second_ids)
+
+
+def truncated_pair_lens(first: int, second: int, room: int) -> tuple[int, int]:
+    """Numbers of tokens of two texts when the longer one is cut first, and then both alike.
+
+    Args:
+        first: Number of tokens of the first text.
+        second: Number of tokens of the second text.
+        room: Most tokens of both together.
+    """
+    if first + second <= room:
+        return first, second
+    shorter, longer = min(first, second), max(first, second)
+    longer = max(shorter, room - shorter)
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def _room(max_tokens: int | None, num_special: int) -> int | None:
+    """Number of tokens that are left beside the special ones; None for no bound."""
+    if max_tokens is None:
+        return None
+    if max_tokens <= num_special:
+        raise RequestError(
+            f"truncate_prompt_tokens ({max_tokens}) has no room beside the {num_special} special tokens of a prompt; "
+            f"give at least {num_special + 1}",
+            param="truncate_prompt_tokens",
+        )
+    return max_tokens - num_special
+
+
+def _cut(token_ids: list[int], max_tokens: int | None, side: TruncationSide) -> list[int]:
+    if max_tokens is None or len(token_ids) <= max_tokens:
+        return token_ids
+    return token_ids[-max_tokens:] if side == "left" and max_tokens else token_ids[:max_tokens]
