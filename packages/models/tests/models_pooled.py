@@ -17,8 +17,8 @@ FUNCTIONS = {
     "relu": torch.relu,
     "tanh": torch.tanh,
     "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_erf": torch.nn.functional.gelu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "log1p_relu": lambda x: x,  # Transformers' classes give logits
 }
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import HIDDEN_ACTS
-from quire_pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec
+from quire_pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, PoolingMethod
 
 __all__ = [
     "DECODER_HEADS",
@@ -38,13 +38,18 @@ DECODER_HEADS: frozenset[HeadKind] = frozenset(
 """Kinds that decoders have."""
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu_erf": "gelu", "gelu": "gelu_tanh", "relu": "relu", "silu": "silu"
+    "gelu_erf": "gelu_erf", "gelu": "gelu", "relu": "relu", "silu": "silu"
 }  # fmt: skip
 """A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step."""
 
 _FROM_SENTENCE_TRANSFORMERS: Mapping[str, Activation] = {
-    "Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"
-}  # fmt: skip
+    "Identity": "identity",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu_erf",
+}
 """Last part of a class name of torch -> the function that it is."""
 
 
@@ -130,7 +135,7 @@ def text_classifier(
     *,
     last: str = "classifier",
     bias: bool = True,
-    method: str = "CLS",
+    method: PoolingMethod = "CLS",
 ) -> PoolerSpec:
     """Classes of a text: the pooled hidden state goes through `steps`, then through the layer `last`. With one class
     alone the output is a score."""

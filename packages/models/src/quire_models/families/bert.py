@@ -102,7 +102,7 @@ def pooler_of_roberta(config: Fields, kind: HeadKind, network: NetworkSpec) -> P
     if kind == "token_classifier":
         return token_classifier(config, size)
     eps = config.number("layer_norm_eps", default=1e-12, minimum=0.0)
-    steps = (dense("lm_head.dense", size, size, "gelu"), layer_norm("lm_head.layer_norm", size, eps))
+    steps = (dense("lm_head.dense", size, size, "gelu_erf"), layer_norm("lm_head.layer_norm", size, eps))
     weight = network.embedding_name if network.head.tied else "lm_head.decoder.weight"
     return masked_lm(size, network.vocab_size, steps, weight=weight, bias="lm_head.bias")
 

@@ -96,8 +96,8 @@ def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec |
         ),
     )
     if kind == "text_classifier":
-        method = config.text("classifier_pooling", default="cls").upper()
-        return text_classifier(config, size, steps, method=method)
+        is_mean = config.text("classifier_pooling", default="cls") == "mean"
+        return text_classifier(config, size, steps, method="MEAN" if is_mean else "CLS")
     if kind == "token_classifier":
         return token_classifier(config, size, steps)
     weight = network.embedding_name if network.head.tied else "decoder.weight"
