@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from starlette.websockets import WebSocket
 from quire import __version__
 from quire_interfaces import EngineDeadError, QuireError
 from quire_observability import CONTENT_TYPE
+from quire_server import tei
 from quire_server.access_log import AccessLog
 from quire_server.adapters import (
     LoadLoRAAdapterRequest,
@@ -30,6 +32,8 @@ from quire_server.adapters import (
 from quire_server.administration import ADMIN_PATHS, for_admins
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.chat_page import page
+from quire_server.cohere import cohere_embed
+from quire_server.cohere_protocol import CohereEmbeddings, CohereEmbedRequest
 from quire_server.completions import completions
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
@@ -41,16 +45,19 @@ from quire_server.derender_stream import (
     derender_chat_completions,
     derender_completions,
 )
+from quire_server.embeddings import classify, embeddings, pooling
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.openapi import (
+    BYTES,
     HTML,
     ITEM_PAGE,
     JSON,
     JSON_OR_EVENTS,
     LIST,
+    LISTS,
     NOTHING,
     TEXT,
     Bodies,
@@ -58,6 +65,21 @@ from quire_server.openapi import (
     Query,
     RouteDocument,
     json_of,
+)
+from quire_server.pooling_answers import (
+    ClassificationList,
+    EmbeddingList,
+    PooledList,
+    RerankAnswer,
+    ScoreList,
+    TEIInfo,
+)
+from quire_server.pooling_protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.readiness import ConnectionCloser, health, ready, refuse_while_draining
@@ -78,6 +100,8 @@ from quire_server.resting import (
     sleep,
     wake_up,
 )
+from quire_server.scoring import rerank, score
+from quire_server.tei_protocol import TEIEmbedRequest, TEIPredictRequest, TEIPromptRequest, TEISimilarityRequest
 from quire_server.token_protocol import (
     AbortRequest,
     BatchChatCompletionRequest,
@@ -131,10 +155,11 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/v1/conversations", conversations.create, ConversationRequest, JSON),
         ("/v1/conversations/{id}", conversations.update, MetadataRequest, JSON),
         ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest, JSON),
-        ("/tokenize", tokenize, TokenizeRequest, JSON),
-        ("/detokenize", detokenize, DetokenizeRequest, JSON),
     ):
-        routes.add("POST", path, handler, answers, body=body)
+        routes.add("POST", path, _generating(handler), answers, body=body)
+    routes.add("POST", "/tokenize", tokenize, body=TokenizeRequest)
+    routes.add("POST", "/detokenize", detokenize, body=DetokenizeRequest)
+    _add_pooling_routes(routes)
     routes.add("GET", "/health", health, NOTHING)
     routes.add("GET", "/ready", ready, NOTHING)
     routes.add("GET", "/ping", health, NOTHING)
@@ -168,6 +193,34 @@ def make_app(context: ServerContext) -> ASGIApp:
         layered = _with_cors(layered, context.config)
     layered = ConnectionCloser(layered, context)
     return AccessLog(layered) if context.config.access_log else layered
+
+
+def _add_pooling_routes(routes: _Routes) -> None:
+    """Routes that read texts and generate nothing. A server whose model has not the task answers 404, saying how one
+    has."""
+    scores, ranking = json_of(ScoreList), json_of(RerankAnswer)
+    vectors = {**json_of(EmbeddingList), **BYTES}
+    for path, handler, body, answers in (
+        ("/v1/embeddings", embeddings, EmbeddingRequest, vectors),
+        ("/v1/embed", cohere_embed, CohereEmbedRequest, json_of(CohereEmbeddings)),
+        ("/v2/embed", cohere_embed, CohereEmbedRequest, json_of(CohereEmbeddings)),
+        ("/score", score, ScoreRequest, scores),
+        ("/v1/score", score, ScoreRequest, scores),
+        ("/rerank", rerank, RerankRequest, ranking),
+        ("/v1/rerank", rerank, RerankRequest, ranking),
+        ("/v2/rerank", rerank, RerankRequest, ranking),
+        ("/classify", classify, ClassificationRequest, json_of(ClassificationList)),
+        ("/v1/classify", classify, ClassificationRequest, json_of(ClassificationList)),
+        ("/pooling", pooling, PoolingRequest, {**json_of(PooledList), **BYTES}),
+        ("/embed", tei.embed, TEIEmbedRequest, LISTS),
+        ("/embed_all", tei.embed_all, TEIPromptRequest, LISTS),
+        ("/embed_sparse", tei.embed_sparse, TEIPromptRequest, LISTS),
+        ("/predict", tei.predict, TEIPredictRequest, LISTS),
+        ("/similarity", tei.similarity, TEISimilarityRequest, LISTS),
+        ("/", tei.root, (TEIEmbedRequest, TEIPredictRequest, RerankRequest), LISTS),
+    ):
+        routes.add("POST", path, handler, answers, body=body)
+    routes.add("GET", "/info", tei.info, json_of(TEIInfo))
 
 
 def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
@@ -263,6 +316,24 @@ def _when_awake(handler: Handler) -> Handler:
     return checked
 
 
+def _generating(handler: Handler) -> Handler:
+    """The handler, for requests that need a model which generates."""
+
+    @functools.wraps(handler)
+    async def checked(context: ServerContext, request: Request) -> Response:
+        info = context.llm.engine.info
+        if info.runner == "pooling":
+            raise HTTPError(
+                404,
+                f"{info.model} generates no text here: this server only pools ({', '.join(info.pooling_tasks)}); serve "
+                "a model that generates (--runner generate)",
+                code="unsupported_task",
+            )
+        return await handler(context, request)
+
+    return checked
+
+
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:
     """The handler's response, or the error body of what it raised."""
     try:
@@ -328,6 +399,7 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(context.started_s, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": info.max_model_len,
+        "pooling_tasks": list(info.pooling_tasks),
         "input_modalities": ["text", *([] if context.llm.media is None else context.llm.media.placeholders)],
     }
 

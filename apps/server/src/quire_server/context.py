@@ -15,6 +15,7 @@ from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
 from quire_interfaces import Modality, ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
 from quire_observability import EngineMetrics
+from quire_pooling import PoolerSpec
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
@@ -96,6 +97,13 @@ class ServerContext:
         if self.llm.config.model.language_model_only:
             return tuple(map(str, (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO)))
         return () if self.llm.media is None else tuple(self.llm.media.placeholders)
+
+    @property
+    def pooler(self) -> PoolerSpec:
+        """How the model pools. Raises RuntimeError where it does not."""
+        if self.llm.pooling_prompts is None:
+            raise RuntimeError("the model pools nothing: check its tasks first")
+        return self.llm.pooling_prompts.spec
 
     def of_caller(self, caller: Caller) -> ServerContext:
         """This server for requests of another caller."""
@@ -191,12 +199,16 @@ class ServerContext:
 
     def check_request(self, params: SamplingParams, priority: int) -> None:
         """Raises RequestError when this server does not give what is asked for."""
+        self.check_priority(priority)
+        remedy = "ask for fewer (the server's bound is --max-logprobs)"
+        check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine.info.vocab_size, remedy=remedy)
+
+    def check_priority(self, priority: int) -> None:
+        """Raises RequestError when the server has no priorities and one is asked for."""
         if priority and self.llm.config.scheduler.policy != "priority":
             raise RequestError(
                 "priority needs a server started with --scheduling-policy priority; leave it out", param="priority"
             )
-        remedy = "ask for fewer (the server's bound is --max-logprobs)"
-        check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine.info.vocab_size, remedy=remedy)
 
 
 async def in_thread_when(is_large: bool, work: Callable[[], Result]) -> Result:

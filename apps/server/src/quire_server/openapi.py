@@ -15,11 +15,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 __all__ = [
+    "BYTES",
     "HTML",
     "ITEM_PAGE",
     "JSON",
     "JSON_OR_EVENTS",
     "LIST",
+    "LISTS",
     "NOTHING",
     "TEXT",
     "Bodies",
@@ -39,6 +41,8 @@ Query = Mapping[str, dict[str, Any]]
 NOTHING: Media = {}
 JSON: Media = {"application/json": {"type": "object"}}
 LIST: Media = {"application/json": {"type": "array", "items": {"type": "object"}}}
+LISTS: Media = {"application/json": {"type": "array"}}
+BYTES: Media = {"application/octet-stream": {"type": "string", "format": "binary"}}
 EVENTS: Media = {"text/event-stream": {"description": "Server-sent events, each with JSON behind `data:`."}}
 JSON_OR_EVENTS: Media = {**JSON, **EVENTS}
 TEXT: Media = {"text/plain": {"type": "string"}}

@@ -126,6 +126,8 @@ class PromptFields(ChatFields):
     prompt_field: ClassVar[str] = "input"
     input: Prompts | Messages | Conversations | None = None
     messages: Messages | Conversations | None = None
+    prompt_name: str | None = None
+    """Name of a prompt of the checkpoint, which is put before each text; None for its default."""
 
     @property
     def is_large(self) -> bool:
@@ -308,9 +310,7 @@ class RerankRequest(PoolingFields):
             side = "left" if self.truncation_direction.lower() == "left" else "right"
         if keep is None and self.truncate:
             keep = -1
-        activation = self.activation()
-        if self.is_tei and self.raw_scores:
-            activation = False
+        activation = not self.raw_scores if self.is_tei else self.activation()
         return PoolingParams(task=task, use_activation=activation, truncate_prompt_tokens=keep, truncation_side=side)
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "TurnChoice",
     "prepare_turn",
     "raise_failed",
+    "render_held",
     "render_turn",
     "start_turn",
 ]
@@ -296,7 +297,7 @@ async def prepare_turn(
 
 
 def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat, held: HeldMedia | None) -> PreparedTurn:
-    prompt, use = _render(context, turn, held), turn.tool_use
+    prompt, use = render_held(context, turn, held), turn.tool_use
     params = turn.params
     if turn.fills_context and _reaches_past(context, prompt, params):
         params = dataclasses.replace(params, max_tokens=None)
@@ -391,14 +392,18 @@ async def render_turn(
     turn = await in_thread_when(is_large, make_turn)
     held = await hold_media(context, turn.messages, turn.mm_processor_kwargs)
     try:
-        return await in_thread_when(is_large, lambda: _render(context, turn, held))
+        return await in_thread_when(is_large, lambda: render_held(context, turn, held))
     finally:
         if held is not None:
             held.release()
 
 
-def _render(context: ServerContext, turn: ChatTurn, held: HeldMedia | None) -> RenderedPrompt:
-    """The conversation of a turn as token ids. Raises RequestError naming the message or field at fault."""
+def render_held(context: ServerContext, turn: ChatTurn, held: HeldMedia | None) -> RenderedPrompt:
+    """The conversation of a turn as token ids, with its media, which the caller releases.
+
+    Raises:
+        RequestError: naming the message or field at fault.
+    """
     if turn.chat_template is not None and not context.config.trust_request_chat_template:
         raise RequestError(
             "this server does not take chat templates from requests; start it with --trust-request-chat-template",

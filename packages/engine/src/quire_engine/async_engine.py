@@ -144,11 +144,16 @@ class AsyncEngine:
                 del self._streams[prepared.request_id]
         raise AssertionError("the stream ended without an output")
 
-    def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions = RequestOptions()) -> None:
-        """Whether `generate` would take the request, which does not run.
+    def check(
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams | PoolingParams,
+        options: RequestOptions = RequestOptions(),
+    ) -> None:
+        """Whether `generate`, or with pooling parameters `encode`, would take the request, which does not run.
 
         Raises:
-            RequestError, ContextLengthError: as `generate` does.
+            RequestError, ContextLengthError: as they do.
         """
         self._frontend.check(prompt, params, options)
 

@@ -141,8 +141,9 @@ class Frontend:
         message = self._input_processor.process_pooling(request_id, as_rendered(prompt), params, options)
         return PreparedPooling(request_id, message, PoolingProcessor(request_id, message))
 
-    def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions) -> None:
-        """Raise what `prepare` would raise about the prompt and its parameters; prepares nothing, draws no seed."""
+    def check(self, prompt: RenderedPrompt, params: SamplingParams | PoolingParams, options: RequestOptions) -> None:
+        """Raise what `prepare` or `prepare_pooling` would raise about the prompt and its parameters; prepares nothing,
+        draws no seed."""
         self._input_processor.check(prompt, params, options)
 
 

@@ -129,6 +129,27 @@ class InputProcessor:
             RequestError: a token id is outside the vocabulary, the prompt is empty, or the engine cannot pool so.
         """
         options = self._with_default_adapter(prompt.media, options)
+        packed, params = self._checked_pooling(prompt, params, options)
+        core_id = f"{request_id}/{next(self._sequence)}.0"
+        return pooling_request(core_id, prompt, packed, params, options, self._info)
+
+    def check(
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams | PoolingParams,
+        options: RequestOptions = RequestOptions(),
+    ) -> None:
+        """Whether `process`, or `process_pooling`, would take the request. Raises what they raise; draws no seed."""
+        options = self._with_default_adapter(prompt.media, options)
+        if isinstance(params, PoolingParams):
+            self._checked_pooling(prompt, params, options)
+        else:
+            self._checked(prompt, params, options)
+
+    def _checked_pooling(
+        self, prompt: RenderedPrompt, params: PoolingParams, options: RequestOptions
+    ) -> tuple[bytes, PoolingParams]:
+        """The packed prompt and the resolved parameters of a request that can be pooled."""
         params = resolve_pooling_params(params, self._info)
         check_whole_prompt(self._info, len(prompt.token_ids))
         packed = pack_token_ids(prompt.token_ids)
@@ -136,12 +157,7 @@ class InputProcessor:
         if prompt.media is not None:
             self._check_media(prompt.media)
         self._check_adapter(options)
-        core_id = f"{request_id}/{next(self._sequence)}.0"
-        return pooling_request(core_id, prompt, packed, params, options, self._info)
-
-    def check(self, prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions = RequestOptions()) -> None:
-        """Whether `process` would take the request. Raises what it raises; draws no seed."""
-        self._checked(prompt, params, self._with_default_adapter(prompt.media, options))
+        return packed, params
 
     def _with_default_adapter(self, media: PromptMedia | None, options: RequestOptions) -> RequestOptions:
         """The options with the adapter of the first medium of a prompt that has one, unless the request chooses one."""

@@ -126,6 +126,16 @@ _PREPARED = {
 """Metric -> (attribute of `PreparedCounts`, help)."""
 
 
+class _PoolingTotals:
+    """What requests of one pooling task took together."""
+
+    __slots__ = ("latency_s", "num_prompt_tokens")
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.latency_s = Histogram(_LATENCY_BOUNDS_S)
+
+
 class EngineMetrics(Collector):
     """All metrics of one engine. One thread reports; scrapes may come from another.
 
@@ -160,6 +170,7 @@ class EngineMetrics(Collector):
         self._inter_token_latency = self._histograms["inter_token_latency_seconds"]
         self._iteration_tokens = self._histograms["iteration_tokens_total"]
         self._num_finished = dict.fromkeys(FinishReason, 0)
+        self._pooling: dict[str, _PoolingTotals] = {}
         self._num_rejected = 0
         self._num_stalls = 0
         # A counter that appears with its first event shows no increase.
@@ -227,6 +238,12 @@ class EngineMetrics(Collector):
         observe("request_inference_time_seconds", metrics.last_token_time_s - metrics.scheduled_time_s)
         if metrics.num_generation_tokens > 1:
             observe("request_time_per_output_token_seconds", decode_s / (metrics.num_generation_tokens - 1))
+
+    def on_pooled(self, task: str, num_prompt_tokens: int, latency_s: float) -> None:
+        """A request was pooled for `task`, `latency_s` after it arrived. It counts among the finished ones, too."""
+        totals = self._pooling.setdefault(task, _PoolingTotals())
+        totals.num_prompt_tokens += num_prompt_tokens
+        totals.latency_s.observe(latency_s)
 
     def on_rejected(self) -> None:
         """The engine refused a request."""
@@ -321,10 +338,28 @@ class EngineMetrics(Collector):
         for name, (attribute, text) in _PREPARED.items():
             counts = ((modality, getattr(each, attribute)) for modality, each in prepared.items())
             yield self._labelled(name, text, "modality", counts)
+        if self._pooling:
+            yield from self._pooled()
         if stats.num_adapter_slots:
             yield from self._adapters(stats)
         if stats.grammar_compile_counts_total:
             yield self._grammar_compile_seconds(stats)
+
+    def _pooled(self) -> Iterator[Metric]:
+        pooling = sorted(self._pooling.items())
+        counts = ((task, totals.latency_s.count) for task, totals in pooling)
+        yield self._labelled("pooling_requests", "Requests that were pooled.", "task", counts)
+        counts = ((task, totals.num_prompt_tokens) for task, totals in pooling)
+        yield self._labelled("pooling_prompt_tokens", "Prompt tokens of requests that were pooled.", "task", counts)
+        family = HistogramMetricFamily(
+            self._name("pooling_request_latency_seconds"),
+            "From arrival to the pooled output.",
+            labels=[*self._label_names, "task"],
+        )
+        for task, totals in pooling:
+            histogram = totals.latency_s
+            family.add_metric([*self._label_values, task], buckets=histogram.buckets(), sum_value=histogram.sum)
+        yield family
 
     def _adapters(self, stats: SchedulerStats) -> Iterator[Metric]:
         yield self._gauge("lora_adapters_running", "Adapters that running requests use.", stats.num_adapters_running)
