@@ -82,7 +82,7 @@ class DecoderSizes:
     def encoder_attention(self, name: str, *, bias: bool, **fields: Any) -> EncoderAttentionSpec:
         """Attention of an encoder's tokens to each other, or of a decoder's to them; `fields` are others of
         `EncoderAttentionSpec`."""
-        values: dict[str, Any] = {"scale": self.head_dim**-0.5} | fields
+        values: dict[str, Any] = {"scale": self.head_dim**-0.5, "kv_heads": self.num_kv_heads} | fields
         return EncoderAttentionSpec(
             name=name,
             hidden_size=self.hidden_size,

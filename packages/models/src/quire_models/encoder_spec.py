@@ -11,7 +11,14 @@ from quire_models.mixer_spec import BART_NAMES, ProjectionNames
 from quire_models.rope_config import RopeConfig
 from quire_models.spec import EmbeddingSpec, LayerSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 
-__all__ = ["CrossLayerSpec", "EncoderAttentionSpec", "EncoderDecoderSpec", "EncoderSpec", "start_token_ids"]
+__all__ = [
+    "CrossLayerSpec",
+    "DistanceBiasSpec",
+    "EncoderAttentionSpec",
+    "EncoderDecoderSpec",
+    "EncoderSpec",
+    "start_token_ids",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +39,23 @@ class EncoderAttentionSpec:
     sliding_window: int | None = None
     """Tokens see those at most so far away, in each direction; None for all."""
     rope: RopeConfig | None = None
+    kv_heads: int = 0
+    """Heads of keys and values; 0 for as many as of queries."""
+    interleaved: bool = False
+    """Neighbours are the pairs that are rotated (2i, 2i + 1), not (i, i + rotary_dim / 2)."""
+    q_norm: NormSpec | None = None
+    """Of each query head, before it is rotated."""
+    k_norm: NormSpec | None = None
+    """Of each key head, before it is rotated."""
 
     @property
     def num_kv_heads(self) -> int:
-        return self.num_heads
+        return self.kv_heads or self.num_heads
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head that are rotated."""
-        return 0 if self.rope is None else self.head_dim
+        """Dimensions of a head that are rotated, from the first."""
+        return 0 if self.rope is None else int(self.head_dim * self.rope.partial_rotary_factor)
 
     @property
     def width(self) -> int:
@@ -52,33 +67,65 @@ class EncoderAttentionSpec:
 
     def projections(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """Queries, keys, values, output."""
-        hidden, inner = self.hidden_size, self.num_heads * self.head_dim
+        hidden, inner, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
         def linear(name: str, in_features: int, out_features: int) -> LinearSpec:
             has_bias = self.bias and name not in self.unbiased
             return LinearSpec(name=name, in_features=in_features, out_features=out_features, bias=has_bias)
 
-        query, key, value = (linear(name, hidden, inner) for name in self.names[:3])
+        query, key, value = (
+            linear(name, hidden, size) for name, size in zip(self.names[:3], (inner, kv, kv), strict=True)
+        )
         return query, key, value, linear(self.names.out, inner, hidden)
 
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():
             yield from inside(self.name, linear.weights("attention"))
+        for norm in (self.q_norm, self.k_norm):
+            yield from inside(self.name, norm.weights() if norm is not None else ())
 
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
         """Keys and values of all tokens, where something keeps them."""
         return FullAttentionSpec(
-            block_size=block_size, num_kv_heads=self.num_heads, head_dim=self.head_dim, dtype=dtype
+            block_size=block_size, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, dtype=dtype
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DistanceBiasSpec:
+    """Biases of attention scores by distance between tokens (T5, Raffel et al. 2020, sec. 2.1): one for each head and
+    each range of distances."""
+
+    names: tuple[str, ...]
+    """Full names of the tables, [num_buckets, num_heads]: one for each layer, or one that all share."""
+    num_heads: int
+    num_buckets: int
+    """Number of ranges of distances, in both directions together."""
+    max_distance: int
+    """From here on all distances are in one range."""
+
+    def weights(self) -> Iterator[Weight]:
+        """The tables."""
+        for name in self.names:
+            yield Weight(f"{name}.weight", (self.num_buckets, self.num_heads), "attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec(NetworkSpec):
-    """A network that reads whole texts, of up to `max_encoder_len` tokens, and keeps nothing of them."""
+    """A network that reads whole texts, of up to `max_encoder_len` tokens, and keeps nothing of them. Layers of the
+    same name are one layer, which runs several times (ALBERT)."""
 
     has_lm_head: bool = False
+    distance_bias: DistanceBiasSpec | None = None
+    """None where scores have no biases."""
     is_encoder: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.layers.encoder_only:EncoderOnly"
+
+    def weights(self) -> Iterator[Weight]:
+        """All parameters by their full names, but the table of tokens."""
+        yield from {weight.name: weight for weight in NetworkSpec.weights(self)}.values()
+        if self.distance_bias is not None:
+            yield from self.distance_bias.weights()
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """Nothing."""

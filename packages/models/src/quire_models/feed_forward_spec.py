@@ -20,6 +20,8 @@ class GatedMLPSpec:
     intermediate_size: int
     act: str
     bias: bool = False
+    out_bias: bool | None = None
+    """Whether the last matrix has a bias; None for as the others."""
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     @property
@@ -32,7 +34,8 @@ class GatedMLPSpec:
         gate, up = (
             LinearSpec(name=name, in_features=hidden, out_features=inner, bias=self.bias) for name in self.names[:2]
         )
-        return gate, up, LinearSpec(name=self.names[2], in_features=inner, out_features=hidden, bias=self.bias)
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        return gate, up, LinearSpec(name=self.names[2], in_features=inner, out_features=hidden, bias=out_bias)
 
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():

@@ -37,20 +37,18 @@ DECODER_HEADS: frozenset[HeadKind] = frozenset(
 )
 """Kinds that decoders have."""
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_erf": "gelu_erf", "gelu": "gelu", "relu": "relu", "silu": "silu"
-}  # fmt: skip
-"""A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step."""
+_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_erf": "gelu_erf", "relu": "relu", "silu": "silu"}
+"""A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step, where it has that function."""
 
 _FROM_SENTENCE_TRANSFORMERS: Mapping[str, Activation] = {
-    "Identity": "identity",
-    "Sigmoid": "sigmoid",
-    "Softmax": "softmax",
-    "Tanh": "tanh",
-    "ReLU": "relu",
+    "Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh", "ReLU": "relu",
     "GELU": "gelu_erf",
-}
+}  # fmt: skip
 """Last part of a class name of torch -> the function that it is."""
+
+
+_BIDIRECTIONAL_METHODS: dict[str, PoolingMethod] = {"last": "LAST", "avg": "MEAN", "cls": "CLS"}
+"""`pooling` of config.json, which rerankers with bidirectional attention have (Llama Nemotron Rerank) -> method."""
 
 
 def class_names(config: Fields) -> tuple[str, ...]:
@@ -104,7 +102,7 @@ def head_activation(config: Fields, field: str, default: str) -> Activation:
     name = config.text(field, default=default)
     if name == "tanh":
         return "tanh"
-    function = ACTIVATIONS.get(HIDDEN_ACTS.get(name, ""))
+    function = _ACTIVATIONS.get(HIDDEN_ACTS.get(name, ""))
     if function is None:
         raise CheckpointError(f"{config.source}: {field} {name!r} is not supported in a head")
     return function
@@ -199,7 +197,11 @@ def decoder_pooler(config: Fields, kind: HeadKind, hidden_size: int) -> PoolerSp
     """The head of a decoder's class: the layer `score`, over the last token of a text or over all of them; two layers
     of this name in Qwen2.5-Math's reward models."""
     if kind == "text_classifier":
-        return text_classifier(config, hidden_size, last="score", bias=False, method="LAST")
+        config.fixed("temperature", 1, 1.0)
+        method = _BIDIRECTIONAL_METHODS.get(config.text("pooling", default="last"))
+        if method is None:
+            raise CheckpointError(f"{config.source}: pooling must be one of {', '.join(_BIDIRECTIONAL_METHODS)}")
+        return text_classifier(config, hidden_size, last="score", bias=False, method=method)
     if kind == "token_classifier":
         return token_classifier(config, hidden_size, last="score")
     if kind in ("reward", "process_reward"):

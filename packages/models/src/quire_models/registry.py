@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.bidirectional import as_encoder, is_bidirectional
 from quire_models.pooling_decoder import as_pooling_decoder
 from quire_models.pooling_heads import DECODER_HEADS, HeadKind
 from quire_models.spec import NetworkSpec
@@ -29,6 +30,8 @@ class Architecture(NamedTuple):
     that of the same name with `pooler` for `spec`."""
     head: HeadKind | None = None
     """What its class has in place of the network's LM head; None where it is the class of `ARCHITECTURES`."""
+    is_bidirectional: bool = False
+    """Its class makes an encoder of the decoder's layers whatever config.json says."""
 
     @property
     def is_native(self) -> bool:
@@ -45,10 +48,13 @@ class Architecture(NamedTuple):
             return fallback_spec(config)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
         network: NetworkSpec = getattr(module, self.function)(config)
+        if not network.is_encoder and not network.max_encoder_len:
+            as_pooled = self.is_bidirectional or is_bidirectional(config)
+            if self.head is not None or as_pooled:
+                network = as_pooling_decoder(network, config, self.head or "none")
+            return as_encoder(network, config) if as_pooled else network
         if self.head is None:
             return network
-        if not network.is_encoder:
-            return as_pooling_decoder(network, config, self.head)
         own: Callable[..., PoolerSpec | None] = getattr(module, self.function.replace("spec", "pooler"))
         return dataclasses.replace(network, pooler=None if self.head == "none" else own(config, self.head, network))
 
@@ -165,10 +171,17 @@ _BODIES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
 
 
 def with_head(architecture: str) -> Architecture | None:
-    """A class of a native network with another head than that of `ARCHITECTURES`: BertForSequenceClassification,
-    Qwen3Model, LlamaForTokenClassification; None for a class that is none."""
+    """A class of a native network with another head than that of `ARCHITECTURES`, or whose attention is bidirectional:
+    BertForSequenceClassification, Qwen3Model, LlamaBidirectionalModel; None for a class that is none."""
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
+    if architecture == "GritLM":
+        return ARCHITECTURES["MistralForCausalLM"]._replace(head="none", is_bidirectional=True)
+    if (
+        stem.endswith("Bidirectional")
+        and (entry := with_head(f"{stem.removesuffix('Bidirectional')}{end}")) is not None
+    ):
+        return entry._replace(is_bidirectional=True)
     for body, heads in _BODIES if head is not None else ():
         for name in (stem, stem.removesuffix("Text")):  # Gemma3TextModel is the body of Gemma3ForCausalLM
             if (entry := ARCHITECTURES.get(name + body)) is not None and head in heads:

@@ -216,6 +216,8 @@ class EmbeddingSpec:
     """Embeddings of media have the factor, too (Granite); otherwise the table's rows alone."""
     project_in: LinearSpec | None = None
     """From the width of the table to the hidden size (OPT 350M)."""
+    projects_last: bool = False
+    """That projection stands behind the norm (ELECTRA), and not behind the table."""
     num_token_types: int = 0
     """Rows of the table of token types (BERT); 0 for no such table."""
     token_types: str = ""

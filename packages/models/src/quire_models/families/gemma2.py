@@ -49,7 +49,6 @@ def spec_of_gemma3(config: Fields) -> NetworkSpec:
 
 def _parts(config: Fields) -> tuple[DecoderSizes, SelfAttentionSpec, HeadSpec]:
     """What Gemma 2 and 3 have in common. Scores are divided by the root of `query_pre_attn_scalar`."""
-    config.fixed("use_bidirectional_attention", False)
     bias = config.flag("attention_bias", default=False)
     named = config.named(hidden_act="hidden_activation")
     sizes = decoder_sizes(named, tied=True, head_dim=256, act="gelu_pytorch_tanh", acts={"gelu"})

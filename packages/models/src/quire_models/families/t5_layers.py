@@ -5,14 +5,12 @@ Shape legend: T tokens of the step, H heads.
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.families.t5 import T5Spec
+from quire_models.layers.distance_bias import DistanceBias
 from quire_models.layers.encoder_decoder import EncoderDecoderLM
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
@@ -21,41 +19,6 @@ from quire_models.mixer_spec import SelfAttentionSpec
 from quire_ops import ops
 
 __all__ = ["T5ForConditionalGeneration"]
-
-
-def bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of a distance in one direction, 0 or more: half of the buckets are for one distance each, the others
-    grow with its logarithm (Raffel et al. 2020, sec. 2.1, and the code that came with it).
-
-    Args:
-        distance: int64.
-    """
-    num_exact = num_buckets // 2
-    # In float32, as networks were trained: a distance at a border falls on the same side.
-    share = torch.log(distance.float().clamp_min(1.0) / num_exact) / math.log(max_distance / num_exact)
-    far = num_exact + (share * (num_buckets - num_exact)).to(torch.int64)
-    return torch.where(distance < num_exact, distance, far.clamp_max(num_buckets - 1))
-
-
-class DistanceBias:
-    """The biases of one stack, or of one layer: heads by distance, as ops `encoder_attention` and
-    `biased_paged_attention` take them."""
-
-    def __init__(self, spec: T5Spec, scope: Scope, *, decoder: bool) -> None:
-        self._parameter = scope.parameter("weight", spec.num_buckets, spec.attention.num_heads)
-        self._spec, self._decoder = spec, decoder
-        self.by_distance: Tensor
-        scope.when_loaded(self._finish)
-
-    def _finish(self) -> None:
-        weight = self._parameter.take()  # [buckets, H]
-        most, num = self._spec.max_distance, self._spec.num_buckets
-        if self._decoder:
-            buckets = bucket(torch.arange(most + 1), num, most)
-        else:  # one half of the buckets for keys before the query, the other for those behind it
-            distance = torch.arange(-most, most + 1)
-            buckets = bucket(distance.abs(), num // 2, most) + (distance > 0) * (num // 2)
-        self.by_distance = weight[buckets.to(weight.device)].T.contiguous()
 
 
 class T5SelfAttention:
@@ -111,7 +74,13 @@ def _biases(spec: T5Spec, scope: Scope, layers: list[str], *, decoder: bool) -> 
     """The biases of each layer of a stack; those of the first serve all where they are shared."""
     own = layers if spec.has_bias_in_every_layer else layers[:1]
     biases = [
-        DistanceBias(spec, scope / f"{name}.layer.0.SelfAttention.relative_attention_bias", decoder=decoder)
+        DistanceBias(
+            scope / f"{name}.layer.0.SelfAttention.relative_attention_bias",
+            spec.num_buckets,
+            spec.attention.num_heads,
+            spec.max_distance,
+            is_causal=decoder,
+        )
         for name in own
     ]
     return biases if spec.has_bias_in_every_layer else biases * len(layers)

@@ -5,6 +5,8 @@ Shape legend: T tokens of the step (the decoder's), E tokens that the encoder re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -24,7 +26,20 @@ __all__ = ["CrossAttention", "EncoderAttention", "EncoderLayer"]
 class EncoderAttention:
     """x [E, hidden_size] -> [E, hidden_size]: every token attends to all tokens of its own input."""
 
-    __slots__ = ("_attend", "_num_heads", "_qkv", "_rotary", "_scale", "_window", "key", "out", "query", "value")
+    __slots__ = (
+        "_attend",
+        "_head_dim",
+        "_key_norm",
+        "_qkv",
+        "_query_norm",
+        "_rotary",
+        "_scale",
+        "_window",
+        "key",
+        "out",
+        "query",
+        "value",
+    )
 
     def __init__(self, spec: EncoderAttentionSpec, scope: Scope) -> None:
         """Args:
@@ -32,9 +47,14 @@ class EncoderAttention:
         """
         self.query, self.key, self.value, self.out = (Linear.of(scope, each) for each in spec.projections())
         self._qkv = MergedLinear(scope, self.query, self.key, self.value)
-        self._rotary = Rotary(scope, spec.rotary_dim) if spec.rope is not None else None
+        self._query_norm = None if spec.q_norm is None else make_norm(spec.q_norm, scope)
+        self._key_norm = None if spec.k_norm is None else make_norm(spec.k_norm, scope)
+        self._rotary: Rotary | None = None
+        if spec.rope is not None:
+            size = spec.head_dim
+            self._rotary = Rotary(scope, spec.rotary_dim, head_dim=size, interleaved=spec.interleaved)
         self._attend = scope.op(ops.encoder_attention)
-        self._num_heads, self._scale, self._window = spec.num_heads, spec.scale, spec.sliding_window
+        self._head_dim, self._scale, self._window = spec.head_dim, spec.scale, spec.sliding_window
 
     def __call__(
         self,
@@ -48,7 +68,9 @@ class EncoderAttention:
         rotation: Cosines and sines [E, 1, D] of queries and keys; None for none.
         position_bias: [H, distances], which op `encoder_attention` adds to the scores; None for none.
         """
-        query, key, value = (each.view(len(x), self._num_heads, -1) for each in self._qkv(x))
+        query, key, value = (each.view(len(x), -1, self._head_dim) for each in self._qkv(x))
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = self._query_norm(query), self._key_norm(key)
         if self._rotary is not None and rotation is not None:
             query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
         attended = self._attend(query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias)
@@ -81,7 +103,8 @@ class CrossAttention:
 
 
 class EncoderLayer:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)); or norms behind the sums."""
+    """x + f * out(attention(norm(x))), then x + f * out(feed_forward(norm(x))), where `norm` and `out` are norms of
+    their own for each part, as far as there are any; or norms behind the sums."""
 
     def __init__(self, spec: LayerSpec, scope: Scope) -> None:
         """Args:
@@ -94,11 +117,12 @@ class EncoderLayer:
         self.feed_forward = build_feed_forward(spec.feed_forward, scope)
         self._is_post_ln = spec.arrangement == "post_ln"
         first, second = spec.input_norm, spec.feed_forward_norm
+        first_out, second_out = spec.attention_out_norm, spec.feed_forward_out_norm
         if self._is_post_ln:
-            first, second = spec.attention_out_norm, spec.feed_forward_out_norm
-        assert second is not None
-        self._attention_norm = None if first is None else make_norm(first, scope)
-        self._feed_forward_norm = make_norm(second, scope)
+            first, second, first_out, second_out = first_out, second_out, None, None
+        norms = [None if norm is None else make_norm(norm, scope) for norm in (first, second, first_out, second_out)]
+        self._attention_norm, self._feed_forward_norm, self._attention_out_norm, self._feed_forward_out_norm = norms
+        self._residual_factor = spec.residual_factor
 
     def __call__(
         self,
@@ -112,6 +136,14 @@ class EncoderLayer:
         if self._is_post_ln:
             x = x + self.attention(x, lens, rotation, position_bias)
             x = x if norm is None else norm(x)
-            return feed_forward_norm(x + self.feed_forward(x))
-        x = x + self.attention(x if norm is None else norm(x), lens, rotation, position_bias)
-        return x + self.feed_forward(feed_forward_norm(x))
+            x = x + self.feed_forward(x)
+            return x if feed_forward_norm is None else feed_forward_norm(x)
+        attended = self.attention(x if norm is None else norm(x), lens, rotation, position_bias)
+        x = x + self._added(attended, self._attention_out_norm)
+        mapped = self.feed_forward(x if feed_forward_norm is None else feed_forward_norm(x))
+        return x + self._added(mapped, self._feed_forward_out_norm)
+
+    def _added(self, x: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """What a part gives, x [E, hidden_size], as it is added to the residual stream."""
+        x = x if norm is None else norm(x)
+        return x if self._residual_factor == 1.0 else x * self._residual_factor

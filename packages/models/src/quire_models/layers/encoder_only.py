@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,12 +11,15 @@ from quire_attention import EncoderBatch
 from quire_interfaces import RequestError
 from quire_models.build import within
 from quire_models.config import ModelConfig
+from quire_models.encoder_spec import DistanceBiasSpec, EncoderSpec
 from quire_models.layers.decoder_lm import rotary_tables
+from quire_models.layers.distance_bias import DistanceBias
 from quire_models.layers.encoder import EncoderLayer
 from quire_models.layers.network import Network
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
+from quire_models.spec import LayerSpec
 
 __all__ = ["EncoderOnly"]
 
@@ -27,9 +30,12 @@ class EncoderOnly(Network):
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
         spec = config.network
+        assert isinstance(spec, EncoderSpec)
         body = within(scope, spec.body)
         self.embedding = TokenEmbedding(spec.embedding, body)
-        self.layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.layers]
+        by_name = {layer.name: EncoderLayer(layer, scope / layer.name) for layer in _of_each_name(spec.layers)}
+        self.layers = [by_name[layer.name] for layer in spec.layers]
+        self._biases = _distance_biases(spec.distance_bias, scope)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
 
@@ -41,8 +47,9 @@ class EncoderOnly(Network):
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
         x = self.embedding(batch.input_ids, batch.positions, None, token_type_ids=batch.token_type_ids)
-        for layer, rotation in zip(self.layers, self._rotations, strict=True):
-            x = layer(x, batch.lens, None if rotation is None else rotations[rotation])
+        for index, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
+            bias = self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
+            x = layer(x, batch.lens, None if rotation is None else rotations[rotation], bias)
         return x if self.norm is None else self.norm(x)
 
     @torch.inference_mode()
@@ -84,3 +91,15 @@ class EncoderOnly(Network):
             else torch.tensor([kind for types in token_type_ids for kind in types], device=self.device),
         )
         return list(self.encode_batch(batch).split(lens))
+
+
+def _of_each_name(layers: Iterable[LayerSpec]) -> Iterable[LayerSpec]:
+    """The layers, one that runs several times once."""
+    return {layer.name: layer for layer in layers}.values()
+
+
+def _distance_biases(spec: DistanceBiasSpec | None, scope: Scope) -> list[DistanceBias]:
+    """The biases of each layer's scores, or of all layers' as the only one; none where scores have none."""
+    if spec is None:
+        return []
+    return [DistanceBias(scope / name, spec.num_buckets, spec.num_heads, spec.max_distance) for name in spec.names]

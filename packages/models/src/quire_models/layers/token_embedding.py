@@ -27,6 +27,7 @@ class TokenEmbedding:
         "_num_token_types",
         "_positions",
         "_project_in",
+        "_projects_last",
         "_scales_media",
         "_token_types",
         "factor",
@@ -47,6 +48,7 @@ class TokenEmbedding:
         """
         self.table = table or Embedding(scope / spec.name, spec.num_tokens, spec.size)
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
+        self._projects_last = spec.projects_last
         factor, self._scales_media = spec.factor, spec.scales_media
         self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
         self._num_token_types = spec.num_token_types
@@ -75,7 +77,7 @@ class TokenEmbedding:
             has one token type, or none.
         """
         x = self.table(ids if media is None else ids.index_fill(0, media.token_index, 0), lora)
-        if self._project_in is not None:
+        if self._project_in is not None and not self._projects_last:
             x = self._project_in(x)
         if media is not None and self._scales_media:
             x = _with_media(x, media)
@@ -89,7 +91,8 @@ class TokenEmbedding:
             x = x + self._token_types(token_type_ids)
         if self._positions is not None:
             x = x + self._positions(positions)
-        return x if self._norm is None else self._norm(x)
+        x = x if self._norm is None else self._norm(x)
+        return self._project_in(x) if self._project_in is not None and self._projects_last else x
 
 
 def _with_media(x: Tensor, media: MediaEmbeds) -> Tensor:
