@@ -35,6 +35,8 @@ class Family:
     """Axis of the joint call's features along which its items follow each other."""
     written: tuple[str, str] = ("", "")
     """What the joint call writes before and behind a text, which a chat template says."""
+    around: tuple[str, str] = ("", "")
+    """What the joint call wants before and behind a placeholder."""
     one_per_text: bool = False
     """Whether the joint call takes one item for each text."""
     needs_torch: bool = False
@@ -409,6 +411,17 @@ FAMILIES |= {
         IMAGE | {"video_token": "<video>"},
         LLAVA,
         needs_torch=True,
+    ),
+    "hunyuan_vl": Family(
+        "HunYuanVLProcessor",
+        image("HunYuanVLImageProcessorPil", size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
+        {
+            "image_token": "<|hy_image|>",
+            "image_start_token": "<|hy_image_start|>",
+            "image_end_token": "<|hy_image_end|>",
+            "pad_token": "<|hy_pad|>",
+        },
+        around=("<|hy_image_start|>", "<|hy_image_end|>"),
     ),
     "glm46v": Family(
         "Glm46VProcessor",

@@ -36,6 +36,7 @@ class Prompt:
         splits_frames: bool,
         temporal_merge: int = 1,
         all_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 1 / 3, 0.08),
+        num_items: int | None = None,
     ) -> None:
         self.all_seconds = all_seconds
         self.ids: list[int] = []
@@ -44,8 +45,8 @@ class Prompt:
         self.image_grids: list[list[int]] = []
         self.video_grids: list[list[int]] = []
         self.seconds: list[float] = []
-        for _ in range(chooser.randrange(1, 6)):
-            self._text(chooser.randrange(0, 7))
+        for _ in range(chooser.randrange(1, 6) if num_items is None else num_items):
+            self.add_text(chooser.randrange(0, 7))
             height, width = (MERGE * chooser.randrange(1, 7) for _ in range(2))
             if chooser.random() < 0.5:
                 self.image_grids.append([1, height, width])
@@ -53,9 +54,23 @@ class Prompt:
                 self._run(IMAGE, height * width // MERGE**2)
             else:
                 self._video(chooser, height, width, splits_frames, temporal_merge)
-        self._text(chooser.randrange(1, 5))
+        self.add_text(chooser.randrange(1, 5))
 
-    def _text(self, num_tokens: int) -> None:
+    def add_rows(self, height: int, width: int, num_marks: int) -> None:
+        """An image of Hunyuan-VL, whose rows end with a mark each.
+
+        Args:
+            height: Rows of tokens.
+            width: Patches of a row, after merging.
+            num_marks: Marks around the image.
+        """
+        self.image_grids.append([1, height * MERGE, width * MERGE])
+        num_tokens = height * (width + 1) + num_marks
+        media = MediaItem(modality=Modality.IMAGE, key="", num_embeds=num_tokens, path="", features=())
+        self.items.append(StoredItem(media, "", (IMAGE,), {"image_grid_thw": [self.image_grids[-1]]}, 0))
+        self._run(IMAGE, num_tokens)
+
+    def add_text(self, num_tokens: int) -> None:
         self.ids += range(10, 10 + num_tokens)
         self.types += [0] * num_tokens
 
@@ -72,7 +87,7 @@ class Prompt:
         self.items[-1].facts["video_grid_thw"] = [[time, height, width]]  # type: ignore[index]
         runs = time if splits else 1
         for _ in range(runs):
-            self._text(2)
+            self.add_text(2)
             self._run(VIDEO, time // temporal_merge // runs * height * width // MERGE**2)
 
     def reference(self, owner: Any, by_types: bool = True) -> np.ndarray:
@@ -147,13 +162,44 @@ def test_positions_of_thinkers(family: str, class_name: str, all_seconds: tuple[
         _check(prompt, scheme, prompt.reference(owner, by_types=False))
 
 
+@pytest.mark.parametrize("sections", [[4, 4, 4, 4], [4, 6, 6]])
+@pytest.mark.parametrize("num_marks", [0, 2])
+def test_positions_of_hunyuan_count_images(sections: list[int], num_marks: int) -> None:
+    text = {"rope_parameters": {"mrope_section": sections}}
+    vision = {"spatial_merge_size": MERGE}
+    scheme = PositionScheme.from_config({"model_type": "hunyuan_vl", "text_config": text, "vision_config": vision})
+    assert scheme is not None
+    owner = owner_of("hunyuan_vl", "HunYuanVLModel")
+    owner.config.text_config = SimpleNamespace(**text)
+    for seed in range(20):
+        chooser = random.Random(seed)
+        prompt = Prompt(chooser, splits_frames=False, num_items=0)
+        for _ in range(chooser.randrange(1, 5)):
+            height, width = (chooser.randrange(1, 7) for _ in range(2))
+            prompt.add_rows(height, width, num_marks)
+        prompt.add_text(3)
+        _check(prompt, scheme, prompt.reference(owner))
+
+
+def test_rows_of_hunyuan_that_are_not_those_of_the_grid_are_refused() -> None:
+    scheme = PositionScheme.from_config({"model_type": "hunyuan_vl", "rope_scaling": {"xdrope_section": [4, 6, 6]}})
+    assert scheme is not None
+    assert scheme.num_axes == 3
+    for wrong in ([1, 6, 4], [1, -4, -8], [1, 1 << 40, 1 << 40]):
+        prompt = Prompt(random.Random(0), splits_frames=False, num_items=0)
+        prompt.add_rows(2, 2, 2)
+        prompt.items[0].facts["image_grid_thw"] = [wrong]  # type: ignore[index]
+        with pytest.raises(MediaError, match="rows of"):
+            mrope_positions(prompt.items, find_spans(prompt.items, prompt.ids), len(prompt.ids), scheme)
+
+
 def _check(prompt: Prompt, scheme: PositionScheme, expected: np.ndarray) -> None:
     spans = find_spans(prompt.items, prompt.ids)
     positions, delta = mrope_positions(prompt.items, spans, len(prompt.ids), scheme)
     np.testing.assert_array_equal(positions, expected)
     assert delta == expected[0, -1] + 1 - len(prompt.ids)  # the prompt ends with text
     media = place_media(prompt.items, spans, len(prompt.ids), scheme)
-    assert np.frombuffer(media.positions, "<i4").reshape(3, -1).tolist() == expected.tolist()
+    assert np.frombuffer(media.positions, "<i4").reshape(len(expected), -1).tolist() == expected.tolist()
     assert media.position_delta == delta
     assert media.spans == spans
 

@@ -72,14 +72,13 @@ def test_items_equal_the_joint_call(family: str, processor_folder: Callable[[str
     for modality in ours.modalities:
         media = values(modality)
         items = [ours.process(modality, each) for each in media]
-        placeholder = ours.placeholder(modality)
-        assert placeholder is not None
+        placeholder = str(ours.placeholder(modality)).join(spec.around)
         for item, value in zip(items, media, strict=True):
             _check_ids(ours, modality, f"{placeholder} is here", [value], [item], spec.written)
-            _check_alone(ours, modality, value, item)
+            _check_alone(ours, modality, placeholder, value, item)
         if not spec.one_per_text:
             _check_ids(ours, modality, f"look at {placeholder} and {placeholder}, please", media, items, spec.written)
-            _check_together(ours, modality, media, items, spec.padded, spec.axis)
+            _check_together(ours, modality, placeholder, media, items, spec.padded, spec.axis)
 
 
 def _check_ids(
@@ -99,8 +98,8 @@ def _check_ids(
     assert [sum(to - start for start, to in span.embeds) for span in spans] == [each.num_embeds for each in items]
 
 
-def _check_alone(ours: ItemProcessor, modality: Modality, value: Any, item: ProcessedItem) -> None:
-    call = joint_call(ours, modality, str(ours.placeholder(modality)), [value])
+def _check_alone(ours: ItemProcessor, modality: Modality, placeholder: str, value: Any, item: ProcessedItem) -> None:
+    call = joint_call(ours, modality, placeholder, [value])
     for name in call.keys() - TEXTS:
         np.testing.assert_array_equal(item.features[name], call[name], err_msg=name)
 
@@ -108,12 +107,13 @@ def _check_alone(ours: ItemProcessor, modality: Modality, value: Any, item: Proc
 def _check_together(
     ours: ItemProcessor,
     modality: Modality,
+    placeholder: str,
     media: list[Any],
     items: list[ProcessedItem],
     padded: tuple[str, ...],
     axis: int,
 ) -> None:
-    joint = joint_call(ours, modality, f"{ours.placeholder(modality)} {ours.placeholder(modality)}", media)
+    joint = joint_call(ours, modality, f"{placeholder} {placeholder}", media)
     for name in joint.keys() - TEXTS - set(padded):
         parts = [item.features[name] for item in items if name in item.features]
         along = axis if parts[0].ndim > axis else 0

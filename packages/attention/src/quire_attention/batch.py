@@ -51,7 +51,8 @@ class ForwardBatch:
     input_ids: Tensor
     """[T] int64."""
     positions: Tensor
-    """[T] int64: position of each token in its sequence; [3, T] where a network tells time, height and width apart."""
+    """[T] int64: position of each token in its sequence; [A, T] where a network tells A axes apart, as
+    time, height and width."""
     attention: tuple[PagedLayout, ...]
     """Per KV cache group: where the keys and values, or the states, of its layers are. In cross attention each token of
     the step stands for a sequence of its own, whose one query sees all that the encoder of its request has read;

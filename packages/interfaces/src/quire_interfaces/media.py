@@ -111,8 +111,10 @@ class PromptMedia:
     spans: tuple[MediaSpan, ...]
     """In the order of the prompt; they do not overlap."""
     positions: bytes = b""
-    """int32 [3, prompt tokens], little-endian: time, height and width of each token (M-RoPE, Wang et al., "Qwen2-VL",
-    2024, section 2.1); empty where positions are counted."""
+    """int32 [num_position_axes, prompt tokens], little-endian: time, height and width of each token (M-RoPE, Wang et
+    al., "Qwen2-VL", 2024, section 2.1), or what else a network counts; empty where positions are counted."""
+    num_position_axes: int = 3
+    """Axes of `positions`; 4 for Hunyuan-VL (place in the prompt, width, height, number of the image)."""
     position_delta: int = 0
     """Number that is added to the index of a generated token, for its position on all axes."""
 

@@ -43,7 +43,6 @@ UNSERVED: dict[str, str] = {
     "gemma3n": "its layers, and the marks around media, have embeddings of token ids of their own",
     "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",
     "git": _PREFIX,
-    "hunyuan_vl": "its tokens have positions on four axes",
     "idefics": _CROSS_ATTENTION,
     "instructblip": _TEXT_PROMPTED,
     "instructblipvideo": _TEXT_PROMPTED,
@@ -70,7 +69,7 @@ class MediaSpec:
     """Layers in front of which further features are added, in the order of an embedding (Bai et al. 2025, "Qwen3-VL",
     DeepStack)."""
     has_mrope: bool = False
-    """Tokens have three positions, of time, height and width (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
+    """Tokens have positions on several axes (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
     """Weights of the towers, connectors included, as far as files are there to be counted."""
     tower: TowerSpec | None = None
@@ -141,7 +140,8 @@ def _has_mrope(text: Fields) -> bool:
     """Whether rotations, of all layers or of a type of them, have sections for several axes."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     rotations = (rope, *rope.values()) if isinstance(rope, Mapping) else ()
-    return any(isinstance(each, Mapping) and each.get("mrope_section") is not None for each in rotations)
+    names = ("mrope_section", "xdrope_section")
+    return any(isinstance(each, Mapping) and any(each.get(name) is not None for name in names) for each in rotations)
 
 
 def _deepstack_layers(values: Mapping[str, Any]) -> tuple[int, ...]:

@@ -37,6 +37,11 @@ class PositionScheme:
     is_omni: bool = False
     """Whether the network is a thinker of the Qwen-Omni line: text behind a video begins after its last position on any
     axis, not after its height and width alone. Qwen3-Omni's fractions of a position are cut off."""
+    num_axes: int = 3
+    """Axes of positions."""
+    is_xd: bool = False
+    """Whether text counts as if there were no images, whose tokens have column, row and number of the image on the last
+    three axes (XD-RoPE of Hunyuan-VL, whose images end each row with a mark)."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PositionScheme | None:
@@ -46,6 +51,11 @@ class PositionScheme:
         if scheme is None:
             return None
         vision = config.get("vision_config") or {}
+        if scheme.is_xd:
+            text = config.get("text_config") or config
+            rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+            sections = rope.get("mrope_section") or rope.get("xdrope_section")  # Tencent's own name
+            scheme = replace(scheme, num_axes=len(sections) if sections else scheme.num_axes)
         if scheme.positions_per_second is not None:
             known = vision.get("tokens_per_second", config.get("position_id_per_seconds"))
             scheme = replace(scheme, positions_per_second=scheme.positions_per_second if known is None else known)
@@ -66,6 +76,7 @@ _SCHEMES = {
     "qwen2_5_vl": PositionScheme(positions_per_second=4.0),
     "qwen2_5_omni_thinker": PositionScheme(positions_per_second=25.0, is_omni=True, shares_marks=True),
     "qwen3_omni_moe_thinker": PositionScheme(positions_per_second=25.0, is_omni=True),
+    "hunyuan_vl": PositionScheme(is_xd=True, num_axes=4),
     "ernie4_5_vl_moe": PositionScheme(temporal_merge_size=2),
 }
 """`model_type` of config.json (of its thinker, where it has one) -> scheme, with the defaults of its config class."""
@@ -90,7 +101,12 @@ def place_media(
     if scheme is None:
         return PromptMedia(spans=tuple(spans))
     positions, delta = mrope_positions(items, spans, num_tokens, scheme)
-    return PromptMedia(spans=tuple(spans), positions=positions.astype("<i4").tobytes(), position_delta=delta)
+    return PromptMedia(
+        spans=tuple(spans),
+        positions=positions.astype("<i4").tobytes(),
+        num_position_axes=scheme.num_axes,
+        position_delta=delta,
+    )
 
 
 def mrope_positions(
@@ -105,13 +121,15 @@ def mrope_positions(
         scheme: Of the network.
 
     Returns:
-        int32 [3, num_tokens] (time, height, width), and the delta. Generated tokens go on where text behind the prompt
-        would, as in `generate` of Transformers, so that their keys are those of a longer prompt. (`rope_deltas` there
-        go on behind the latest time of all, which is more where a video has long pauses.)
+        int32 [3, num_tokens] (time, height, width; or `scheme.num_axes` others), and the delta. Generated tokens go on
+        where text behind the prompt would, as in `generate` of Transformers, so that their keys are those of a longer
+        prompt. (`rope_deltas` there go on behind the latest time of all, which is more where a video has long pauses.)
 
     Raises:
         MediaError: an item's tokens are not those of its grid of patches.
     """
+    if scheme.is_xd:
+        return _xd_positions(items, spans, num_tokens, scheme), 0
     positions = np.zeros((3, num_tokens), np.int64)
     position = token = 0
     for stored, span in zip(items, spans, strict=True):
@@ -132,13 +150,37 @@ def mrope_positions(
     return positions.astype(np.int32), position - token
 
 
-def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[NDArray[np.int64]]:
-    """Places of an item's tokens from 0, [3, tokens] for each run of them: all together, or frame by frame."""
-    modality = span.item.modality
+def _xd_positions(
+    items: Sequence[StoredItem], spans: Sequence[MediaSpan], num_tokens: int, scheme: PositionScheme
+) -> NDArray[np.int32]:
+    """int32 [num_axes, num_tokens] of `PositionScheme.is_xd`. The marks around an image count like text."""
+    positions = np.tile(np.arange(num_tokens, dtype=np.int32), (scheme.num_axes, 1))
+    for number, (stored, span) in enumerate(zip(items, spans, strict=True)):
+        _, height, width = _patches(stored, span.item.modality)
+        rows, columns = height // scheme.spatial_merge_size, width // scheme.spatial_merge_size + 1
+        num_marks = span.length - rows * columns if min(rows, columns) > 0 else -1
+        if num_marks not in (0, 2) or span.item.num_embeds != span.length:
+            raise MediaError(
+                f"the tokens of the image are not those of {rows} rows of {columns} patches, marks included"
+            )
+        first = span.start + num_marks // 2
+        grid = positions[-3:, first : first + rows * columns]
+        grid[:] = (np.tile(np.arange(columns), rows), np.repeat(np.arange(rows), columns), [number] * (rows * columns))
+    return positions
+
+
+def _patches(stored: StoredItem, modality: Modality) -> Sequence[int]:
+    """Patches of an item by time, height and width."""
     (shape,) = stored.facts.get(_GRIDS[modality]) or [None]
     if shape is None:
         raise MediaError(f"the processor says no grid of patches for the {modality}")
-    time, height, width = shape
+    return tuple(shape)
+
+
+def _grids(stored: StoredItem, span: MediaSpan, scheme: PositionScheme) -> list[NDArray[np.int64]]:
+    """Places of an item's tokens from 0, [3, tokens] for each run of them: all together, or frame by frame."""
+    modality = span.item.modality
+    time, height, width = _patches(stored, modality)
     is_video = modality == Modality.VIDEO
     time //= scheme.temporal_merge_size if is_video else 1
     height, width = height // scheme.spatial_merge_size, width // scheme.spatial_merge_size

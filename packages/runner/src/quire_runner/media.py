@@ -176,7 +176,7 @@ class EncoderCache:
                 yield span.item.key
 
     def add_to(self, batch: ForwardBatch, plan: HostPlan) -> None:
-        """Put the media of a step's rows into its batch: embeddings in their places, positions of three axes."""
+        """Put the media of a step's rows into its batch: embeddings in their places, positions of several axes."""
         media = self._media
         entries = [(entry, media[row]) for entry, row in enumerate(plan.rows.tolist()) if row in media]
         tokens: list[int] = []
@@ -195,19 +195,19 @@ class EncoderCache:
         self._place(batch, plan, entries)
 
     def _place(self, batch: ForwardBatch, plan: HostPlan, entries: list[tuple[int, PromptMedia]]) -> None:
-        """Positions [3, T] where a prompt's own are in the step; behind prompts, all axes count on from them."""
+        """Positions [A, T] on A axes where a prompt's own are in the step; behind prompts, all count on from them."""
         positions = batch.positions
         for entry, media in entries:
-            num_prompt = len(media.positions) // 12
-            if not num_prompt:
+            if not media.positions:
                 continue
+            table = np.frombuffer(media.positions, dtype="<i4").reshape(media.num_position_axes, -1)
+            num_prompt = table.shape[1]
             start, begin = int(plan.start[entry]), int(plan.query_start_loc[entry])
             end = begin + plan.query_lens[entry]
             behind = min(begin + max(0, num_prompt - start), end)
             if behind > begin:
                 if positions.ndim == 1:
-                    positions = positions.expand(3, -1).clone()
-                table = np.frombuffer(media.positions, dtype="<i4").reshape(3, num_prompt)
+                    positions = positions.expand(len(table), -1).clone()
                 of_step = table[:, start : start + behind - begin].astype(np.int64)
                 positions[:, begin:behind] = to_device(of_step, positions.device)
             positions[..., behind:end] += media.position_delta

@@ -260,6 +260,23 @@ FAMILIES: dict[str, MediaFamily] = {
     "Qwen2VLForConditionalGeneration": _qwen("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen2_5_VLForConditionalGeneration": _qwen("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen3VLForConditionalGeneration": _qwen("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "HunYuanVLForConditionalGeneration": MediaFamily(
+        processor="HunYuanVLProcessor",
+        parts={
+            "image_processor": (
+                "HunYuanVLImageProcessorPil",
+                {"size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}, "patch_size": 8},
+            )
+        },
+        tokens={
+            "image_token": "<|hy_image|>",
+            "image_start_token": "<|hy_image_start|>",
+            "image_end_token": "<|hy_image_end|>",
+            "pad_token": "<|hy_pad|>",
+        },
+        placeholders={"image": "<|hy_image_start|><|hy_image|><|hy_image_end|>"},
+        ids={"image_token_id": "<|hy_image|>"},
+    ),
     "LlavaNextVideoForConditionalGeneration": MediaFamily(
         processor="LlavaNextVideoProcessor",
         parts={

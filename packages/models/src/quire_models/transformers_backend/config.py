@@ -35,6 +35,7 @@ SYNONYMS = {
     "hidden_size": ("d_model", "n_embd"),
     "num_hidden_layers": ("num_layers", "n_layer", "n_layers"),
     "num_attention_heads": ("num_heads", "n_head", "n_heads"),
+    "head_dim": ("attention_head_dim",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "max_target_positions"),
 }
 """Name of a field -> other names that classes have for it."""

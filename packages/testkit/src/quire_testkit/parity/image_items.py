@@ -154,7 +154,7 @@ def _cropped(index: int, values: Values) -> dict[str, Tensor]:
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("DeepseekVLHybrid",): _two_resolutions,
     ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "Muse", "Qwen", "Glm"): _by_grid(96),
-    ("Cosmos3Edge",): _by_grid(192),
+    ("Cosmos3Edge", "HunYuanVL"): _by_grid(192),
     ("PaddleOCR", "Kimi"): _by_grid(3, 8, 8),
     ("VideoLlama3",): _by_merged_grid,
     ("Granite4Vision", "LlavaNext", "LlavaOnevision"): _by_resolution,

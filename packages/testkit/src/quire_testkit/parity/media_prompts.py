@@ -62,6 +62,7 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     media = PromptMedia(
         spans=tuple(spans),
         positions=positions.to(torch.int32).numpy().tobytes(),
+        num_position_axes=len(positions),
         position_delta=int(positions[0, -1]) + 1 - len(token_ids),
     )
     return prompt._replace(media=media)
@@ -112,7 +113,7 @@ def _requires_pixels(oracle: Any) -> bool:
 
 
 def oracle_positions(oracle: Any, inputs: dict[str, Tensor]) -> Tensor | None:
-    """[3, tokens] int64 of M-RoPE as Transformers counts them; None where positions are counted one by one."""
+    """[axes, tokens] int64 of M-RoPE as Transformers counts them; None where positions are counted one by one."""
     count = getattr(_body(oracle), "get_rope_index", None)
     if count is None:
         return None

@@ -21,6 +21,32 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3,
 _IMAGE = {"image_token_id": 190}
 
 MROPE_CASES: dict[str, ParityCase] = {
+    "HunYuanVLForConditionalGeneration": ParityCase(
+        config="HunYuanVLConfig",
+        fields={
+            "text_config": text(
+                "hunyuan_vl_text",
+                head_dim=16,
+                rope_parameters={
+                    "rope_type": "dynamic",
+                    "rope_theta": 10000.0,
+                    "factor": 1.0,
+                    "alpha": 1000.0,
+                    "mrope_section": [2, 2, 2, 2],
+                },
+            ),
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 8,
+                "max_image_size": 64,
+            },
+            **_IMAGE,
+            "tie_word_embeddings": True,
+        },
+    ),
     "Qwen2VLForConditionalGeneration": ParityCase(
         config="Qwen2VLConfig",
         fields={
