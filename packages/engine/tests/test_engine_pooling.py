@@ -63,20 +63,10 @@ def test_what_is_refused_before_the_core() -> None:
     refused(RequestError, "no tokens", [])
     refused(RequestError, "token id 50", [1, 50])
     refused(RequestError, "does not support the task 'classify'; it has embed, token_embed", [1], task="classify")
-    refused(RequestError, "not trained for embeddings of other dimensions than 16", [1], dimensions=4)
     with pytest.raises(ModelNotFoundError, match="serves none"):
         processor.process_pooling("r", RenderedPrompt(token_ids=[1]), PoolingParams(), RequestOptions(adapter="a"))
-    trained = InputProcessor(dataclasses.replace(INFO, matryoshka_dimensions=(4, 8)))
     prompt = RenderedPrompt(token_ids=[1])
-    assert trained.process_pooling("r", prompt, PoolingParams(dimensions=8)).pooling_params == PoolingParams(
-        task="embed", dimensions=8
-    )
-    with pytest.raises(RequestError, match="one of 4, 8, which this model was trained for, got 5"):
-        trained.process_pooling("r", prompt, PoolingParams(dimensions=5))
-    any_size = InputProcessor(dataclasses.replace(INFO, matryoshka_dimensions=()))
-    assert any_size.process_pooling("r", prompt, PoolingParams(dimensions=5))
-    with pytest.raises(RequestError, match="at most 16"):
-        any_size.process_pooling("r", prompt, PoolingParams(dimensions=17))
+    assert processor.process_pooling("r", prompt, PoolingParams()).pooling_params == PoolingParams(task="embed")
     with pytest.raises(RequestError, match="pools nothing"):
         InputProcessor(EngineInfo(max_model_len=8, vocab_size=50)).process_pooling("r", prompt, PoolingParams())
 

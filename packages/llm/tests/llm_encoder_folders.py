@@ -31,7 +31,8 @@ def write_wordpiece(folder: Path, vocab_size: int = 200) -> None:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]",
-                "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}  # fmt: skip
+                "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]",
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

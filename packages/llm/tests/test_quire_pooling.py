@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from llm_encoder_folders import SentenceModel
+import transformers
+from llm_encoder_folders import SentenceModel, write_wordpiece
 
 from quire import LLM, AsyncLLM, ConfigError, ContextLengthError, PoolingParams, QuireConfig, RequestError
 from quire_testkit.tokenizers import sample_text
@@ -135,3 +136,42 @@ def test_more_texts_than_a_queue_holds(model: SentenceModel, tmp_path: Path) -> 
     with LLM(model.folder, **SETTINGS, **settings) as llm:
         outputs = llm.embed(TEXTS * 10, use_tqdm=False)
     assert torch.allclose(embeddings(outputs), model.mean_embeddings(TEXTS).repeat(10, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_cross_encoders_read_pairs(num_labels: int, tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=64, num_labels=num_labels, initializer_range=0.3,
+    )  # fmt: skip
+    oracle = transformers.BertForSequenceClassification(config).eval()
+    oracle.save_pretrained(tmp_path)
+    write_wordpiece(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    def logits(first: str, second: str) -> torch.Tensor:
+        with torch.inference_mode():
+            inputs = tokenizer(first, second, truncation=True, max_length=64, return_tensors="pt")
+            assert set(inputs["token_type_ids"][0].tolist()) == {0, 1}
+            return oracle(**inputs).logits[0]
+
+    expected = torch.stack([logits(TEXTS[3], text) for text in TEXTS])
+    truncating = PoolingParams(truncate_prompt_tokens=-1)
+    with LLM(tmp_path, **SETTINGS) as llm:
+        if num_labels == 1:
+            outputs = llm.score(TEXTS[3], TEXTS, pooling_params=truncating, use_tqdm=False)
+            assert torch.allclose(
+                torch.tensor([each.outputs.score for each in outputs]), expected.sigmoid()[:, 0], atol=1e-6
+            )
+            with pytest.raises(ContextLengthError, match=r"prompts\[4\]"):
+                llm.score(TEXTS[3], TEXTS, use_tqdm=False)
+        pairs = [{"prompt": TEXTS[3], "text_pair": text} for text in TEXTS]
+        outputs = llm.classify(pairs, pooling_params=truncating, use_tqdm=False)
+        assert outputs[0].outputs.num_classes == num_labels
+        probs = expected.sigmoid() if num_labels == 1 else expected.softmax(1)
+        assert torch.allclose(torch.tensor([each.outputs.probs for each in outputs]), probs, atol=1e-6)
+        if num_labels == 3:
+            with pytest.raises(RequestError, match="no task 'score'"):
+                llm.score("a", "b", use_tqdm=False)
+            with pytest.raises(RequestError, match="text_pair goes with a prompt that is text"):
+                llm.classify({"prompt_token_ids": [5], "text_pair": "b"}, use_tqdm=False)

@@ -182,8 +182,6 @@ class EngineInfo:
     """Tasks that pool the last token alone, so that they read cached prefixes."""
     embedding_size: int = 0
     """Numbers of an embedding; 0 where no task makes any."""
-    matryoshka_dimensions: tuple[int, ...] | None = None
-    """Dimensions that embeddings may be cut to; empty for any, None where the checkpoint was not trained for it."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0

@@ -140,7 +140,7 @@ def resolve_pooling_params(params: PoolingParams, info: EngineInfo) -> PoolingPa
         info: What the engine does.
 
     Raises:
-        RequestError: the engine pools nothing, has no such task, or does not cut embeddings to such dimensions.
+        RequestError: the engine pools nothing, or has no such task.
     """
     tasks = info.pooling_tasks
     if not tasks:
@@ -150,37 +150,13 @@ def resolve_pooling_params(params: PoolingParams, info: EngineInfo) -> PoolingPa
             param="task",
             code="unsupported",
         )
-    if params.task is not None and params.task not in tasks:
+    if params.task not in (None, "plugin", *tasks):
         raise RequestError(
             f"this model does not support the task {params.task!r}; it has {', '.join(tasks)}",
             param="task",
             code="unsupported",
         )
-    if params.dimensions is not None:
-        _check_dimensions(params.dimensions, info)
     return params if params.task is not None else params.with_task(tasks[0])  # type: ignore[arg-type]
-
-
-def _check_dimensions(dimensions: int, info: EngineInfo) -> None:
-    allowed = info.matryoshka_dimensions
-    if allowed is None:
-        raise RequestError(
-            f"this model was not trained for embeddings of other dimensions than {info.embedding_size} (Matryoshka "
-            "embeddings); leave dimensions out",
-            param="dimensions",
-            code="unsupported",
-        )
-    if allowed and dimensions not in allowed:
-        raise RequestError(
-            f"dimensions must be one of {', '.join(map(str, allowed))}, which this model was trained for, got "
-            f"{dimensions}",
-            param="dimensions",
-        )
-    if dimensions > info.embedding_size:
-        raise RequestError(
-            f"dimensions must be at most {info.embedding_size}, which this model's embeddings have, got {dimensions}",
-            param="dimensions",
-        )
 
 
 def _error_of(output: EngineCoreOutput) -> QuireError:

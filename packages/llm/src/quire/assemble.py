@@ -19,11 +19,12 @@ from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
-from quire.engine_report import engine_info
+from quire.engine_report import engine_info, with_pooling
 from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_tier, start_digest
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
+from quire.poolers import PoolingChoice, choose_pooling, converted_overrides, read_pooler_spec, without_classifier
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
 from quire_engine import EngineParts
@@ -41,6 +42,8 @@ from quire_kv_cache import KVCacheManager
 from quire_kv_transfer import DiskEncoderCache, DiskTier
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
+from quire_pooling import PoolerSpec
+from quire_pooling.checkpoint import network_folder
 from quire_renderers import ChatRenderer, load_tokenizer
 from quire_runner.config import RunnerConfig
 from quire_scheduler import (
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_models.transformers_backend.model import TransformersLM
+    from quire_pooling import Pooler
     from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "media_folder",
@@ -100,7 +104,10 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         ConfigError: a replaced field that the network does not read, or embeddings as prompts of a network that takes
             none.
     """
-    model = ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
+    place = network_folder(folder)
+    model = ModelConfig.from_path(place, overrides=without_classifier(config.model.hf_overrides))
+    if (overrides := converted_overrides(config, folder, model)) is not None:
+        model = ModelConfig.from_path(place, overrides=overrides)
     if config.model.language_model_only:
         model = dataclasses.replace(model, media=None)
     elif config.model.mmproj is not None:
@@ -119,6 +126,11 @@ def media_folder(config: QuireConfig, folder: Path) -> Path:
     if config.model.mmproj is None or config.model.language_model_only:
         return folder
     return resolve_model(config.model.mmproj, modelscope=config.model.use_modelscope)
+
+
+def tokenizer_folder(config: QuireConfig, folder: Path) -> Path:
+    """Folder of the tokenizer: as asked, or the network's."""
+    return Path(config.model.tokenizer) if config.model.tokenizer else network_folder(folder)
 
 
 def build_renderer(
@@ -142,7 +154,7 @@ def build_renderer(
         CheckpointError: there is no usable tokenizer.
         ConfigError: `chat_template` does not compile. A model's own may: it serves completions all the same.
     """
-    tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
+    tokenizer = load_tokenizer(tokenizer_folder(config, folder))
     renderer = ChatRenderer(
         tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size, placeholders=placeholders
     )
@@ -173,7 +185,7 @@ def build_grammar_gate(
     name = resolve_backend(config.structured_output.backend)
 
     def make() -> GrammarBackend:
-        known = tokenizer or load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
+        known = tokenizer or load_tokenizer(tokenizer_folder(config, folder))
         eos_token_ids = dict.fromkeys((*model.eos_token_ids, *known.eos_token_ids))
         vocabulary = Vocabulary.from_tokenizer(known, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
         return make_backend(name, vocabulary)
@@ -195,6 +207,10 @@ class Blueprint:
     plan: MemoryPlan
     compilation: str | None
     """Backend of torch.compile that the network is compiled by; None for none."""
+    choice: PoolingChoice
+    """What the engine is for."""
+    pooler: PoolerSpec | None
+    """How it pools; None where it only generates."""
     offered: dict[str, str]
     """Name -> folder of adapters that are there from the start."""
 
@@ -259,7 +275,11 @@ def build_parts(
     if model.is_encoder:
         _use_kernels(config)
         return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
-    blueprint = _plan_engine(config, folder, model)
+    choice = choose_pooling(config, folder, model)
+    if choice.pools and tokenizer is None:
+        tokenizer = load_tokenizer(tokenizer_folder(config, folder))
+    pooler = read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None
+    blueprint = _plan_engine(config, folder, model, choice, pooler)
     if config.model.mm_encoder_only:
         return build_encoder_parts(
             config,
@@ -281,7 +301,9 @@ def build_parts(
     return _join(blueprint, networks.target, device)
 
 
-def _plan_engine(config: QuireConfig, folder: Path, model: ModelConfig) -> Blueprint:
+def _plan_engine(
+    config: QuireConfig, folder: Path, model: ModelConfig, choice: PoolingChoice, pooler: PoolerSpec | None
+) -> Blueprint:
     """Decide everything that can be known before torch is loaded. Raises as `build_parts`."""
     check_tier(config)
     if config.model.mm_encoder_only:
@@ -295,6 +317,8 @@ def _plan_engine(config: QuireConfig, folder: Path, model: ModelConfig) -> Bluep
         model=model,
         plan=plan,
         compilation=chosen_compilation(config, model),
+        choice=choice,
+        pooler=pooler,
         offered=offered_adapters(config),
     )
 
@@ -312,7 +336,7 @@ def _load_networks(blueprint: Blueprint, report: Report) -> LoadedNetworks:
     digest = start_digest(config, blueprint.folder) if config.kv_transfer.kv_disk_path else None
     network = load_model(
         blueprint.model,
-        blueprint.folder,
+        network_folder(blueprint.folder),
         dtype=plan.dtype,
         device=config.runner.device,
         linear_method=plan.linear_method,
@@ -378,6 +402,7 @@ def _build_device_side(
         make_transfer_worker=None if tier is None else tier.make_worker,
         encoder_connector=encoder_cache,
         adapters=adapters,
+        pooler=_load_pooler(blueprint, network),
     )
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device = config.runner.device
@@ -399,6 +424,17 @@ def _build_device_side(
         add_stats=tuple(add_stats),
         timings_s=timings,
     )
+
+
+def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | None:
+    """The pooler with its weights; None where the engine only generates."""
+    from quire_pooling import Pooler, load_pooler_weights
+
+    spec, folder = blueprint.pooler, blueprint.folder
+    if spec is None:
+        return None
+    weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
+    return Pooler(spec, weights, network.device)
 
 
 def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineParts:
@@ -437,6 +473,8 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         device.timings_s,
         blueprint.offered,
     )
+    if blueprint.pooler is not None:
+        info = with_pooling(info, blueprint.choice, blueprint.pooler)
     if device.encoder_cache is not None:
         info.extra[ENCODER_CACHE] = device.encoder_cache.address
         info.choices["encoder outputs"] = "kept on disk, beside the prefixes"
@@ -477,6 +515,8 @@ def _runner_config(blueprint: Blueprint) -> RunnerConfig:
         num_speculative_tokens=num_drafts,
         draft_depth=speculative.num_speculative_tokens if num_drafts else 0,
         draft_topk=speculative.eagle_topk,
+        # Without an LM head there are no decode steps to capture.
+        enforce_eager=config.runner.enforce_eager or not blueprint.model.generates,
         rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.has_mrope,
     )
 

@@ -120,10 +120,10 @@ class AsyncLLM:
         except BaseException:
             await self.shutdown()
             raise
-        if info.pooling_tasks:
-            spec = read_pooler_spec(self.config, self.folder, model_config)
-            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len)
         tokenizer = self._renderer.tokenizer
+        if info.pooling_tasks:
+            spec = read_pooler_spec(self.config, self.folder, model_config, tokenizer)
+            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len)
         self._engine = AsyncEngine(
             self.client,
             tokenizer=tokenizer,

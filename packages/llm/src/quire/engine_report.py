@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan, format_bytes
+from quire.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
 from quire_engine import EngineInfo
 from quire_interfaces import Modality
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
+from quire_pooling import PoolerSpec
 from quire_structured_output import resolve_backend
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from quire_models import Network
     from quire_runner import ModelRunner
 
-__all__ = ["engine_info"]
+__all__ = ["engine_info", "with_pooling"]
 
 
 def engine_info(
@@ -78,6 +80,30 @@ def engine_info(
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
+    )
+
+
+def with_pooling(info: EngineInfo, choice: PoolingChoice, spec: PoolerSpec) -> EngineInfo:
+    """What an engine that pools says of itself.
+
+    Args:
+        info: What it says of the rest.
+        choice: What it is for.
+        spec: Its pooler.
+    """
+    tasks = pooling_tasks(spec)
+    pooling = {
+        "runner": f"{choice.runner}: {choice.reason}",
+        "pooling": f"{' and '.join(spec.methods)}; {', '.join(tasks)}",
+    }
+    return dataclasses.replace(
+        info,
+        runner=choice.runner,
+        pooling_tasks=tasks,
+        cached_pooling_tasks=cached_pooling_tasks(spec),
+        embedding_size=spec.embedding_size if "embed" in spec.tasks else 0,
+        choices={**pooling, **info.choices},
+        extra={**info.extra, "notes": [*info.extra["notes"], *spec.notes]},
     )
 
 

@@ -112,7 +112,7 @@ class LLM:
         self._shared = SharedEngine(self.engine, self._load_requested)
         self._pooling: PoolingCalls | None = None
         if self.engine_info.pooling_tasks:
-            spec = read_pooler_spec(config, self.model_folder, self.model_config)
+            spec = read_pooler_spec(config, self.model_folder, self.model_config, tokenizer)
             prompts = PoolingPrompts(self.renderer, spec, self.engine_info.max_model_len)
             self._pooling = PoolingCalls(self._shared, prompts, self.engine_info)
         self._loaded_requests: dict[str, LoRARequest] = {}

@@ -161,11 +161,9 @@ def advice(config: QuireConfig, model: ModelConfig, plan: MemoryPlan, folder: Pa
 
 def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:
     """The plan, whether or not it fits. Raises as `make_plan`."""
-    if not model.generates:
-        kind = "is an encoder" if model.is_encoder else "has no LM head"
+    if model.is_encoder:
         raise ConfigError(
-            f"{model.architecture} {kind}: it reads texts and has no generation, so that there is nothing to "
-            "serve; for its hidden states see `quire_models.load_model` and `read` (docs/encoders.md)",
+            f"{model.architecture} is an encoder, which has no KV cache to plan: see `quire.encoder_plan`",
             field="model",
         )
     chosen_compilation(config, model)  # what it does not go with is refused here
@@ -273,7 +271,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     config, model, runner, draft = resolved.config, resolved.model, resolved.runner, resolved.draft
     dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
     weights = weight_ledger(model, resolved.dtype, resolved.linear_method)
-    ledger = {f"weights: {part}": size for part, size in weights.items()}
+    ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)

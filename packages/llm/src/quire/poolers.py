@@ -1,42 +1,210 @@
-"""The pooler of a served checkpoint, as data. Importing this module loads no torch, nor does reading a pooler."""
+"""What a checkpoint is run for, and how its hidden states are pooled. Nothing here loads torch."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from quire.config import QuireConfig
-from quire_interfaces import PoolerConfig
+from quire_interfaces import CheckpointError, ConfigError, PoolerConfig, Tokenizer, read_json
 from quire_models.config import ModelConfig
-from quire_pooling import PoolerSpec
+from quire_models.overrides import overridden
+from quire_models.registry import architecture_entry
+from quire_pooling import DenseSpec, PoolerSpec, PoolingHeadSpec, read_pooler
+from quire_pooling.checkpoint import network_folder
+from quire_pooling.spec import TOKEN_TASKS
 
-__all__ = ["pools", "read_pooler_spec"]
+__all__ = [
+    "PoolingChoice",
+    "cached_pooling_tasks",
+    "choose_pooling",
+    "converted_overrides",
+    "pooling_tasks",
+    "read_pooler_spec",
+    "without_classifier",
+]
 
-_METHODS = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST", "max_tokens": "MAX"}
+CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
+"""vLLM's fields of config.json, which --hf-overrides may bring: which tokens of the LM head are the classes."""
+_ENDS = {"embed": "Model", "classify": "ForSequenceClassification", "reward": "ForRewardModel"}
+"""`--convert` -> end of the name of the class that the network is loaded as."""
 
 
-def pools(config: QuireConfig, model: ModelConfig) -> bool:
-    """Whether the settings and the checkpoint ask for an engine that pools alone."""
-    return model.is_encoder
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingChoice:
+    """What an engine is for."""
+
+    runner: Literal["generate", "pooling"]
+    pools: bool
+    """It takes pooling requests, beside generation or alone."""
+    reason: str
+    """Why, for people."""
 
 
-def read_pooler_spec(config: QuireConfig, folder: Path, model: ModelConfig) -> PoolerSpec:
+def choose_pooling(config: QuireConfig, folder: Path, model: ModelConfig) -> PoolingChoice:
+    """What the settings and the checkpoint's files ask for.
+
+    Args:
+        config: Settings.
+        folder: The model's.
+        model: Its configuration, as its files have it.
+
+    Raises:
+        ConfigError: the settings ask for what the model cannot do.
+    """
+    asked, convert = config.model.runner, config.model.convert
+    if not model.generates:
+        if asked == "generate":
+            kind = "is an encoder" if model.is_encoder else "has no LM head"
+            raise ConfigError(
+                f"{model.architecture} {kind}: it reads texts and generates none; leave runner=generate out",
+                field="runner",
+            )
+        return PoolingChoice(runner="pooling", pools=True, reason=_why_pooling(config, folder, model))
+    converts = convert in ("embed", "classify", "reward")
+    if asked == "generate":
+        reason = f"as asked, and --convert {convert}" if converts else "as asked"
+        return PoolingChoice(runner="generate", pools=converts, reason=reason)
+    if converts or asked == "pooling":
+        if convert == "none":
+            raise ConfigError(
+                f"runner=pooling and convert=none: {model.architecture} generates, and only converted it pools; leave "
+                "one of them out",
+                field="convert",
+            )
+        return PoolingChoice(runner="pooling", pools=True, reason="as asked")
+    if (folder / "modules.json").is_file() and convert == "auto":
+        return PoolingChoice(runner="pooling", pools=True, reason=_why_pooling(config, folder, model))
+    return PoolingChoice(runner="generate", pools=False, reason="the checkpoint's class")
+
+
+def _why_pooling(config: QuireConfig, folder: Path, model: ModelConfig) -> str:
+    if config.model.runner == "pooling" or config.model.convert != "auto":
+        return "as asked"
+    if (folder / "modules.json").is_file():
+        return "a sentence-transformers folder (modules.json)"
+    return f"{model.architecture} is an encoder" if model.is_encoder else f"{model.architecture} has no LM head"
+
+
+def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -> dict[str, Any] | None:
+    """Fields of config.json by which a network that generates is loaded as the class that it is converted into; None
+    where it stays as it is.
+
+    Args:
+        config: Settings.
+        folder: The model's.
+        model: Its configuration, as its files have it.
+
+    Raises:
+        ConfigError: as `choose_pooling`.
+    """
+    choice = choose_pooling(config, folder, model)
+    if choice.runner != "pooling" or not model.generates or not model.is_native or model.media is not None:
+        return None
+    end = _ENDS.get(config.model.convert, "Model")
+    if classifier_tokens(config, folder):
+        end = "Model"  # its classes are rows of the LM head, which the pooler reads
+    for stem_end in ("ForCausalLM", "LMHeadModel"):
+        name = model.architecture.removesuffix(stem_end) + end
+        if model.architecture.endswith(stem_end) and architecture_entry(name).is_native:
+            return {**without_classifier(config.model.hf_overrides), "architectures": [name]}
+    return None
+
+
+def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
+    """Texts of the tokens whose logits are the classes of a generative reranker; none where nothing names them."""
+    tokens = _json_fields(config, folder).get("classifier_from_token") or ()
+    if isinstance(tokens, str) or not all(isinstance(each, str) for each in tokens):
+        raise ConfigError(f"classifier_from_token must be a list of texts, is {tokens!r}", field="hf_overrides")
+    return tuple(tokens)
+
+
+def without_classifier(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides of fields that networks read."""
+    return {name: value for name, value in (overrides or {}).items() if name not in CLASSIFIER_FIELDS}
+
+
+def read_pooler_spec(
+    config: QuireConfig, folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = None
+) -> PoolerSpec:
     """The pooler that the checkpoint's files describe, with what `pooler_config` replaces.
 
     Args:
         config: Settings.
         folder: The model's.
         model: Its configuration.
+        tokenizer: Says the ids of the tokens that a generative reranker answers with; needed by these alone.
 
     Raises:
         CheckpointError: the files cannot be understood.
-        ConfigError: a wrong field of `pooler_config`.
+        ConfigError: a wrong field of `pooler_config`, or tokens that are none.
     """
-    methods: Any = ("CLS",) if model.is_encoder else ("LAST",)
-    path = folder / "1_Pooling" / "config.json"
-    if path.is_file():
-        fields = json.loads(path.read_text())
-        methods = tuple(name for key, name in _METHODS.items() if fields.get(f"pooling_mode_{key}"))
-    spec = PoolerSpec(hidden_size=model.hidden_size, methods=methods)
+    network = model.network
+    lm_head = network.embedding_name if network.head.tied else f"{network.head.name}.weight"
+    spec = read_pooler(
+        folder,
+        _json_fields(config, folder),
+        hidden_size=model.hidden_size,
+        is_encoder=model.is_encoder,
+        network=network.pooler,
+        lm_head=lm_head,
+    )
+    if tokens := classifier_tokens(config, folder):
+        spec = _with_token_classes(spec, tokens, tokenizer, lm_head)
     return spec.with_config(PoolerConfig.from_dict(config.model.pooler_config or {}))
+
+
+def pooling_tasks(spec: PoolerSpec) -> tuple[str, ...]:
+    """Tasks of a pooler, its default first."""
+    return (spec.default_task, *sorted(spec.tasks - {spec.default_task}))
+
+
+def cached_pooling_tasks(spec: PoolerSpec) -> tuple[str, ...]:
+    """Tasks that pool the last token alone, so that prompts whose keys and values are cached need not be read again."""
+    if spec.methods != ("LAST",) or spec.token_head.steps:
+        return ()
+    return tuple(task for task in pooling_tasks(spec) if task not in TOKEN_TASKS)
+
+
+def _json_fields(config: QuireConfig, folder: Path) -> dict[str, Any]:
+    """config.json with its overrides."""
+    path = network_folder(folder) / "config.json"
+    return overridden(read_json(path) if path.is_file() else {}, config.model.hf_overrides or {})
+
+
+def _with_token_classes(
+    spec: PoolerSpec, tokens: tuple[str, ...], tokenizer: Tokenizer | None, lm_head: str
+) -> PoolerSpec:
+    """A pooler whose classes are rows of the LM head: of two tokens, the probability of the second one against the
+    first (Zhang et al., "Qwen3 Embedding", arXiv 2506.05176, section 2)."""
+    if tokenizer is None:
+        raise CheckpointError("classifier_from_token names texts of tokens, and this model has no tokenizer")
+    token_ids = []
+    for token in tokens:
+        ids = tokenizer.encode(token, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"classifier_from_token names {token!r}, which is {len(ids)} tokens; it must be one",
+                field="hf_overrides",
+            )
+        token_ids += ids
+    is_pair = len(token_ids) == 2
+    rows, minus_rows = (token_ids[1:], token_ids[:1]) if is_pair else (token_ids, [])
+    dense = DenseSpec(
+        weight=lm_head,
+        in_features=spec.hidden_size,
+        out_features=len(rows),
+        rows=tuple(rows),
+        minus_rows=tuple(minus_rows),
+    )
+    return dataclasses.replace(
+        spec,
+        methods=("LAST",),
+        head=PoolingHeadSpec(steps=(dense,)),
+        activation="sigmoid" if is_pair else "softmax",
+        normalize=False,
+        tasks=frozenset({"classify", "score"} if is_pair else {"classify"}),
+        labels=tokens[1:] if is_pair else tokens,
+    )

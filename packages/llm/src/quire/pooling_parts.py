@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, cast
 
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
-from quire.poolers import read_pooler_spec
+from quire.engine_report import with_pooling
+from quire.poolers import PoolingChoice, choose_pooling, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, Executor
 from quire_kv_cache import NoKVCache
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
+from quire_pooling.checkpoint import network_folder
 from quire_scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def build_pooling_parts(
         ConfigError: settings that an encoder cannot have, or too little memory.
         CheckpointError: a model that is missing or not understood.
     """
+    choice = choose_pooling(config, folder, model)
     _check(config, model)
     spec = read_pooler_spec(config, folder, model)
     plan = plan_encoder(config, model, max_seq_length=spec.max_seq_length)
@@ -51,14 +54,14 @@ def build_pooling_parts(
     import torch
 
     from quire_models import load_model
-    from quire_pooling import Pooler
+    from quire_pooling import Pooler, load_pooler_weights
     from quire_runner import PoolingRunner, ThreadedExecutor
 
     imported = time.perf_counter()
     device = torch.device(config.runner.device)
     network = load_model(
         model,
-        folder,
+        network_folder(folder),
         dtype=plan.dtype,
         device=config.runner.device,
         linear_method=plan.linear_method,
@@ -66,7 +69,8 @@ def build_pooling_parts(
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
-    pooler = Pooler(spec, {}, device)
+    weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
+    pooler = Pooler(spec, weights, device)
     timings_s = {"import": imported - start, "weights": time.perf_counter() - imported}
     runner = PoolingRunner(cast("EncoderOnly", network), pooler, config.runner)
     depth = config.engine.depth(config.runner.device)
@@ -84,17 +88,12 @@ def build_pooling_parts(
     return EngineParts(
         scheduler=scheduler,
         executor=executor,
-        info=_info(config, folder, model, plan, spec, network, timings_s),
+        info=_info(config, folder, model, plan, choice, spec, network, timings_s),
     )
 
 
 def _check(config: QuireConfig, model: ModelConfig) -> None:
     """Raises ConfigError for settings of what an encoder does not have."""
-    if config.model.runner == "generate":
-        raise ConfigError(
-            f"{model.architecture} is an encoder: it reads texts and generates none; leave --runner generate out",
-            field="runner",
-        )
     for name, is_set in (
         ("speculative_method", config.speculative.method != "none"),
         ("kv_disk_path", config.kv_transfer.kv_disk_path is not None),
@@ -112,29 +111,25 @@ def _info(
     folder: Path,
     model: ModelConfig,
     plan: EncoderPlan,
+    choice: PoolingChoice,
     spec: PoolerSpec,
     network: Network,
     timings_s: dict[str, float],
 ) -> EngineInfo:
-    tasks = (spec.default_task, *sorted(spec.tasks - {spec.default_task}))
-    return EngineInfo(
+    info = EngineInfo(
         model=config.model.model or "quire-demo",
         max_model_len=plan.max_encoder_len,
         vocab_size=model.vocab_size,
-        runner="pooling",
-        pooling_tasks=tasks,
-        embedding_size=spec.embedding_size if "embed" in spec.tasks else 0,
         max_num_seqs=config.scheduler.max_num_seqs,
         dtype=plan.dtype,
         device=config.runner.device,
         batch_invariant=network.batch_invariant,
         memory_bytes=dict(plan.ledger_bytes),
         choices={
-            "runner": "pooling: an encoder, which reads whole texts and keeps nothing of them",
-            "pooling": f"{' and '.join(spec.methods)}; {', '.join(tasks)}",
             "weights": f"{plan.linear_method}, {plan.dtype}",
             "KV cache": "none",
         },
         timings_s=timings_s,
         extra={"folder": str(folder), "notes": []},
     )
+    return with_pooling(info, choice, spec)

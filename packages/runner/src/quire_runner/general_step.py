@@ -15,6 +15,7 @@ from quire_runner.media import EncoderCache
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.protocols import RunnableNetwork, StepAdapters
+from quire_runner.row_pooling import RowPooling
 from quire_runner.step import Step
 from quire_runner.step_sampling import StepSampling
 from quire_sampling import SamplerOutput
@@ -32,6 +33,7 @@ class GeneralStep:
         step_inputs: Op `step_inputs`.
         adapters: The network's; None without any.
         media: The embeddings of what stands among the tokens of prompts.
+        pooling: The rows that are pooled.
         logits_chunk_tokens: Most prompt positions whose logits are alive at once.
     """
 
@@ -43,6 +45,7 @@ class GeneralStep:
         step_inputs: OpFunction,
         adapters: StepAdapters | None,
         media: EncoderCache,
+        pooling: RowPooling,
         logits_chunk_tokens: int,
     ) -> None:
         self._network = network
@@ -52,6 +55,7 @@ class GeneralStep:
         self._step_inputs = step_inputs
         self._adapters = adapters
         self._media = media
+        self._pooling = pooling
         self._logits_chunk_tokens = logits_chunk_tokens
 
     def try_run(self, step: Step) -> PendingResult:
@@ -66,6 +70,8 @@ class GeneralStep:
         if batch.encoder is not None:
             self._network.encode(batch)
         hidden = self._forward(step, batch)
+        if self._pooling:
+            self._pooling.add(output.rows, plan.query_lens, hidden, batch.input_ids)
         result = step.empty_result()
         if self._rows.prompt_logprobs:
             result.prompt_logprobs = step_prompt_logprobs(

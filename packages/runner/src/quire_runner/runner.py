@@ -27,6 +27,7 @@ from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network
 from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops
+from quire_pooling import Pooler
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.captured_decode import CapturedDecode
@@ -42,6 +43,7 @@ from quire_runner.media import EncodedMedia, EncoderCache
 from quire_runner.output import Failures, PendingResult, ReadyResult, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.protocols import LogitsTap, RunnableNetwork, StepAdapters
+from quire_runner.row_pooling import RowPooling
 from quire_runner.rows import Rows
 from quire_runner.step import Step, StepPath
 from quire_runner.step_sampling import StepSampling
@@ -82,6 +84,7 @@ class ModelRunner:
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
         encoder_connector: Keeps encoder outputs beyond memory; closed with the runner. None keeps them in memory alone.
         adapters: The network's adapters; None takes no rows that have one.
+        pooler: Makes outputs of hidden states, on the network's device; None takes no requests that are pooled.
         capture: Captures decode steps in graphs; None takes the device's own way, where it has one.
 
     Raises:
@@ -108,6 +111,7 @@ class ModelRunner:
         make_transfer_worker: MakeTransferWorker | None = None,
         encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
+        pooler: Pooler | None = None,
         capture: CaptureStep | None = None,
     ) -> None:
         self._config = config
@@ -139,6 +143,7 @@ class ModelRunner:
         row_grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, row_grammars, self._device)
         self._adapters = adapters
+        self._pooling = RowPooling(pooler)
         self._media = EncoderCache(network.encode_media, self._rows.media, self._device, encoder_connector)
         self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
@@ -183,6 +188,7 @@ class ModelRunner:
         make_transfer_worker: MakeTransferWorker | None = None,
         encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
+        pooler: Pooler | None = None,
         capture: CaptureStep | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
@@ -204,6 +210,7 @@ class ModelRunner:
             make_transfer_worker=make_transfer_worker,
             encoder_connector=encoder_connector,
             adapters=adapters,
+            pooler=pooler,
             capture=capture,
         )
 
@@ -241,6 +248,7 @@ class ModelRunner:
             self._step_inputs,
             self._adapters,
             self._media,
+            self._pooling,
             self._config.logits_chunk_tokens,
         )
         paths.append(general)
@@ -326,6 +334,7 @@ class ModelRunner:
             rows.take_late_failures()
             rows.apply(output)
             self._place_adapters(output)
+            self._begin_pooling(output)
             encoded = self._encode_media(output)
             if self._drafting is not None:
                 self._drafting.drafter.begin(output)
@@ -333,13 +342,17 @@ class ModelRunner:
             step = without_entries(output, dropped) if dropped else output
             if step.rows and self._adapters is not None:
                 rows.hide_slot(self._adapters.merge_for_step(rows.adapter_slots[step.rows]))
+            planned = step
+            if self._pooling:
+                step = self._pooling.without_samples(step)
             if not step.rows:
                 read: PendingResult = ReadyResult(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
             elif self._drafting is None:
                 read = self._run(step)
             else:
                 read = self._drafting.run(step, self._run)
-        return lambda: self._completed(read(), output, step, dropped, encoded)
+            put_pooled = self._pooling.finish(planned) if self._pooling else None
+        return lambda: self._completed(read(), output, step, dropped, encoded, put_pooled)
 
     def _completed(
         self,
@@ -348,8 +361,11 @@ class ModelRunner:
         step: SchedulerOutput,
         dropped: Failures,
         encoded: EncodedMedia | None,
+        put_pooled: Callable[[ModelRunnerOutput], None] | None,
     ) -> ModelRunnerOutput:
-        """The result with the entries that were left out, and with news of transfers."""
+        """The result with what was pooled, with the entries that were left out, and with news of transfers."""
+        if put_pooled is not None:
+            put_pooled(result)
         if dropped:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
@@ -383,6 +399,19 @@ class ModelRunner:
                     if self._adapters is None:
                         raise ValueError("this runner was made without adapters")
                     self._adapters.place(new.adapter_slot, new.adapter_version)
+                except Exception as error:
+                    self._rows.free(new.row)
+                    self._rows.failed[new.row] = RequestFailure.of(error)
+
+    def _begin_pooling(self, output: SchedulerOutput) -> None:
+        """Note which rows are pooled from now on."""
+        if self._pooling:
+            for row in output.freed_rows:
+                self._pooling.free(row)
+        for new in output.new_rows:
+            if new.pooling_params is not None and new.row not in self._rows.failed:
+                try:
+                    self._pooling.fill(new)
                 except Exception as error:
                     self._rows.free(new.row)
                     self._rows.failed[new.row] = RequestFailure.of(error)

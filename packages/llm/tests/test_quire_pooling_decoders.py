@@ -1,0 +1,156 @@
+"""Decoders that pool: in chunks, behind cached prefixes, after preemptions, beside generation, with adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quire import LLM, AsyncLLM, ConfigError, PoolingParams, QuireConfig, RequestError, SamplingParams
+from quire_testkit.checkpoints import make_checkpoint
+from quire_testkit.tokenizers import sample_text
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "kv_cache_memory_bytes": 1 << 24}
+TEXTS = [sample_text(number, number) for number in (40, 1, 90, 3, 25, 7)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("decoder") / "model", like="qwen3")
+
+
+def hidden_states(folder: Path, llm: LLM, texts: list[str]) -> list[torch.Tensor]:
+    """[tokens, hidden_size] of each text by itself, behind the last norm, as Transformers has them."""
+    network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [network(torch.tensor([llm.tokenizer.encode(text)])).last_hidden_state[0] for text in texts]
+
+
+def vectors(outputs: list[Any]) -> torch.Tensor:
+    return torch.stack([each.outputs.data for each in outputs])
+
+
+def normalized(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.stack(rows), dim=1)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, convert="embed", max_num_batched_tokens=32, **SETTINGS) as llm:
+        yield llm
+
+
+def test_the_last_token_in_chunks_and_behind_cached_prefixes(folder: Path, llm: LLM) -> None:
+    info = llm.engine_info
+    assert (info.runner, info.pooling_tasks, info.cached_pooling_tasks) == (
+        "pooling", ("embed", "token_embed"), ("embed",)
+    )  # fmt: skip
+    assert not any("LM head" in what for what in info.memory_bytes)
+    hidden = hidden_states(folder, llm, TEXTS)
+    first = llm.embed(TEXTS, use_tqdm=False)
+    assert torch.allclose(vectors(first), normalized([each[-1] for each in hidden]), atol=1e-5)
+    again = llm.embed(TEXTS, use_tqdm=False)
+    assert again[2].num_cached_tokens > 64
+    assert [each.outputs.pooled for each in again] == [each.outputs.pooled for each in first]
+    tokens = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
+    assert {each.num_cached_tokens for each in tokens} == {0}
+    for output, each in zip(tokens, hidden, strict=True):
+        assert torch.allclose(output.outputs.data, torch.nn.functional.normalize(each, dim=1), atol=1e-5)
+    with pytest.raises(RequestError, match="generates no text"):
+        llm.generate("a", use_tqdm=False)
+
+
+def test_the_mean_survives_preemption_and_one_step_ahead(folder: Path) -> None:
+    settings = SETTINGS | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 12, "max_model_len": 128}
+    settings |= {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 8}
+    pooler = {"pooling_type": "mean"}
+    for ahead in (False, True):
+        with LLM(
+            folder,
+            runner="pooling",
+            pooler_config=pooler,
+            async_scheduling=ahead,
+            **settings,
+        ) as llm:
+            texts = [sample_text(35, number) for number in range(9)] + TEXTS[3:]
+            hidden = hidden_states(folder, llm, texts)
+            outputs = llm.embed(texts, use_tqdm=False)
+            assert torch.allclose(vectors(outputs), normalized([each.mean(0) for each in hidden]), atol=1e-5)
+            assert llm.engine_info.cached_pooling_tasks == ()
+            assert llm.stats().num_preemptions_total > 0
+
+
+def test_embeddings_beside_generation(folder: Path) -> None:
+    with LLM(folder, **SETTINGS) as plain:
+        expected = [each.outputs[0].token_ids for each in plain.generate(TEXTS, GREEDY, use_tqdm=False)]
+        with pytest.raises(RequestError, match="pools nothing"):
+            plain.embed("a", use_tqdm=False)
+    with LLM(folder, convert="embed", **SETTINGS) as pooling:
+        embeddings = [each.outputs.pooled for each in pooling.embed(TEXTS, use_tqdm=False)]
+
+    async def both() -> None:
+        settings = SETTINGS | {"runner": "generate", "convert": "embed", "max_num_batched_tokens": 48}
+        served = AsyncLLM.start(QuireConfig.of(model=str(folder), **settings))
+        await served.ready()
+
+        async def generate(text: str) -> list[int]:
+            return [token_id async for each in served.generate(text, GREEDY) for token_id in each.outputs[0].token_ids]
+
+        try:
+            generating = [asyncio.ensure_future(generate(text)) for text in TEXTS]
+            await asyncio.sleep(0.1)
+            pooled = await asyncio.gather(*[served.encode(text) for text in [*TEXTS, "a"]])
+            assert [each.outputs.pooled for each in pooled[:-1]] == embeddings
+            assert await asyncio.gather(*generating) == expected
+        finally:
+            await served.shutdown()
+
+    asyncio.run(both())
+
+
+def test_a_sentence_transformers_folder_pools_by_itself(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "include_prompt": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    prompts = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with LLM(tmp_path, **SETTINGS) as llm:
+        assert llm.engine_info.runner == "pooling"
+        assert "modules.json" in llm.engine_info.choices["runner"]
+        (plain, query, document) = (
+            llm.embed("some text", prompt_name=name, use_tqdm=False)[0] for name in (None, "query", "document")
+        )
+        assert query.prompt_token_ids == llm.tokenizer.encode("Find: some text")
+        assert plain.prompt_token_ids == document.prompt_token_ids == llm.tokenizer.encode("some text")
+        with pytest.raises(RequestError, match="no prompt 'other'; it has 'query', 'document'"):
+            llm.embed("some text", prompt_name="other", use_tqdm=False)
+        (hidden,) = hidden_states(folder, llm, ["some text"])
+        assert torch.allclose(plain.outputs.data, hidden[-1], atol=1e-4), "modules.json has no Normalize"
+
+
+def test_settings_that_cannot_be(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="only converted it pools"):
+        LLM(folder, runner="pooling", convert="none", **SETTINGS)
+    with pytest.raises(ConfigError, match="has no field"):
+        LLM(folder, runner="pooling", pooler_config={"pool": "mean"}, **SETTINGS)
+
+
+def test_a_bad_pooling_request_fails_alone(llm: LLM) -> None:
+    params = [PoolingParams(), PoolingParams(dimensions=8), PoolingParams()]
+    outputs = llm.embed(["a", "b", "c"], pooling_params=params, errors="per_item", use_tqdm=False)
+    assert [each.error is None for each in outputs] == [True, False, True]
+    assert "dimensions" in str(outputs[1].error)
