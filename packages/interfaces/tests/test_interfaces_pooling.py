@@ -22,6 +22,8 @@ from quire_interfaces import POOLING_TASKS, ConfigError, PoolerConfig, PoolingPa
         ("returned_token_ids", "7"),
         ("returned_token_ids", [1, -1]),
         ("returned_token_ids", [0] * 1025),
+        ("skip_token_ids", ()),
+        ("skip_token_ids", [0.5]),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
         ("truncation_side", "middle"),

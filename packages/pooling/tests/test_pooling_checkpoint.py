@@ -132,6 +132,11 @@ def test_texts_are_prepared_as_the_files_say(tmp_path: Path) -> None:
     plain = read(write_in(tmp_path / "plain", MEAN))
     assert (plain.prompts, plain.default_prompt_name, plain.similarity) == ({}, None, None)
     assert (plain.max_seq_length, plain.do_lower_case) == (None, False)
+    for length, expected in ((512, 512), (10**30, None), ("512", None), (True, None)):
+        (tmp_path / "plain" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
+        assert read(tmp_path / "plain").max_seq_length == expected
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    assert read(folder).max_seq_length == 256
 
 
 def write_in(folder: Path, *modules: tuple[str, dict[str, Any] | None], **settings: Any) -> Path:

@@ -215,6 +215,10 @@ def test_tasks_per_token_may_have_heads_of_their_own(hidden: Tensor, token_ids: 
     expected = F.linear(text[ids != 0], weights["k.w"], weights["k.b"])
     torch.testing.assert_close(raw, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(vectors, F.normalize(expected, dim=-1), rtol=1e-5, atol=1e-6)
+    other = PoolingParams(task="token_embed", use_activation=False, skip_token_ids=(3, 10))
+    (result,) = pooler.pool(text, [22], [other], ids)
+    kept = F.linear(text[(ids != 3) & (ids != 10)], weights["k.w"], weights["k.b"])
+    torch.testing.assert_close(result, kept, rtol=1e-5, atol=1e-5)
 
 
 def test_splade_is_the_largest_weight_of_each_word(hidden: Tensor, token_ids: Tensor) -> None:

@@ -28,8 +28,8 @@ SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN", "MAX", "WEIGHTEDMEAN", "MEAN_SQRT_LE
 """Pooling methods that make one vector of a text."""
 TOK_POOLING_TYPES = ("ALL", "STEP")
 """Pooling methods that keep one vector per token: of all tokens, or of those that are the step tag."""
-MAX_RETURNED_TOKEN_IDS = 1024
-"""Largest number of `returned_token_ids`."""
+MAX_TOKEN_IDS = 1024
+"""Largest number of `returned_token_ids` and of `skip_token_ids`."""
 _EMBED_TASKS = ("embed", "token_embed", "plugin", None)
 
 
@@ -62,6 +62,9 @@ class PoolingParams:
     """Keep the tokens with this id only (method STEP of process reward models); None for the checkpoint's own."""
     returned_token_ids: tuple[int, ...] | None = None
     """Columns of the logits to keep, in this order (method STEP); None for the checkpoint's own."""
+    skip_token_ids: tuple[int, ...] | None = None
+    """Tokens whose vectors are left out of the tasks per token, such as punctuation in documents of ColBERT (arXiv
+    2004.12832, section 3.3); None for the checkpoint's own."""
     truncate_prompt_tokens: int | None = None
     """Most tokens of the prompt to read, the rest is cut off; -1 for as many as the model reads, None to refuse longer
     prompts."""
@@ -87,7 +90,8 @@ class PoolingParams:
             raise wrong_value("truncation_side", self.truncation_side, 'be "left" or "right"')
         if self.extra_kwargs is not None and not isinstance(self.extra_kwargs, dict):
             raise wrong_value("extra_kwargs", self.extra_kwargs, "be an object")
-        object.__setattr__(self, "returned_token_ids", _token_ids(self.returned_token_ids))
+        for name in ("returned_token_ids", "skip_token_ids"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
         if self.dimensions is not None and self.task not in _EMBED_TASKS:
             raise RequestError(
                 f"dimensions ({self.dimensions}) are of embeddings, and task {self.task!r} gives none; leave them out",
@@ -113,14 +117,14 @@ def _check_whole(name: str, value: Any, minimum: int, also: str = "") -> None:
         raise wrong_value(name, value, f"be a whole number of at least {minimum}{also}")
 
 
-def _token_ids(values: Any) -> tuple[int, ...] | None:
+def _token_ids(name: str, values: Any) -> tuple[int, ...] | None:
     if values is None:
         return None
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise wrong_value("returned_token_ids", values, "be a list of token ids")
+        raise wrong_value(name, values, "be a list of token ids")
     token_ids = tuple(values)
-    if not 0 < len(token_ids) <= MAX_RETURNED_TOKEN_IDS or not are_token_ids(token_ids):
-        raise wrong_value("returned_token_ids", values, f"hold 1 to {MAX_RETURNED_TOKEN_IDS} token ids")
+    if not 0 < len(token_ids) <= MAX_TOKEN_IDS or not are_token_ids(token_ids):
+        raise wrong_value(name, values, f"hold 1 to {MAX_TOKEN_IDS} token ids")
     return token_ids
 
 
@@ -188,7 +192,7 @@ class PoolerConfig(Settings):
                 object.__setattr__(self, name, value.upper())
         Settings.__post_init__(self)
         try:
-            object.__setattr__(self, "returned_token_ids", _token_ids(self.returned_token_ids))
+            object.__setattr__(self, "returned_token_ids", _token_ids("returned_token_ids", self.returned_token_ids))
         except RequestError as error:
             raise ConfigError(str(error), field="returned_token_ids") from None
         if self.pooling_type is not None:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from quire_interfaces import CheckpointError, Fields, PoolingTask, read_json
-from quire_pooling.modules import Module, ModuleChain, activation_of, read_chain, read_modules, without_last_normalize
+from quire_pooling.modules import (
+    Module,
+    ModuleChain,
+    activation_of,
+    read_chain,
+    read_modules,
+    without_last_normalize,
+)
 from quire_pooling.spec import (
     Activation,
     ActivationSpec,
@@ -251,11 +258,25 @@ def _with_texts(pooler: PoolerSpec, folder: Path, settings: Fields) -> PoolerSpe
     if default is not None and default not in prompts:
         raise CheckpointError(f"{settings.source}: default_prompt_name {default!r} is none of {', '.join(prompts)}")
     similarity = settings.text("similarity_fn_name", default=None)
+    length = sentence.integer("max_seq_length", default=None, minimum=1)
     return dataclasses.replace(
         pooler,
         prompts=prompts,
         default_prompt_name=default,
         similarity=pooler.similarity if similarity is None else _SIMILARITIES.get(similarity, similarity),
-        max_seq_length=sentence.integer("max_seq_length", default=None, minimum=1),
+        max_seq_length=_tokenizer_length(folder) if length is None else length,
         do_lower_case=sentence.flag("do_lower_case", default=False),
     )
+
+
+def _tokenizer_length(folder: Path) -> int | None:
+    """Tokens of a text that the tokenizer passes on, where newer checkpoints have the length; None for no bound, for
+    which Transformers writes a number with 30 digits."""
+    file = folder / "tokenizer_config.json"
+    length = read_json(file).get("model_max_length") if file.exists() else None
+    is_bound = isinstance(length, int) and not isinstance(length, bool) and 0 < length <= _LONGEST_TEXT
+    return length if is_bound else None
+
+
+_LONGEST_TEXT = 1 << 24
+"""More tokens than any network reads."""

@@ -201,8 +201,9 @@ class Pooler:
         chosen[: self._skip(params)] = False
         if params.step_tag_id is not None:
             chosen &= token_ids == params.step_tag_id
-        for token_id in () if task is None else task.skip_token_ids:
-            chosen &= token_ids != token_id
+        skipped = params.skip_token_ids or (() if task is None else sorted(task.skip_token_ids))
+        if skipped:
+            chosen &= ~torch.isin(token_ids, torch.tensor(skipped, device=token_ids.device))
         head = self._task_heads.get(params.task, self._head)
         tokens = hidden[chosen].float()
         if task is None and self.spec.token_head.steps:
