@@ -30,7 +30,7 @@ from quire_server.tei_protocol import (
 USER = {"role": "user", "content": "hi"}
 
 
-def parsed(model: Any, **fields: Any) -> Any:
+def parsed(model: Any, /, **fields: Any) -> Any:
     return parse_body(json.dumps(fields).encode(), model)
 
 
@@ -215,6 +215,37 @@ def test_cohere_reads_one_of_three() -> None:
     assert param_of(lambda: parsed(CohereEmbedRequest, inputs=[{"content": []}])) == "inputs[0].content"
     wrong = parsed(CohereEmbedRequest, texts=["a"], max_tokens=0)
     assert param_of(wrong.check_supported) == "max_tokens"
+
+
+def test_input_types_of_cohere_are_names_of_prompts() -> None:
+    def name(input_type: str | None, *prompts: str) -> str | None:
+        body = parsed(CohereEmbedRequest, texts=["a"], input_type=input_type)
+        chosen: str | None = body.prompt_name(dict.fromkeys(prompts, "text: "))
+        return chosen
+
+    assert name("search_query", "query", "passage") == "query"
+    assert name("search_document", "query", "passage") == "passage"
+    assert name("search_document", "corpus", "document") == "document"
+    assert name("search_query", "search_query", "query") == "search_query"
+    assert name("clustering", "query") is None
+    assert name("search_query") is None
+    assert name(None, "query") is None
+    assert name("web", "web") == "web"
+    assert param_of(lambda: name("web", "query")) == "input_type"
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [
+        (EmbeddingRequest, {"input": "a"}),
+        (RerankRequest, {"query": "q", "documents": ["a"]}),
+        (CohereEmbedRequest, {"texts": ["a"]}),
+        (TEIEmbedRequest, {"inputs": "a"}),
+    ],
+)
+def test_nulls_are_fields_that_were_left_out(model: Any, needed: dict[str, Any]) -> None:
+    nulls = dict.fromkeys(set(model.model_fields) - set(needed))
+    assert parsed(model, **needed, **nulls).model_dump() == parsed(model, **needed).model_dump()
 
 
 def test_cohere_truncates_at_the_end() -> None:

@@ -22,7 +22,7 @@ async def cohere_embed(context: ServerContext, request: Request) -> Response:
     context.resolve_model(body.model)
     body.check_supported()
     job = PoolingJob.of(context, body, task_of(context, "embed"))
-    job.params, job.prompt_name = body.embed_params(), body.input_type
+    job.params, job.prompt_name = body.embed_params(), body.prompt_name(context.pooler.prompts)
     job.check = lambda param, prompt: body.check_length(param, len(prompt.token_ids))
     outputs = await pool_items(context, request, [(each, None) for each in body.prompts()], job)
     version = "1" if request.url.path.endswith("/v1/embed") else "2"

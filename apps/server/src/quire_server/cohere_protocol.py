@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,14 @@ from quire_server.vector_encoding import Buffer, base64_vector, binary_vector, f
 
 __all__ = ["CohereEmbedRequest", "CohereEmbeddings", "CohereMeta", "vectors_by_type"]
 
+_INPUT_TYPES: dict[str, tuple[str, ...]] = {
+    "search_query": ("query",),
+    "search_document": ("document", "passage", "corpus"),
+    "classification": (),
+    "clustering": (),
+    "image": (),
+}
+"""Cohere's names -> names of prompts in sentence-transformers' checkpoints, of which the first one is taken."""
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
@@ -34,7 +43,7 @@ class CohereEmbedRequest(PoolingFields):
     images: Annotated[Texts, at_most(MAX_PROMPTS)] | None = None
     inputs: Annotated[list[CohereInput], Field(fail_fast=True), at_most(MAX_PROMPTS)] | None = None
     input_type: str | None = None
-    """Name of a prompt of the checkpoint, which is put before each text."""
+    """What the vectors are for: one of Cohere's names, or the name of a prompt of the checkpoint."""
     embedding_types: Annotated[list[EmbeddingType], Field(fail_fast=True)] | None = None
     output_dimension: Int | None = None
     max_tokens: Int | None = None
@@ -86,6 +95,27 @@ class CohereEmbedRequest(PoolingFields):
             truncate_prompt_tokens=keep,
             truncation_side=None if keep is None else ("left" if self.truncate == "START" else "right"),
         )
+
+    def prompt_name(self, prompts: Mapping[str, str]) -> str | None:
+        """Which of the checkpoint's prompts goes before each text; None for its default.
+
+        Cohere's own names are those of prompts, or stand for the names that sentence-transformers gives to prompts of
+        queries and of documents; a checkpoint without such prompts reads the texts as they are.
+
+        Args:
+            prompts: Of the checkpoint.
+
+        Raises:
+            RequestError: it is neither a name of Cohere's nor of a prompt.
+        """
+        if self.input_type is None or self.input_type in prompts:
+            return self.input_type
+        if self.input_type not in _INPUT_TYPES:
+            names = ", ".join(map(repr, dict.fromkeys([*prompts, *_INPUT_TYPES])))
+            raise RequestError(
+                f"Unsupported input_type {reprlib.repr(self.input_type)}; it may be {names}", param="input_type"
+            )
+        return next((name for name in _INPUT_TYPES[self.input_type] if name in prompts), None)
 
     def check_length(self, param: str, num_tokens: int) -> None:
         """Raises RequestError for a text longer than `max_tokens` where nothing is to be cut."""

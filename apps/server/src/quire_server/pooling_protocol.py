@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from quire_interfaces import POOLING_TASKS, PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
-from quire_server.protocol import SMALL_LIST, Body
+from quire_server.protocol import SMALL_LIST, LenientBody
 from quire_server.request_fields import Int, Messages, Objects, Prompts, Texts, at_most
 from quire_server.vector_encoding import EmbedDType, EncodingFormat, Endianness
 
@@ -47,7 +47,7 @@ class PoolingInput:
     messages: list[dict[str, Any]] | None = None
 
 
-class PoolingFields(Body):
+class PoolingFields(LenientBody):
     """Fields that all pooling routes have in common."""
 
     model: str | None = None

@@ -193,8 +193,9 @@ async def _rendered_conversation(
         if held is not None:
             media.callback(held.release)
         prompt = await in_thread_when(job.is_large, lambda: render_held(context, turn, held))
-        keep, side = job.params.truncate_prompt_tokens, job.params.truncation_side
-        prompt = truncated(context, prompt, keep, side, SamplingParams(max_tokens=1))
+        keep = job.params.truncate_prompt_tokens
+        keep = context.llm.engine.info.max_model_len if keep == -1 else keep
+        prompt = truncated(context, prompt, keep, job.params.truncation_side or "right", turn.params)
         return _checked(context, first, _Rendered(prompt, _prompts(context).spec.resolve(job.params)), job)
     except QuireError as error:
         return _named(error, item, job)

@@ -10,7 +10,16 @@ import reprlib
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    create_model,
+    model_validator,
+)
 
 from quire_interfaces import RequestError, SamplingParams
 from quire_interfaces.number_range import NumberField, number_fields
@@ -33,6 +42,7 @@ __all__ = [
     "ChatCompletionRequest",
     "CompletionRequest",
     "DetokenizeRequest",
+    "LenientBody",
     "SamplingFields",
     "StreamOptions",
     "ThinkingTokenBudget",
@@ -69,6 +79,15 @@ class Body(BaseModel):
         for name in type(self).model_fields:
             if isinstance(inner := getattr(self, name), Body):
                 inner.mark_large()
+
+
+class LenientBody(Body):
+    """A body whose nulls are fields that were left out, as clients with optional arguments send them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, fields: Any) -> Any:
+        return {name: value for name, value in fields.items() if value is not None} if type(fields) is dict else fields
 
 
 class StreamOptions(Body):

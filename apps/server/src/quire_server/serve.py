@@ -215,14 +215,16 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
     address = address_of(listening, server)
     weights = sum(size for what, size in info.memory_bytes.items() if what.startswith("weights"))
     cache = info.memory_bytes.get("KV cache", 0)
+    memory, concurrency = f"{format_bytes(weights)} weights", f"up to {info.max_num_seqs} requests at a time"
+    if info.num_blocks:
+        memory += f" + {format_bytes(cache)} KV cache = {info.num_blocks} blocks of {info.block_size} tokens"
+        concurrency += f"; the KV cache holds {info.extra.get('max_concurrency', 0):.1f} of full length"
     lines = {
         "chat page": f"{address}/",
         "OpenAI API": f"{address}/v1",
         "model": f"{info.model} ({info.dtype} on {info.device}, context {info.max_model_len} tokens)",
-        "memory": f"{format_bytes(weights)} weights + {format_bytes(cache)} KV cache "
-        f"= {info.num_blocks} blocks of {info.block_size} tokens",
-        "concurrency": f"up to {info.max_num_seqs} requests at a time; the KV cache holds "
-        f"{info.extra.get('max_concurrency', 0):.1f} of full length",
+        "memory": memory,
+        "concurrency": concurrency,
         **info.choices,
         "access": _access(read_api_keys(server)),
         "ready after": f"{seconds:.1f} s",

@@ -13,7 +13,7 @@ from pydantic import Field
 from quire_interfaces import PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
 from quire_server.pooling_protocol import PoolingInput
-from quire_server.protocol import SMALL_LIST, Body
+from quire_server.protocol import SMALL_LIST, LenientBody
 from quire_server.request_fields import Int, Prompts, Texts, at_most
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class TEIFields(Body):
+class TEIFields(LenientBody):
     """Fields that all of them have in common."""
 
     model: str | None = None
@@ -117,18 +117,18 @@ def _pair(param: str, value: Any) -> tuple[PoolingInput, PoolingInput | None]:
     raise RequestError(f"{param} must be one text or two, got {reprlib.repr(value)}", param=param)
 
 
-class SimilarityInputs(Body):
+class SimilarityInputs(LenientBody):
     source_sentence: str
     sentences: Annotated[Texts, Field(min_length=1), at_most(MAX_PROMPTS)]
 
 
-class SimilarityParameters(Body):
+class SimilarityParameters(LenientBody):
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
     prompt_name: str | None = None
 
 
-class TEISimilarityRequest(Body):
+class TEISimilarityRequest(LenientBody):
     """Body of POST /similarity."""
 
     model: str | None = None
