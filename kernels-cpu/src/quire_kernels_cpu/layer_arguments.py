@@ -33,12 +33,12 @@ from quire_ops import (
     ShortConvWeights,
 )
 
-__all__ = ["ACTIVATIONS", "LayerArguments"]
+__all__ = ["ACTIVATIONS", "NORM_KINDS", "LayerArguments"]
 
 ACTIVATIONS = ("silu", "gelu", "swigluoai", "sigmoid", "tanh", "gelu_erf", "expm1", "relu", "relu2")
 """In the order of `Activation` in `csrc/elementwise.h`."""
-_NORM_KINDS = ("none", "rms", "layer")
-"""In the order of `NormKind` in `csrc/decoder.h`."""
+NORM_KINDS = ("none", "rms", "layer")
+"""In the order of `NormKind` in `csrc/elementwise.h`."""
 _KINDS = {
     AttentionWeights: 0,
     LatentAttentionWeights: 1,
@@ -88,7 +88,7 @@ class LayerArguments:
         if norm is None:
             return struct()
         weight, bias = self._floats(norm.weight), self._floats(norm.bias)
-        return struct(weight=weight, bias=bias, kind=_NORM_KINDS.index(norm.kind), eps=norm.eps)
+        return struct(weight=weight, bias=bias, kind=NORM_KINDS.index(norm.kind), eps=norm.eps)
 
     def _floats(self, vector: Tensor | None) -> int | None:
         """Where the vector lies in float32, as the library takes it."""

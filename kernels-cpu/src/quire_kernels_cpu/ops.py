@@ -11,6 +11,7 @@ from torch import Tensor
 from quire_kernels_cpu import (
     decode_step,
     decoder,
+    encoder,
     latent,
     lora,
     moe,
@@ -33,7 +34,7 @@ from quire_ops.torch_attention import paged_attention as torch_paged_attention
 
 __all__ = ["backends"]
 
-MODULES = (decode_step, decoder, latent, lora, moe, recurrent, rope_and_cache, routing, sampling, step_inputs)
+MODULES = (decode_step, decoder, encoder, latent, lora, moe, recurrent, rope_and_cache, routing, sampling, step_inputs)
 """The other modules with backends: importing them adds theirs."""
 
 

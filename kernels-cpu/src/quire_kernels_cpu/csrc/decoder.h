@@ -14,8 +14,6 @@
 
 namespace quire {
 
-enum class NormKind : int32_t { none, rms, layer };
-
 // to = norm(row), rounded once. With `added`, the row becomes row + added first.
 template <typename T>
 inline void apply_norm(const NormArgument& norm, T* to, T* row, const T* added, int64_t size) {

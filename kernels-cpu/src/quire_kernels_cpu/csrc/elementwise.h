@@ -124,6 +124,8 @@ inline void rotate(T* to, const T* head, const T* cos, const T* sin, int dim) {
     }
 }
 
+enum class NormKind : int32_t { none, rms, layer };
+
 enum class Activation { silu, gelu, swigluoai, sigmoid, tanh, gelu_erf, expm1, relu, relu2 };
 
 // max(x, 0); what is no number stays none.

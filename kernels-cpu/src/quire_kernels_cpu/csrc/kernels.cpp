@@ -8,6 +8,7 @@
 #include "decode_step.h"
 #include "decoder.h"
 #include "elementwise.h"
+#include "encoder.h"
 #include "head_linear.h"
 #include "index.h"
 #include "linear.h"
@@ -435,6 +436,18 @@ void quire_decoder_run(int dtype, void* decoder, const StepArgument* step) {
     for_dtype(dtype, [&]<typename T>() {
         static_cast<quire::Decoder<T>*>(decoder)->run(quire::make_step<T>(*step));
     });
+}
+
+void* quire_encoder_new(int dtype, const EncoderArgument* encoder) {
+    return for_dtype(dtype, [&]<typename T>() -> void* { return new quire::Encoder<T>(*encoder); });
+}
+
+void quire_encoder_delete(int dtype, void* encoder) {
+    for_dtype(dtype, [&]<typename T>() { delete static_cast<quire::Encoder<T>*>(encoder); });
+}
+
+void quire_encoder_run(int dtype, void* encoder, const EncoderStep* step) {
+    for_dtype(dtype, [&]<typename T>() { static_cast<quire::Encoder<T>*>(encoder)->run(*step); });
 }
 
 int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments) {

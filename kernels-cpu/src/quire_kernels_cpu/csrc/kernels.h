@@ -198,6 +198,32 @@ struct StepArgument {
     int64_t path_stride;
 };
 
+// A layer of an encoder, see `encoder.h`: norms before both parts, or behind their sums where `post_ln`. Matrices are plain or int8.
+struct EncoderLayerArgument {
+    MatrixArgument q, k, v, o, gate, up, down;  // gate: without data where there is none
+    NormArgument attention_norm, feed_forward_norm;
+    int32_t num_heads, head_dim, inner, activation;
+    int32_t post_ln;
+    int32_t window;    // tokens see those at most so far away, on either side; -1: all
+    int32_t rotation;  // which of the step's; -1 for none
+    float scale;
+};
+
+struct EncoderArgument {
+    const EncoderLayerArgument* layers;
+    int64_t num_layers, hidden, rotary_dim;
+    NormArgument final_norm;
+};
+
+// Whole texts, one behind the other. cos, sin: of each rotation [tokens, rotary_dim].
+struct EncoderStep {
+    const void* x;  // [tokens, hidden] embeddings
+    void* hidden;   // [tokens, hidden] behind the last norm
+    const void *const *cos, *const *sin;
+    const int64_t* lens;  // [texts]
+    int64_t tokens, num_texts, num_rotations;
+};
+
 // A decode step, see `decode_step.h`.
 struct DecodeArguments {
     // The same in every step.
@@ -314,6 +340,13 @@ void quire_route_experts(const float* logits, int64_t stride, const float* bias,
 void quire_decoder_delete(int dtype, void* decoder);
 
 void quire_decoder_run(int dtype, void* decoder, const StepArgument* step);
+
+// An encoder keeps what it needs of the structs, and the pointers to weights: they must outlive it.
+void* quire_encoder_new(int dtype, const EncoderArgument* encoder);
+
+void quire_encoder_delete(int dtype, void* encoder);
+
+void quire_encoder_run(int dtype, void* encoder, const EncoderStep* step);
 
 // Whether it was done; see decode_step.h.
 int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments);

@@ -6,6 +6,7 @@ from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
+from quire_ops.encoder_stack import EncoderAttentionWeights, EncoderLayerWeights, EncoderStack, RunEncoder
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_cache_ops import kv_cache_shape
@@ -53,6 +54,9 @@ __all__ = [
     "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
+    "EncoderAttentionWeights",
+    "EncoderLayerWeights",
+    "EncoderStack",
     "Experts",
     "FeedForwardWeights",
     "GatedDeltaWeights",
@@ -83,6 +87,7 @@ __all__ = [
     "RowTable",
     "RunDecode",
     "RunDecoder",
+    "RunEncoder",
     "RunExperts",
     "Sample",
     "SampleMasked",

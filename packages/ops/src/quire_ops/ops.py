@@ -15,6 +15,7 @@ from quire_ops.attention_ops import biased_paged_attention, paged_attention
 from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
 from quire_ops.encoder_attention import encoder_attention
+from quire_ops.encoder_stack import encoder_stack
 from quire_ops.fused_moe import fused_moe
 from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv_cache
 from quire_ops.latent_attention import latent_attention, write_latent_cache
@@ -41,6 +42,7 @@ __all__ = [
     "decoder_stack",
     "embedding",
     "encoder_attention",
+    "encoder_stack",
     "fp8_linear",
     "fused_moe",
     "gate_quant",

@@ -12,13 +12,14 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward, within
 from quire_models.encoder_spec import EncoderAttentionSpec
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
-from quire_models.layers.norm import make_norm
+from quire_models.layers.mlp import MLP, GatedMLP
+from quire_models.layers.norm import FusableNorm, make_norm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.spec import LayerSpec
-from quire_ops import ops
+from quire_ops import EncoderAttentionWeights, EncoderLayerWeights, GatedWeights, MLPWeights, ops
 
 __all__ = ["CrossAttention", "EncoderAttention", "EncoderLayer"]
 
@@ -38,8 +39,12 @@ class EncoderAttention:
         "key",
         "out",
         "query",
+        "rotary_dim",
         "value",
     )
+
+    rotary_dim: int
+    """Dimensions of a head that are rotated."""
 
     def __init__(self, spec: EncoderAttentionSpec, scope: Scope) -> None:
         """Args:
@@ -53,6 +58,7 @@ class EncoderAttention:
         if spec.rope is not None:
             size = spec.head_dim
             self._rotary = Rotary(scope, spec.rotary_dim, head_dim=size, interleaved=spec.interleaved)
+        self.rotary_dim = spec.rotary_dim
         self._attend = scope.op(ops.encoder_attention)
         self._head_dim, self._scale, self._window = spec.head_dim, spec.scale, spec.sliding_window
 
@@ -75,6 +81,26 @@ class EncoderAttention:
             query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
         attended = self._attend(query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias)
         return self.out(attended.flatten(1))
+
+    def fused_weights(self, rotation: int | None) -> EncoderAttentionWeights | None:
+        """The attention as data for op `encoder_stack`; None where that op cannot compute it, or a linear method keeps
+        other forms of its weights.
+
+        Args:
+            rotation: Which of the pass's rotations it has; None for none.
+        """
+        weights = unadapted_weights(q=self.query, k=self.key, v=self.value, o=self.out)
+        if weights is None or self._query_norm is not None or self._key_norm is not None:
+            return None
+        if self.key.shape != self.query.shape or (self._rotary is not None and self._rotary.interleaved):
+            return None
+        return EncoderAttentionWeights(
+            **weights,
+            num_heads=self.query.shape[0] // self._head_dim,
+            scale=self._scale,
+            sliding_window=self._window,
+            rotation=rotation if self._rotary is not None else None,
+        )
 
 
 class CrossAttention:
@@ -147,3 +173,23 @@ class EncoderLayer:
         """What a part gives, x [E, hidden_size], as it is added to the residual stream."""
         x = x if norm is None else norm(x)
         return x if self._residual_factor == 1.0 else x * self._residual_factor
+
+    def fused_weights(self, rotation: int | None) -> EncoderLayerWeights | None:
+        """The layer as data for op `encoder_stack`; None where that op cannot compute it. `rotation` as
+        `EncoderAttention.fused_weights` takes it."""
+        if self._attention_out_norm is not None or self._feed_forward_out_norm is not None:
+            return None
+        attention = self.attention.fused_weights(rotation)
+        part = self.feed_forward.fused_weights() if isinstance(self.feed_forward, GatedMLP | MLP) else None
+        if attention is None or not isinstance(part, GatedWeights | MLPWeights) or self._residual_factor != 1.0:
+            return None
+        norm, feed_forward_norm = self._attention_norm, self._feed_forward_norm
+        if not isinstance(norm, FusableNorm | None) or not isinstance(feed_forward_norm, FusableNorm):
+            return None
+        return EncoderLayerWeights(
+            attention=attention,
+            attention_norm=None if norm is None else norm.fused_weights(),
+            feed_forward=part,
+            feed_forward_norm=feed_forward_norm.fused_weights(),
+            is_post_ln=self._is_post_ln,
+        )

@@ -15,11 +15,13 @@ from quire_models.encoder_spec import DistanceBiasSpec, EncoderSpec
 from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.distance_bias import DistanceBias
 from quire_models.layers.encoder import EncoderLayer
+from quire_models.layers.fused_encoder import bind_encoder
 from quire_models.layers.network import Network
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
 from quire_models.spec import LayerSpec
+from quire_ops import RunEncoder
 
 __all__ = ["EncoderOnly"]
 
@@ -38,6 +40,27 @@ class EncoderOnly(Network):
         self._biases = _distance_biases(spec.distance_bias, scope)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
+        self.run_layers: RunEncoder = self.layer_by_layer
+        """Embeddings -> what is behind the last layer and its norm."""
+        scope.when_loaded(self._bind)
+
+    def _bind(self) -> None:
+        size, run = self.config.hidden_size, None
+        if not self._biases:
+            run = bind_encoder(self._scope, size, self.layers, self._rotations, self.norm)
+        self.run_layers = run or self.layer_by_layer
+
+    @property
+    def in_one_call(self) -> bool:
+        """Whether a backend runs all layers in one call (op `encoder_stack`), not op by op."""
+        return self.run_layers != self.layer_by_layer
+
+    def layer_by_layer(self, x: Tensor, lens: Sequence[int], rotations: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """All layers and the norm behind them, op by op: `RunEncoder`."""
+        for index, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
+            bias = self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
+            x = layer(x, list(lens), None if rotation is None else rotations[rotation], bias)
+        return x if self.norm is None else self.norm(x)
 
     def _token_table(self) -> Tensor:
         return self.embedding.table.weight
@@ -47,10 +70,7 @@ class EncoderOnly(Network):
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
         x = self.embedding(batch.input_ids, batch.positions, None, token_type_ids=batch.token_type_ids)
-        for index, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
-            bias = self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
-            x = layer(x, batch.lens, None if rotation is None else rotations[rotation], bias)
-        return x if self.norm is None else self.norm(x)
+        return self.run_layers(x, batch.lens, rotations)
 
     @torch.inference_mode()
     def read(

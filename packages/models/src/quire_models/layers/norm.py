@@ -12,6 +12,7 @@ from quire_models.spec import NormSpec
 from quire_ops import NormWeights, ops
 
 __all__ = [
+    "FusableNorm",
     "HeadLayerNorm",
     "LayerNorm",
     "OffsetRMSNorm",
@@ -126,6 +127,10 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self._weight, self._bias, self._eps)
         return out
+
+
+FusableNorm = RMSNorm | OffsetRMSNorm | LayerNorm
+"""Norms that are data for ops which compute several parts of a layer: they have `fused_weights`."""
 
 
 class WeightlessRMSNorm:

@@ -20,8 +20,10 @@ __all__ = ["Rotary", "RotaryTable", "inverse_frequencies"]
 class Rotary:
     """Rotary embedding of the first dimensions of each head, x [T, H, D] -> [T, H, D] (Su et al. 2021, sec. 3.4)."""
 
-    __slots__ = ("_interleaved", "_rotary_dim", "_rotate", "is_plain")
+    __slots__ = ("_rotary_dim", "_rotate", "interleaved", "is_plain")
 
+    interleaved: bool
+    """Neighbours are the pairs that are rotated."""
     is_plain: bool
     """Whole heads are rotated in half-split order, as op `rotary_embedding` does it."""
 
@@ -37,12 +39,12 @@ class Rotary:
         """
         self._rotate = scope.op(ops.rotary_embedding, head_dim=rotary_dim)
         self._rotary_dim = rotary_dim
-        self._interleaved = interleaved
+        self.interleaved = interleaved
         self.is_plain = rotary_dim == head_dim and not interleaved
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part = x[..., : self._rotary_dim]
-        if self._interleaved:
+        if self.interleaved:
             part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
         rotated: Tensor = self._rotate(part, cos, sin)
         if self._rotary_dim == x.shape[-1]:

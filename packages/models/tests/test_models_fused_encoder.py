@@ -1,0 +1,51 @@
+"""Encoders in one call: which networks get it, and that it gives what they give layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire_models import ModelConfig, load_model
+from quire_models.layers.encoder_only import EncoderOnly
+from quire_ops import OpRequest, op_report
+from quire_testkit.parity.encoder_cases import ENCODER_CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+SERVED = op_report(OpRequest(sizes={"head_dim": 64}))
+IS_SERVED = any(choice.op == "encoder_stack" and choice.backend != "reference" for choice in SERVED)
+NAMES = ["BertModel", "RobertaModel", "XLMRobertaModel", "ModernBertModel"]
+TEXTS = [[3, 4, 5], [6] * 40, [9], list(range(3, 90))]
+
+
+def load_encoder(folder: Path, **options: Any) -> EncoderOnly:
+    network = load_model(ModelConfig.from_path(folder), folder, **options)
+    assert isinstance(network, EncoderOnly)
+    return network
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_call_gives_what_the_layers_give(tmp_path: Path, name: str, dtype: str) -> None:
+    write_checkpoint(tmp_path, name, ENCODER_CASES[name])
+    network = load_encoder(tmp_path, dtype=dtype)
+    assert network.in_one_call == IS_SERVED
+    together = network.read(TEXTS)
+    network.run_layers = network.layer_by_layer
+    assert not network.in_one_call
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    for hidden, expected in zip(together, network.read(TEXTS), strict=True):
+        assert hidden.dtype == expected.dtype
+        assert (hidden.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
+
+
+@pytest.mark.parametrize(("method", "is_taken"), [("int8", True), ("int4", False)])
+def test_quantized_weights_have_a_scale_per_output(tmp_path: Path, method: str, is_taken: bool) -> None:
+    write_checkpoint(tmp_path, "BertModel", ENCODER_CASES["BertModel"])
+    network = load_encoder(tmp_path, dtype="bfloat16", linear_method=method)
+    assert network.in_one_call == (IS_SERVED and is_taken)
+    together = torch.cat(network.read(TEXTS)).float()
+    network.run_layers = network.layer_by_layer
+    assert torch.nn.functional.cosine_similarity(together, torch.cat(network.read(TEXTS)).float()).min() > 0.999
