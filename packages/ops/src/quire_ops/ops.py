@@ -21,6 +21,7 @@ from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv
 from quire_ops.latent_attention import latent_attention, write_latent_cache
 from quire_ops.linear_ops import embedding, gated_linear, head_linear, linear, lm_head, lm_head_argmax
 from quire_ops.lora import lora_linear
+from quire_ops.maxsim import maxsim
 from quire_ops.norms import add_rms_norm, layer_norm, rms_norm
 from quire_ops.op import Op
 from quire_ops.penalties import penalize
@@ -60,6 +61,7 @@ __all__ = [
     "lm_head_argmax",
     "lora_linear",
     "mamba2_scan",
+    "maxsim",
     "paged_attention",
     "penalize",
     "position_slots",

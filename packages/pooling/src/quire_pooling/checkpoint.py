@@ -38,6 +38,7 @@ SENTENCE_FILES = ("sentence_bert_config.json", *(
 BGE_M3_FILES = {"token_classify": "sparse_linear.pt", "token_embed": "colbert_linear.pt"}
 """Task per token of BGE-M3 (arXiv 2402.03216) -> file of its head, which has tensors `weight` and `bias`."""
 _SIMILARITIES = {
+    "MaxSim": "maxsim",
     "cosine": "cosine",
     "dot": "dot",
     "dot_score": "dot",
