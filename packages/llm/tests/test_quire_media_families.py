@@ -49,6 +49,7 @@ def prompts_of(model: MediaModel) -> list[tuple[str, dict[str, list[Any]]]]:
     return prompts
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Transformers' own processors
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     model = MediaModel(tmp_path, architecture)

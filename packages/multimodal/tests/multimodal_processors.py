@@ -412,6 +412,20 @@ FAMILIES |= {
         LLAVA,
         needs_torch=True,
     ),
+    "ernie4_5_vl_moe": Family(
+        "Ernie4_5_VLMoeProcessor",
+        image("Ernie4_5_VLMoeImageProcessorPil", size=PIXELS)
+        | video("Ernie4_5_VLMoeVideoProcessor", size=PIXELS, draw_on_frames=False),
+        {
+            "image_token": "<|IMAGE_PLACEHOLDER|>",
+            "image_start_token": "<|IMAGE_START|>",
+            "image_end_token": "<|IMAGE_END|>",
+            "video_token": "<|VIDEO_PLACEHOLDER|>",
+            "video_start_token": "<|VIDEO_START|>",
+            "video_end_token": "<|VIDEO_END|>",
+        },
+        needs_torch=True,
+    ),
     "hunyuan_vl": Family(
         "HunYuanVLProcessor",
         image("HunYuanVLImageProcessorPil", size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),

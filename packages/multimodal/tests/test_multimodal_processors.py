@@ -18,7 +18,7 @@ from quire_multimodal.decode import VideoFrames, decode_video
 from quire_multimodal.processor import ItemProcessor, ProcessedItem
 
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
-TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
+TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids"}
 WITHOUT_PLACEHOLDER = {"blip-2", "fuyu"}
 """Families whose joint call puts an image before a text that does not say where it stands."""
 ARGUMENTS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}

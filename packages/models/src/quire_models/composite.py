@@ -53,6 +53,7 @@ TEXT_TYPES: dict[str, str] = {
 """`model_type` of a language model that stands in larger checkpoints only -> the architecture that it is."""
 
 MROPE: dict[str, tuple[list[int], bool]] = {
+    "ernie4_5_vl_moe_text": ([22, 22, 20], False),
     "qwen3_5_moe_text": ([11, 11, 10], True),
     "qwen3_5_text": ([11, 11, 10], True),
     "qwen3_omni_moe_text": ([24, 20, 20], True),

@@ -38,7 +38,6 @@ _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
 
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
-    "ernie4_5_vl_moe": "its experts are chosen by whether a token is of text or of an image",
     "fast_vlm": _TIMM,
     "gemma3n": "its layers, and the marks around media, have embeddings of token ids of their own",
     "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",

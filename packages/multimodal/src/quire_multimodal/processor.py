@@ -31,6 +31,8 @@ _DEFAULT_NUM_FRAMES = 32
 _ARGUMENTS = {Modality.IMAGE: "images_kwargs", Modality.VIDEO: "videos_kwargs", Modality.AUDIO: "audio_kwargs"}
 _MEDIA = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
 _NOT_FEATURES = ("video_metadata",)
+_OF_TOKENS = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
+"""Outputs that are about the tokens of the joint call's text."""
 _AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 """Arguments that ask processors of Omni models for the sounds of videos: vLLM's name, and Transformers'."""
 
@@ -305,7 +307,7 @@ class ItemProcessor:
         names = self._new_names if modality == Modality.IMAGE else {}
         features = self.processor(text=text, **media, **{**arguments, **offsets, **names}, return_tensors=tensors)
         replaced = features.pop("text_replacement_offsets")
-        texts = {*self.processor.tokenizer.model_input_names, "mm_token_type_ids", "token_type_ids"}
+        texts = {*self.processor.tokenizer.model_input_names, *_OF_TOKENS}
         return {name: each for name, each in features.items() if name not in texts}, replaced[0][0]["replacement"]
 
     @property

@@ -162,6 +162,14 @@ _QWEN_PLACEHOLDERS = {
     "video": "<|vision_start|><|video_pad|><|vision_end|>",
 }
 _QWEN_VIDEO = {"size": _QWEN_CLIP_PIXELS, "patch_size": 4, "min_frames": 2, "max_frames": 8}
+_ERNIE_TOKENS = {
+    "image_token": "<|IMAGE_PLACEHOLDER|>",
+    "image_start_token": "<|IMAGE_START|>",
+    "image_end_token": "<|IMAGE_END|>",
+    "video_token": "<|VIDEO_PLACEHOLDER|>",
+    "video_start_token": "<|VIDEO_START|>",
+    "video_end_token": "<|VIDEO_END|>",
+}
 _GEMMA_PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
 _OVIS_MARKS = ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]
 
@@ -260,6 +268,22 @@ FAMILIES: dict[str, MediaFamily] = {
     "Qwen2VLForConditionalGeneration": _qwen("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen2_5_VLForConditionalGeneration": _qwen("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen3VLForConditionalGeneration": _qwen("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "Ernie4_5_VLMoeForConditionalGeneration": MediaFamily(
+        processor="Ernie4_5_VLMoeProcessor",
+        parts={
+            "image_processor": ("Ernie4_5_VLMoeImageProcessorPil", {"size": _QWEN_PIXELS, "patch_size": 4}),
+            "video_processor": (
+                "Ernie4_5_VLMoeVideoProcessor",
+                {"size": _QWEN_CLIP_PIXELS, "patch_size": 4, "draw_on_frames": False, "min_frames": 2},
+            ),
+        },
+        tokens=_ERNIE_TOKENS,
+        placeholders={
+            "image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+            "video": "<|VIDEO_START|><|VIDEO_PLACEHOLDER|><|VIDEO_END|>",
+        },
+        ids={f"{name}_id": token for name, token in _ERNIE_TOKENS.items()},
+    ),
     "HunYuanVLForConditionalGeneration": MediaFamily(
         processor="HunYuanVLProcessor",
         parts={

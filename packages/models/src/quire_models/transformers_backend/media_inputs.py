@@ -6,8 +6,10 @@ Shape legend: T tokens of the step, H hidden size.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire_attention import MediaEmbeds
@@ -15,26 +17,46 @@ from quire_models.layers.deepstack import DeepstackFeatures
 
 __all__ = ["MediaInputs"]
 
+_MARKS = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id")
+"""Fields of Ernie 4.5 VL's configuration: its experts are apart, some for text, some for media and the marks around
+them."""
+
 
 class MediaInputs:
-    """The inputs of a decoder of Transformers in steps with media."""
+    """The inputs of a decoder of Transformers, in steps with media and in those with text alone."""
 
-    def __init__(self, decoder: Any, deepstack_layers: tuple[int, ...], hidden_size: int) -> None:
+    def __init__(self, model: Any, decoder: Any, deepstack_layers: tuple[int, ...], hidden_size: int) -> None:
         """Args:
+        model: The whole network.
         decoder: Runs the layers.
         deepstack_layers: Those in front of which further features are added.
         """
         self._decoder, self._layers, self._hidden_size = decoder, deepstack_layers, hidden_size
         self._features = DeepstackFeatures()
+        self._mark_ids: Tensor | None = None
+        """[marks] int64: tokens around media, which are for the experts of media; None where experts take any token."""
+        if "moe_mm_token_type_ids" in inspect.signature(decoder.forward).parameters:
+            ids = [getattr(model.config, name) for name in _MARKS]
+            self._mark_ids = torch.tensor(ids, device=next(decoder.parameters()).device)
         for layer in deepstack_layers:
             decoder.layers[layer].register_forward_pre_hook(self._deepened(layer))
 
-    def of(self, ids: Tensor, media: MediaEmbeds) -> dict[str, Any]:
+    def of(self, ids: Tensor, media: MediaEmbeds | None) -> dict[str, Any]:
         """Arguments of the decoder for a step.
 
         Args:
             ids: [T] int64; those of tokens that stand for media need not be in the table.
+            media: Embeddings in the place of tokens'; None for text alone.
         """
+        arguments = {"input_ids": ids[None]} if media is None else self._of_media(ids, media)
+        if self._mark_ids is not None:
+            is_of_media = torch.isin(ids, self._mark_ids)
+            if media is not None:
+                is_of_media[media.token_index] = True
+            arguments["moe_mm_token_type_ids"] = is_of_media[None].int()
+        return arguments
+
+    def _of_media(self, ids: Tensor, media: MediaEmbeds) -> dict[str, Any]:
         table = self._decoder.get_input_embeddings()
         x: Tensor = table(ids.index_fill(0, media.token_index, 0))
         rows = media.embeds[:, : self._hidden_size].to(x.dtype)

@@ -103,7 +103,7 @@ class TransformersLM(Network):
             else:
                 self.towers = TransformersTowers(self._model, self.config.media, self.dtype)
         layers = () if self.config.media is None or language_model_only else self.config.media.deepstack_layers
-        self._media_inputs = MediaInputs(self._decoder, layers, self.config.hidden_size)
+        self._media_inputs = MediaInputs(self._model, self._decoder, layers, self.config.hidden_size)
         for module in self._decoder.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_attention = self._paged
@@ -186,12 +186,10 @@ class TransformersLM(Network):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
         self.use_adapters(batch.lora)
-        media, inputs = self.config.media, {"input_ids": batch.input_ids[None]}
         assert self._media_inputs is not None, "a network without weights"
-        if batch.media is not None:
-            inputs = self._media_inputs.of(batch.input_ids, batch.media)
-            if media is not None and media.is_bidirectional:
-                batch = with_whole_spans(batch, self.config.sliding_windows, media)
+        media, inputs = self.config.media, self._media_inputs.of(batch.input_ids, batch.media)
+        if batch.media is not None and media is not None and media.is_bidirectional:
+            batch = with_whole_spans(batch, self.config.sliding_windows, media)
         self._paged.batch = batch
         self._paged.layers.clear()
         positions = batch.positions.unsqueeze(-2) + _first_position(self._decoder)

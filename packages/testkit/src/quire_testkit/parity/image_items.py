@@ -152,6 +152,7 @@ def _cropped(index: int, values: Values) -> dict[str, Tensor]:
 
 
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
+    ("Ernie4_5_VL",): _by_grid(48),
     ("DeepseekVLHybrid",): _two_resolutions,
     ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "Muse", "Qwen", "Glm"): _by_grid(96),
     ("Cosmos3Edge", "HunYuanVL"): _by_grid(192),

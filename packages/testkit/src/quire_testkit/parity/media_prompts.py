@@ -104,6 +104,8 @@ def oracle_inputs(
         inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
     if hasattr(_body(oracle), "get_rope_index") or (has_whole_spans and "mm_token_type_ids" in known):
         inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
+    if "moe_mm_token_type_ids" in known:
+        inputs["moe_mm_token_type_ids"] = ((ids == PLACEHOLDER) | (ids == START)).long()
     return inputs
 
 

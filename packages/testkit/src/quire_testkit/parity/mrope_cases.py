@@ -21,6 +21,33 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3,
 _IMAGE = {"image_token_id": 190}
 
 MROPE_CASES: dict[str, ParityCase] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": ParityCase(
+        config="Ernie4_5_VLMoeConfig",
+        fields={
+            "text_config": text(
+                "ernie4_5_vl_moe_text",
+                rope_parameters={**_MROPE, "mrope_section": [3, 3, 2]},
+                moe_intermediate_size=[48, 32],
+                moe_num_experts=8,
+                moe_k=2,
+                moe_num_shared_experts=1,
+            ),
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 4,
+            },
+            **_IMAGE,
+            "video_token_id": 191,
+            "image_start_token_id": 192,
+            "image_end_token_id": 193,
+            "video_start_token_id": 194,
+            "video_end_token_id": 195,
+            "tie_word_embeddings": False,
+        },
+    ),
     "HunYuanVLForConditionalGeneration": ParityCase(
         config="HunYuanVLConfig",
         fields={
