@@ -12,6 +12,7 @@ from typing import Literal
 from quire_interfaces import RenderedPrompt, RequestError, Tokenizer
 from quire_renderers.chat_renderer import ChatRenderer
 from quire_renderers.pair_template import SupportsPairs
+from quire_renderers.part_of_text import SupportsParts
 from quire_renderers.segments import SupportsSegments
 
 __all__ = ["BoundedPrompts", "truncated_pair_lens"]
@@ -28,7 +29,13 @@ class BoundedPrompts:
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
-        self._tokenizer: Tokenizer = renderer.tokenizer
+        tokenizer = renderer.tokenizer
+        self._tokenizer: Tokenizer = tokenizer
+        # Asked once: a question to a Protocol takes longer than a short text.
+        self._segments = tokenizer if isinstance(tokenizer, SupportsSegments) else None
+        self._part = tokenizer.part_of_text if isinstance(tokenizer, SupportsParts) else None
+        self._pair_template = tokenizer.pair_template if isinstance(tokenizer, SupportsPairs) else None
+        self._num_special = 0 if self._segments is None else len(self._segments.wrap_special_tokens([]))
         side = renderer.tokenizer_config.get("truncation_side")
         self._side: TruncationSide = "left" if side == "left" else "right"
 
@@ -56,14 +63,13 @@ class BoundedPrompts:
             rendered = self._renderer.render_prompt(prompt)
             return RenderedPrompt(token_ids=_cut(rendered.token_ids, max_tokens, side))
         self._renderer.check_text(prompt, "prompt")
-        if not isinstance(self._tokenizer, SupportsSegments):
+        segments = self._segments
+        if segments is None:
             token_ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return RenderedPrompt(token_ids=_cut(token_ids, max_tokens, side))
-        tokenizer = self._tokenizer
-        num_special = len(tokenizer.wrap_special_tokens([])) if add_special_tokens else 0
-        room = _room(max_tokens, num_special)
-        token_ids = _cut(tokenizer.encode_segment(prompt), room, side)
-        return RenderedPrompt(token_ids=tokenizer.wrap_special_tokens(token_ids) if add_special_tokens else token_ids)
+        room = _room(max_tokens, self._num_special if add_special_tokens else 0)
+        token_ids = self._encode(segments, prompt, room, side)
+        return RenderedPrompt(token_ids=segments.wrap_special_tokens(token_ids) if add_special_tokens else token_ids)
 
     def render_pair(
         self,
@@ -85,9 +91,8 @@ class BoundedPrompts:
         Raises:
             RequestError: the tokenizer takes no pairs, or `max_tokens` has no room for a token of them.
         """
-        tokenizer = self._tokenizer
-        template = tokenizer.pair_template if isinstance(tokenizer, SupportsPairs) else None
-        if template is None or not isinstance(tokenizer, SupportsSegments):
+        template, segments = self._pair_template, self._segments
+        if template is None or segments is None:
             raise RequestError(
                 "this model's tokenizer says nothing of pairs of texts (its tokenizer.json has no template for them); "
                 "write them into one text",
@@ -96,12 +101,22 @@ class BoundedPrompts:
             )
         for text in (first, second):
             self._renderer.check_text(text, "prompt")
-        first_ids, second_ids = tokenizer.encode_segment(first), tokenizer.encode_segment(second)
         room, side = _room(max_tokens, template.num_tokens), truncation_side or self._side
+        most = None if room is None else room + 1
+        first_ids, second_ids = self._encode(segments, first, most, side), self._encode(segments, second, most, side)
         if room is not None:
+            if len(first_ids) == len(second_ids) == most:  # which one is longer, says who gets an odd token
+                first_ids, second_ids = segments.encode_segment(first), segments.encode_segment(second)
             first_len, second_len = truncated_pair_lens(len(first_ids), len(second_ids), room)
             first_ids, second_ids = _cut(first_ids, first_len, side), _cut(second_ids, second_len, side)
         return template.join(first_ids, second_ids)
+
+    def _encode(self, segments: SupportsSegments, text: str, max_tokens: int | None, side: TruncationSide) -> list[int]:
+        """Token ids of a text, cut at `max_tokens`; what is cut off is not tokenized where the tokenizer can do
+        without."""
+        if max_tokens is None or self._part is None:
+            return _cut(segments.encode_segment(text), max_tokens, side)
+        return self._part.last(text, max_tokens) if side == "left" else self._part.first(text, max_tokens)
 
 
 def truncated_pair_lens(first: int, second: int, room: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import tokenizers
 from quire_interfaces import CheckpointError
 from quire_renderers.literal_text import LiteralEncoder
 from quire_renderers.pair_template import PairTemplate
+from quire_renderers.part_of_text import PartOfText
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
 from quire_renderers.tokenizer_classes import bert_normalizer, prefix_space, surrounding_tokens
@@ -62,6 +63,7 @@ class FastTokenizer:
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self.pieces: TokenPieces | None = pieces_from_decoder(tokens, special_ids, decoder)
         self.borders = SegmentBorders([] if backend.encode_special_tokens else map(_spec, added.values()))
+        self.part_of_text = PartOfText(backend, self.encode_segment, [token.content for token in added.values()])
         self._prefix_ids, self._suffix_ids = self._special_ids_around()
 
     @classmethod
