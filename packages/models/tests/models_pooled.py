@@ -40,7 +40,8 @@ def logits_of_text(network: Network, hidden: Tensor) -> Tensor:
     """Hidden states [tokens, hidden_size] of one text -> its logits, [classes]."""
     pooler = network.config.network.pooler
     assert pooler is not None
-    pooled = {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.double().mean(0)}[pooler.methods[0]]
+    hidden = head_outputs(pooler.token_head, network.head_weights, hidden)
+    pooled = {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.mean(0)}[pooler.methods[0]]
     return head_outputs(pooler.head, network.head_weights, pooled[None])[0]
 
 

@@ -25,8 +25,9 @@ TOLERANCE = 1e-5
 TEXT = random.Random(1).choices(range(3, 200), k=12)
 
 HEADS = ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"]
+STEMS = [name.removesuffix("Model") for name in ENCODER_CASES if name.endswith("Model") and "Encoder" not in name]
 CLASSES: dict[str, dict[str, Any]] = {
-    **{f"{stem}{head}": {} for stem in ("Bert", "Roberta", "XLMRoberta", "ModernBert") for head in HEADS},
+    **{f"{stem}{head}": {} for stem in STEMS for head in HEADS},
     "ModernBertForSequenceClassification": {"classifier_pooling": "mean", "norm_bias": True, "classifier_bias": True},
 }
 """Class -> fields of its configuration."""
@@ -70,6 +71,18 @@ def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
     assert relative_error(our_logits(network), expected_logits(oracle)) < TOLERANCE
     assert num_parameters(network.config) == sum(parameter.numel() for parameter in oracle.parameters())
     assert network.config.num_labels == (0 if architecture.endswith("MaskedLM") else 3)
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean"])
+def test_eurobert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, "EuroBertForSequenceClassification", classifier_pooling=pooling)
+    assert relative_error(our_logits(load(tmp_path)), expected_logits(oracle)) < TOLERANCE
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_both_heads_of_deberta_for_words(legacy: bool, tmp_path: Path) -> None:
+    oracle = write(tmp_path, "DebertaV2ForMaskedLM", legacy=legacy)
+    assert relative_error(our_logits(load(tmp_path)), expected_logits(oracle)) < TOLERANCE
 
 
 def test_a_masked_language_model_may_have_a_matrix_of_its_own(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import GATED_ACTS, head_size, hidden_act
-from quire_models.encoder_spec import EncoderAttentionSpec
+from quire_models.encoder_spec import EncoderAttentionSpec, EncoderSpec
 from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec, Routing, SparseMoESpec
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.rope_config import RopeConfig, parse_rope
@@ -220,6 +220,12 @@ class DecoderSizes:
             final_norm=self.rms_norm(final_norm) if isinstance(final_norm, str) else final_norm,
             **values,
         )
+
+    def encoder_network(self, layers: Iterable[LayerSpec], **fields: Any) -> NetworkSpec:
+        """The network of an encoder alone, whose names have no prefix; `fields` are others of `EncoderSpec`."""
+        head = HeadSpec(tied=self.tied)
+        values: dict[str, Any] = {"body": "", "final_norm": None, "head": head} | fields
+        return self.network(layers, kind=EncoderSpec, max_encoder_len=self.max_model_len, **values)
 
 
 def decoder_sizes(

@@ -12,6 +12,7 @@ from typing import Literal
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import HIDDEN_ACTS
+from quire_models.spec import NetworkSpec
 from quire_pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, PoolingMethod
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "head_activation",
     "layer_norm",
     "masked_lm",
+    "roberta_heads",
     "text_classifier",
     "token_classifier",
 ]
@@ -169,18 +171,25 @@ def token_classifier(
 
 
 def masked_lm(
-    hidden_size: int, vocab_size: int, steps: Sequence[DenseSpec | LayerNormSpec], *, weight: str, bias: str | None
+    hidden_size: int,
+    vocab_size: int,
+    steps: Sequence[DenseSpec | LayerNormSpec],
+    *,
+    weight: str,
+    bias: str | None,
+    width: int = 0,
 ) -> PoolerSpec:
     """A weight of each word of the vocabulary (SPLADE, arXiv 2109.10086, eq. 1): log(1 + relu(logit)), the largest of
     all tokens of a text.
 
     Args:
         steps: What hidden states go through before the logits.
-        weight: Name of the tensor [vocab_size, hidden_size]: the table of tokens where both are one.
+        weight: Name of the tensor [vocab_size, width]: the table of tokens where both are one.
         bias: Name of the tensor [vocab_size]; None for none.
+        width: Of what the steps give; 0 for the hidden size.
     """
     decoder = DenseSpec(
-        weight=weight, bias=bias, in_features=hidden_size, out_features=vocab_size, activation="log1p_relu"
+        weight=weight, bias=bias, in_features=width or hidden_size, out_features=vocab_size, activation="log1p_relu"
     )
     return PoolerSpec(
         hidden_size=hidden_size,
@@ -191,6 +200,25 @@ def masked_lm(
         tasks=frozenset({"embed", "token_embed"}),
         similarity="dot",
     )
+
+
+def roberta_heads(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:
+    """The heads of RoBERTa, which MPNet and Jina's networks have too: they do not use the pooler.
+
+    Args:
+        network: The body of the checkpoint's class.
+    """
+    size = network.hidden_size
+    if kind == "text_classifier":
+        return text_classifier(
+            config, size, [dense("classifier.dense", size, size, "tanh")], last="classifier.out_proj"
+        )
+    if kind == "token_classifier":
+        return token_classifier(config, size)
+    eps = config.number("layer_norm_eps", default=1e-12, minimum=0.0)
+    steps = (dense("lm_head.dense", size, size, "gelu_erf"), layer_norm("lm_head.layer_norm", size, eps))
+    weight = network.embedding_name if network.head.tied else "lm_head.decoder.weight"
+    return masked_lm(size, network.vocab_size, steps, weight=weight, bias="lm_head.bias")
 
 
 def decoder_pooler(config: Fields, kind: HeadKind, hidden_size: int) -> PoolerSpec | None:

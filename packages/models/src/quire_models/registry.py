@@ -55,11 +55,15 @@ class Architecture(NamedTuple):
             return as_encoder(network, config) if as_pooled else network
         if self.head is None:
             return network
-        own: Callable[..., PoolerSpec | None] = getattr(module, self.function.replace("spec", "pooler"))
-        return dataclasses.replace(network, pooler=None if self.head == "none" else own(config, self.head, network))
+        pooler = None
+        if self.head != "none":
+            own: Callable[..., PoolerSpec] = getattr(module, self.function.replace("spec", "pooler"))
+            pooler = own(config, self.head, network)
+        return dataclasses.replace(network, pooler=pooler)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "AlbertModel": Architecture("albert"),
     "ApertusForCausalLM": Architecture("apertus"),
     "ArceeForCausalLM": Architecture("arcee"),
     "BambaForCausalLM": Architecture("bamba"),
@@ -67,14 +71,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "BertModel": Architecture("bert"),
     "BioGptForCausalLM": Architecture("biogpt"),
     "BloomForCausalLM": Architecture("bloom"),
+    "CamembertModel": Architecture("camembert", "bert", "spec_of_roberta"),
     "CodeGenForCausalLM": Architecture("codegen", "gptj", "spec_of_codegen"),
     "Cohere2ForCausalLM": Architecture("cohere2", "cohere", "spec_of_cohere2"),
     "CohereForCausalLM": Architecture("cohere"),
+    "DebertaV2Model": Architecture("deberta_v2"),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2"),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v2", "spec_of_v3"),
     "DeepseekV32ForCausalLM": Architecture("deepseek_v32"),
+    "DistilBertModel": Architecture("distilbert"),
     "Dots1ForCausalLM": Architecture("dots1", "glm4_moe", "spec_of_dots1"),
+    "ElectraModel": Architecture("electra"),
     "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe"),
+    "EuroBertModel": Architecture("eurobert"),
     "Exaone4ForCausalLM": Architecture("exaone4"),
     "FalconForCausalLM": Architecture("falcon"),
     "FalconH1ForCausalLM": Architecture("falcon_h1"),
@@ -96,13 +105,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture("granitemoe", "granite", "spec_of_moe"),
     "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid"),
     "GraniteMoeSharedForCausalLM": Architecture("granitemoeshared", "granite", "spec_of_moe"),
+    "GteModel": Architecture("gte"),
     "HeliumForCausalLM": Architecture("helium"),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense"),
     "JambaForCausalLM": Architecture("jamba"),
+    "JinaEmbeddingsV3Model": Architecture("jina_embeddings_v3"),
     "Lfm2ForCausalLM": Architecture("lfm2"),
     "Llama4ForCausalLM": Architecture("llama4_text"),
     "LlamaForCausalLM": Architecture("llama"),
     "MBartForConditionalGeneration": Architecture("mbart", "bart", "spec_of_mbart"),
+    "MPNetModel": Architecture("mpnet"),
+    "MT5EncoderModel": Architecture("mt5", "t5", "spec_of_mt5_encoder"),
     "MT5ForConditionalGeneration": Architecture("mt5", "t5", "spec_of_mt5"),
     "Mamba2ForCausalLM": Architecture("mamba2", "mamba", "spec_of_mamba2"),
     "MambaForCausalLM": Architecture("mamba"),
@@ -116,6 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MptForCausalLM": Architecture("mpt"),
     "NemotronForCausalLM": Architecture("nemotron"),
     "NemotronHForCausalLM": Architecture("nemotron_h"),
+    "NomicBertModel": Architecture("nomic_bert"),
     "OPTForCausalLM": Architecture("opt"),
     "Olmo2ForCausalLM": Architecture("olmo2"),
     "Olmo3ForCausalLM": Architecture("olmo3", "olmo2", "spec_of_olmo3"),
@@ -138,7 +152,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SolarOpenForCausalLM": Architecture("solar_open", "glm4_moe", "spec_of_solar_open"),
     "StableLmForCausalLM": Architecture("stablelm"),
     "Starcoder2ForCausalLM": Architecture("starcoder2"),
+    "T5EncoderModel": Architecture("t5", "t5", "spec_of_encoder"),
     "T5ForConditionalGeneration": Architecture("t5"),
+    "UMT5EncoderModel": Architecture("umt5", "t5", "spec_of_umt5_encoder"),
     "UMT5ForConditionalGeneration": Architecture("umt5", "t5", "spec_of_umt5"),
     "XGLMForCausalLM": Architecture("xglm"),
     "XLMRobertaModel": Architecture("xlm_roberta", "bert", "spec_of_roberta"),
@@ -163,11 +179,15 @@ HEADS: dict[str, HeadKind] = {
 """End of an architecture's name -> what its class has in place of an LM head."""
 
 _BODIES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
-    ("Model", frozenset({"text_classifier", "token_classifier", "masked_lm"})),
+    ("Model", frozenset({"none", "text_classifier", "token_classifier", "masked_lm"})),
     ("ForCausalLM", DECODER_HEADS),
     ("LMHeadModel", DECODER_HEADS),
 )
 """End of a name in `ARCHITECTURES` -> heads that there are behind its body, of an encoder or of a decoder."""
+
+
+_ALIASES = {"New": "Gte"}
+"""What classes that came with code of their own are called -> Transformers' classes of the same network."""
 
 
 def with_head(architecture: str) -> Architecture | None:
@@ -175,6 +195,7 @@ def with_head(architecture: str) -> Architecture | None:
     BertForSequenceClassification, Qwen3Model, LlamaBidirectionalModel; None for a class that is none."""
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
+    stem = _ALIASES.get(stem, stem)
     if architecture == "GritLM":
         return ARCHITECTURES["MistralForCausalLM"]._replace(head="none", is_bidirectional=True)
     if (
@@ -184,7 +205,8 @@ def with_head(architecture: str) -> Architecture | None:
         return entry._replace(is_bidirectional=True)
     for body, heads in _BODIES if head is not None else ():
         for name in (stem, stem.removesuffix("Text")):  # Gemma3TextModel is the body of Gemma3ForCausalLM
-            if (entry := ARCHITECTURES.get(name + body)) is not None and head in heads:
+            entry = ARCHITECTURES.get(name + body)
+            if entry is not None and head in heads and not entry.function.endswith("encoder"):
                 return entry._replace(head=head)
     return None
 

@@ -274,9 +274,9 @@ class FusedRows:
 class CheckpointNames:
     """How the tensors of a checkpoint differ from the network's weights. Applied in the order of the fields."""
 
-    removed_prefix: str = ""
-    """Taken off names that begin with it: a class with a head calls its body by a name ("bert."), the body alone does
-    not."""
+    removed_prefixes: tuple[str, ...] = ()
+    """Taken off names that begin with one of them: a class with a head calls its body by a name ("bert."), the body
+    alone does not."""
     ignored_prefixes: tuple[str, ...] = ()
     ignored_suffixes: tuple[str, ...] = ()
     """Tensors that are not loaded."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from quire_interfaces import Fields
 from quire_models.config_fields import ACTIVATIONS
-from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
-from quire_models.encoder_spec import EncoderSpec
+from quire_models.decoder_sizes import decoder_sizes
+from quire_models.families import jina_embeddings_v3
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.pooling_heads import (
     HeadKind,
@@ -16,33 +15,41 @@ from quire_models.pooling_heads import (
     head_activation,
     layer_norm,
     masked_lm,
+    roberta_heads,
     text_classifier,
     token_classifier,
 )
-from quire_models.spec import CheckpointNames, EmbeddingSpec, HeadSpec, LayerSpec, NetworkSpec, NormSpec
+from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NetworkSpec
 from quire_pooling.spec import PoolerSpec
 
-__all__ = ["NAMES", "encoder_network", "pooler", "pooler_of_roberta", "spec", "spec_of_roberta"]
+__all__ = ["NAMES", "bert_network", "pooler", "pooler_of_roberta", "spec", "spec_of_roberta"]
 
 NAMES = ProjectionNames("self.query", "self.key", "self.value", "output.dense")
 
 
 def spec(config: Fields) -> NetworkSpec:
     """Positions begin with the first row."""
-    return _network(config, 0, "bert.")
+    return bert_network(config, "bert.")
 
 
 def spec_of_roberta(config: Fields) -> NetworkSpec:
-    """Positions begin behind that of padding."""
-    return _network(config, config.integer("pad_token_id", default=1, minimum=0) + 1, "roberta.")
+    """Positions begin behind that of padding; those of Jina's networks come by rotation."""
+    if config.get("position_embedding_type") == "rotary":
+        return jina_embeddings_v3.spec(config)
+    return bert_network(config, "roberta.", config.integer("pad_token_id", default=1, minimum=0) + 1)
 
 
-def _network(config: Fields, position_offset: int, body: str) -> NetworkSpec:
+def bert_network(
+    config: Fields, body: str, position_offset: int = 0, *, embedding_size: int = 0, ignored: tuple[str, ...] = ()
+) -> NetworkSpec:
     """Norms behind the sums, biases everywhere, learned positions; `position_offset` rows of their table are not
     used.
 
     Args:
         body: What names of the body begin with in checkpoints of classes with a head.
+        embedding_size: Width of the embedding, which is projected to the hidden size behind its norm (ELECTRA); 0 for
+            the hidden size.
+        ignored: What names of further heads begin with.
     """
     config.fixed("position_embedding_type", "absolute")
     config.fixed("is_decoder", False)
@@ -62,22 +69,27 @@ def _network(config: Fields, position_offset: int, body: str) -> NetworkSpec:
         )
         for layer in sizes.layers
     )
+    width = embedding_size or sizes.hidden_size
+    project = LinearSpec(name="embeddings_project", in_features=width, out_features=sizes.hidden_size, bias=True)
     embedding = sizes.embedding(
         "embeddings.word_embeddings",
+        size=width,
         num_token_types=config.integer("type_vocab_size", default=2, minimum=1),
         token_types="embeddings.token_type_embeddings",
-        positions=sizes.positions("embeddings.position_embeddings", position_offset),
-        norm=sizes.layer_norm("embeddings.LayerNorm"),
+        positions=replace(sizes.positions("embeddings.position_embeddings", position_offset), size=width),
+        norm=sizes.layer_norm("embeddings.LayerNorm", width),
+        project_in=None if width == sizes.hidden_size else project,
+        projects_last=True,
     )
     names = CheckpointNames(
-        removed_prefix=body,
-        ignored_prefixes=("pooler.", "cls.", "lm_head.", "classifier.", "embeddings.position_ids"),
+        removed_prefixes=(body,),
+        ignored_prefixes=("pooler.", "cls.", "lm_head.", "classifier.", "embeddings.position_ids", *ignored),
         renamed=(("predictions.decoder.bias", "predictions.bias"), ("lm_head.decoder.bias", "lm_head.bias")),
     )
-    return encoder_network(sizes, layers, None, embedding, names)
+    return sizes.encoder_network(layers, embedding=embedding, checkpoint=names)
 
 
-def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec | None:
+def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:
     """Classes of a text come of the pooler's output, those of tokens of hidden states."""
     size = network.hidden_size
     if kind == "text_classifier":
@@ -92,36 +104,6 @@ def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec |
     return masked_lm(size, network.vocab_size, steps, weight=weight, bias="cls.predictions.bias")
 
 
-def pooler_of_roberta(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec | None:
+def pooler_of_roberta(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:
     """Heads of their own: they do not use the pooler."""
-    size = network.hidden_size
-    if kind == "text_classifier":
-        return text_classifier(
-            config, size, [dense("classifier.dense", size, size, "tanh")], last="classifier.out_proj"
-        )
-    if kind == "token_classifier":
-        return token_classifier(config, size)
-    eps = config.number("layer_norm_eps", default=1e-12, minimum=0.0)
-    steps = (dense("lm_head.dense", size, size, "gelu_erf"), layer_norm("lm_head.layer_norm", size, eps))
-    weight = network.embedding_name if network.head.tied else "lm_head.decoder.weight"
-    return masked_lm(size, network.vocab_size, steps, weight=weight, bias="lm_head.bias")
-
-
-def encoder_network(
-    sizes: DecoderSizes,
-    layers: Iterable[LayerSpec],
-    final_norm: NormSpec | None,
-    embedding: EmbeddingSpec,
-    checkpoint: CheckpointNames,
-) -> NetworkSpec:
-    """An encoder alone, whose names have no prefix."""
-    return sizes.network(
-        layers,
-        kind=EncoderSpec,
-        max_encoder_len=sizes.max_model_len,
-        body="",
-        embedding=embedding,
-        final_norm=final_norm,
-        head=HeadSpec(tied=sizes.tied),
-        checkpoint=checkpoint,
-    )
+    return roberta_heads(config, kind, network)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from quire_interfaces import Fields
 from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import decoder_sizes
-from quire_models.families.bert import encoder_network
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.pooling_heads import (
     HeadKind,
@@ -70,12 +69,12 @@ def spec(config: Fields) -> NetworkSpec:
     )
     embedding = sizes.embedding("embeddings.tok_embeddings", norm=norm("embeddings.norm"))
     checkpoint = CheckpointNames(
-        removed_prefix="model.", ignored_prefixes=("head.", "decoder.", "classifier."), fused=fused
+        removed_prefixes=("model.",), ignored_prefixes=("head.", "decoder.", "classifier."), fused=fused
     )
-    return encoder_network(sizes, layers, norm("final_norm"), embedding, checkpoint)
+    return sizes.encoder_network(layers, embedding=embedding, final_norm=norm("final_norm"), checkpoint=checkpoint)
 
 
-def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec | None:
+def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:
     """All heads begin with the same dense layer and norm; classes of a text are those of its first token or of the mean
     of all, as config.json says."""
     size = network.hidden_size

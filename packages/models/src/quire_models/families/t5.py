@@ -9,7 +9,13 @@ from typing import ClassVar
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS, GATED_ACTS, HIDDEN_ACTS
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
-from quire_models.encoder_spec import CrossLayerSpec, EncoderAttentionSpec, EncoderDecoderSpec, start_token_ids
+from quire_models.encoder_spec import (
+    CrossLayerSpec,
+    DistanceBiasSpec,
+    EncoderAttentionSpec,
+    EncoderDecoderSpec,
+    start_token_ids,
+)
 from quire_models.mixer_spec import ProjectionNames, SelfAttentionSpec
 from quire_models.spec import (
     CheckpointNames,
@@ -21,7 +27,17 @@ from quire_models.spec import (
     recast,
 )
 
-__all__ = ["CONTEXT_TOKENS", "NAMES", "T5Spec", "spec", "spec_of_mt5", "spec_of_umt5"]
+__all__ = [
+    "CONTEXT_TOKENS",
+    "NAMES",
+    "T5Spec",
+    "spec",
+    "spec_of_encoder",
+    "spec_of_mt5",
+    "spec_of_mt5_encoder",
+    "spec_of_umt5",
+    "spec_of_umt5_encoder",
+]
 
 CONTEXT_TOKENS = 512
 """Length of the texts that T5 was trained on, for checkpoints that name none."""
@@ -72,6 +88,21 @@ def spec_of_umt5(config: Fields) -> NetworkSpec:
     return _network(gated, scales_logits=True, has_bias_in_every_layer=True)
 
 
+def spec_of_encoder(config: Fields) -> NetworkSpec:
+    """The encoder of T5 alone."""
+    return _encoder(config)
+
+
+def spec_of_mt5_encoder(config: Fields) -> NetworkSpec:
+    """The encoder of mT5 alone."""
+    return _encoder(config.with_default("feed_forward_proj", "gated-gelu"))
+
+
+def spec_of_umt5_encoder(config: Fields) -> NetworkSpec:
+    """The encoder of UMT5 alone, whose every layer has its own biases of distances."""
+    return _encoder(config.with_default("feed_forward_proj", "gated-gelu"), has_bias_in_every_layer=True)
+
+
 def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_layer: bool = False) -> NetworkSpec:
     """No biases of linear layers, RMS norms before the parts.
 
@@ -85,14 +116,6 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
     elif scales_logits:
         scales_logits = sizes.tied
 
-    def feed_forward(name: str) -> FeedForwardSpec:
-        if is_gated:
-            return sizes.gated_mlp(name, names=("wi_0", "wi_1", "wo"))
-        return sizes.mlp(name, ("wi", "wo"), bias=False)
-
-    def attention(name: str) -> EncoderAttentionSpec:
-        return sizes.encoder_attention(name, scale=1.0, bias=False, names=NAMES)
-
     own_attention = recast(T5SelfAttentionSpec, sizes.attention(name="layer.0.SelfAttention", scale=1.0, names=NAMES))
     first, second, third = (sizes.rms_norm(f"layer.{part}.layer_norm") for part in range(3))
     return sizes.network(
@@ -101,9 +124,9 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
                 name=f"decoder.block.{layer}",
                 mixers=(own_attention,),
                 input_norm=first,
-                cross=attention("layer.1.EncDecAttention"),
+                cross=_attention(sizes, "layer.1.EncDecAttention"),
                 cross_norm=second,
-                feed_forward=feed_forward("layer.2.DenseReluDense"),
+                feed_forward=_feed_forward(sizes, "layer.2.DenseReluDense", is_gated=is_gated),
                 feed_forward_norm=third,
             )
             for layer in sizes.layers
@@ -117,16 +140,7 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
         final_norm="final_layer_norm",
         encoder_body="encoder",
         encoder_embedding=sizes.embedding(),
-        encoder_layers=tuple(
-            LayerSpec(
-                name=f"encoder.block.{layer}",
-                mixers=(attention("layer.0.SelfAttention"),),
-                input_norm=first,
-                feed_forward=feed_forward("layer.1.DenseReluDense"),
-                feed_forward_norm=second,
-            )
-            for layer in range(num_encoder_layers)
-        ),
+        encoder_layers=_encoder_layers(sizes, num_encoder_layers, is_gated=is_gated),
         encoder_norm=sizes.rms_norm("final_layer_norm"),
         head=HeadSpec(
             tied=sizes.tied, may_differ=True, hidden_factor=sizes.hidden_size**-0.5 if scales_logits else 1.0
@@ -138,6 +152,53 @@ def _network(config: Fields, *, scales_logits: bool | None, has_bias_in_every_la
         max_distance=config.integer("relative_attention_max_distance", default=128, minimum=2),
         has_bias_in_every_layer=has_bias_in_every_layer,
     )
+
+
+def _encoder(config: Fields, *, has_bias_in_every_layer: bool = False) -> NetworkSpec:
+    """The encoder alone, as embedding models have it."""
+    num_layers = config.integer("num_layers", minimum=1)
+    sizes, is_gated = _sizes(config, num_layers)
+    layers = _encoder_layers(sizes, num_layers, is_gated=is_gated)
+    with_bias = layers if has_bias_in_every_layer else layers[:1]
+    bias = DistanceBiasSpec(
+        names=tuple(f"{layer.name}.layer.0.SelfAttention.relative_attention_bias" for layer in with_bias),
+        num_heads=sizes.num_heads,
+        num_buckets=config.integer("relative_attention_num_buckets", default=32, minimum=4),
+        max_distance=config.integer("relative_attention_max_distance", default=128, minimum=2),
+    )
+    return sizes.encoder_network(
+        layers,
+        embedding=sizes.embedding("shared"),
+        final_norm=sizes.rms_norm("encoder.final_layer_norm"),
+        checkpoint=CheckpointNames(
+            ignored_prefixes=("decoder.", "lm_head."),
+            renamed=(("encoder.embed_tokens.weight", "shared.weight"),),
+        ),
+        distance_bias=bias,
+    )
+
+
+def _encoder_layers(sizes: DecoderSizes, num_layers: int, *, is_gated: bool) -> tuple[LayerSpec, ...]:
+    return tuple(
+        LayerSpec(
+            name=f"encoder.block.{layer}",
+            mixers=(_attention(sizes, "layer.0.SelfAttention"),),
+            input_norm=sizes.rms_norm("layer.0.layer_norm"),
+            feed_forward=_feed_forward(sizes, "layer.1.DenseReluDense", is_gated=is_gated),
+            feed_forward_norm=sizes.rms_norm("layer.1.layer_norm"),
+        )
+        for layer in range(num_layers)
+    )
+
+
+def _attention(sizes: DecoderSizes, name: str) -> EncoderAttentionSpec:
+    return sizes.encoder_attention(name, scale=1.0, bias=False, names=NAMES)
+
+
+def _feed_forward(sizes: DecoderSizes, name: str, *, is_gated: bool) -> FeedForwardSpec:
+    if is_gated:
+        return sizes.gated_mlp(name, names=("wi_0", "wi_1", "wo"))
+    return sizes.mlp(name, ("wi", "wo"), bias=False)
 
 
 def _sizes(config: Fields, num_encoder_layers: int) -> tuple[DecoderSizes, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.build import build_feed_forward, within
+from quire_models.build import build_feed_forward, class_of, within
 from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
@@ -139,7 +139,9 @@ class EncoderLayer:
         attention = spec.mixers[0]
         assert isinstance(attention, EncoderAttentionSpec)
         assert spec.feed_forward is not None
-        self.attention = EncoderAttention(attention, within(scope, attention.name))
+        own: str = getattr(attention, "built_by", "")
+        make = class_of(own) if own else EncoderAttention
+        self.attention: EncoderAttention = make(attention, within(scope, attention.name))
         self.feed_forward = build_feed_forward(spec.feed_forward, scope)
         self._is_post_ln = spec.arrangement == "post_ln"
         first, second = spec.input_norm, spec.feed_forward_norm

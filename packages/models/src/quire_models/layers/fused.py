@@ -29,7 +29,8 @@ def named_tensors(
         head: Name of the LM head.
         head_tensors: Names of tensors of a pooling head, which are taken whatever rules ignore.
     """
-    name = name.removeprefix(rules.removed_prefix)
+    prefix = next((prefix for prefix in rules.removed_prefixes if name.startswith(prefix)), "")
+    name = name.removeprefix(prefix)
     if (renamed := _renamed(rules, name)) in head_tensors:
         return ((renamed, tensor),)
     if name.startswith(rules.ignored_prefixes) or name.endswith(rules.ignored_suffixes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
 __all__ = ["ENCODER_CASES"]
 
@@ -39,12 +39,46 @@ _T5_SCALE = 0.1
 
 _BERT_FIELDS = {**LLAMA_FIELDS, "type_vocab_size": 2}
 
+_DISTIL_FIELDS = {
+    "vocab_size": 200,
+    "dim": 64,
+    "hidden_dim": 112,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+_DEBERTA_FIELDS = {
+    **without(LLAMA_FIELDS, "num_key_value_heads"),
+    "relative_attention": True,
+    "position_buckets": 16,
+    "max_relative_positions": 64,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
+"""As of version 3, with ranges of distances that the prompts pass."""
+
 ENCODER_CASES: dict[str, ParityCase] = {
     "BartForConditionalGeneration": case("BartConfig", _BART_FIELDS),
     "MBartForConditionalGeneration": case("MBartConfig", _BART_FIELDS),
     "T5ForConditionalGeneration": case("T5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
     "MT5ForConditionalGeneration": case("MT5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
+    "AlbertModel": case("AlbertConfig", _BERT_FIELDS, embedding_size=32, num_hidden_groups=2, inner_group_num=2),
     "BertModel": case("BertConfig", _BERT_FIELDS),
+    "CamembertModel": case("CamembertConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
+    "DebertaV2Model": case("DebertaV2Config", _DEBERTA_FIELDS),
+    "DistilBertModel": case("DistilBertConfig", _DISTIL_FIELDS),
+    "ElectraModel": case("ElectraConfig", _BERT_FIELDS, embedding_size=32),
+    "EuroBertModel": case("EuroBertConfig"),
+    "GteModel": case("GteConfig", without(LLAMA_FIELDS, "num_key_value_heads")),
+    "JinaEmbeddingsV3Model": case("JinaEmbeddingsV3Config", without(LLAMA_FIELDS, "num_key_value_heads")),
+    "MPNetModel": case("MPNetConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
+    "MT5EncoderModel": case("MT5Config", _T5_FIELDS, weight_scale=_T5_SCALE, seed=1),
+    "NomicBertModel": case("NomicBertConfig", without(LLAMA_FIELDS, "num_key_value_heads")),
+    "T5EncoderModel": case("T5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
+    "UMT5EncoderModel": case("UMT5Config", _T5_FIELDS, weight_scale=_T5_SCALE),
     "RobertaModel": case("RobertaConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
     "XLMRobertaModel": case("XLMRobertaConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),
     "ModernBertModel": case(

@@ -1,0 +1,126 @@
+"""Encoders by the names and fields of checkpoints that came with code of their own, and options of their families."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_models import ModelConfig, load_model
+from quire_models.layers.encoder_only import EncoderOnly
+from quire_models.layers.rotary import inverse_frequencies
+from quire_testkit.parity.encoder_cases import ENCODER_CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+TOLERANCE = 1e-5
+"""Of the largest number: both sides compute in float32."""
+TEXTS = [random.Random(length).choices(range(3, 200), k=length) for length in (70, 1, 33)]
+
+
+def write(folder: Path, architecture: str, **fields: Any) -> Any:
+    case = ENCODER_CASES[architecture]
+    return write_checkpoint(folder, architecture, dataclasses.replace(case, fields={**case.fields, **fields}))
+
+
+def set_config(folder: Path, values: dict[str, Any], *removed: str) -> None:
+    """Change fields of config.json, and take some away."""
+    fields = json.loads((folder / "config.json").read_text())
+    kept = {name: value for name, value in fields.items() if name not in removed}
+    (folder / "config.json").write_text(json.dumps(kept | values))
+
+
+def check(folder: Path, oracle: Any) -> EncoderOnly:
+    """The network of the checkpoint gives the oracle's hidden states."""
+    network = load_model(ModelConfig.from_path(folder), folder, dtype="float32")
+    assert isinstance(network, EncoderOnly)
+    for hidden, token_ids in zip(network.read(TEXTS), TEXTS, strict=True):
+        with torch.inference_mode():
+            expected: Tensor = oracle(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
+        assert float((hidden - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    return network
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("DebertaV2Model", {"share_att_key": False}),
+    ("DebertaV2Model", {"pos_att_type": ["c2p"], "position_buckets": -1}),
+    ("DebertaV2Model", {"pos_att_type": "p2c", "share_att_key": False, "position_biased_input": True}),
+    ("DebertaV2Model", {"type_vocab_size": 2, "norm_rel_ebd": "none", "pos_att_type": None}),
+    ("ElectraModel", {"embedding_size": 64}),
+    ("EuroBertModel", {"attention_bias": True, "mlp_bias": True}),
+    ("GteModel", {"type_vocab_size": 0}),
+    ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "fields"), OPTIONS)
+def test_options_of_a_family(architecture: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, write(tmp_path, architecture, **fields))
+
+
+def test_nomic_bert_in_the_names_of_gpt2(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "NomicBertModel", rope_parameters={"rope_type": "default", "rope_theta": 2000.0})
+    renamed = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_inner": 112, "n_positions": 8192, "rotary_emb_base": 2000}
+    own = {"activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "max_trained_positions": 200, "prenorm": False}
+    set_config(
+        tmp_path, renamed | own, "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size",
+        "max_position_embeddings", "rope_parameters", "layer_norm_eps", "hidden_act", "head_dim",
+    )  # fmt: skip
+    assert check(tmp_path, oracle).config.max_encoder_len == 200
+    for field, value in {"moe_every_n_layers": 2, "prenorm": True, "qkv_proj_bias": True}.items():
+        with pytest.raises(CheckpointError, match=f"{field} {value} is not supported"):
+            ModelConfig.from_path(tmp_path, overrides={field: value})
+
+
+def test_jina_as_xlm_roberta_with_adapters_beside_its_weights(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "JinaEmbeddingsV3Model", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
+    set_config(
+        tmp_path,
+        {"architectures": ["XLMRobertaModel"], "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
+        "rope_parameters",
+    )
+    tensors = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        is_adapted = name.endswith(("Wqkv.weight", "fc1.weight", "word_embeddings.weight"))
+        stem = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
+        tensors[f"{stem}.original" if is_adapted else f"roberta.{name}"] = tensor
+        if is_adapted:
+            tensors[f"{stem}.0.lora_A"] = torch.ones(5, 4, tensor.shape[-1])
+            tensors[f"{stem}.0.lora_B"] = torch.ones(5, tensor.shape[0], 4)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check(tmp_path, oracle)
+
+
+def test_gte_as_new_model(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "GteModel", rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    set_config(
+        tmp_path,
+        {"architectures": ["NewModel"], "model_type": "new", "rope_theta": 500000, "position_embedding_type": "rope"},
+        "rope_parameters",
+    )
+    check(tmp_path, oracle)
+
+
+def test_frequencies_of_gte_with_fixed_ntk_scaling() -> None:
+    """Base times the factor, then each frequency divided by factor ** (2 / head_dim), as the code that came with
+    gte-base-en-v1.5 computes them."""
+    fields = {**ENCODER_CASES["GteModel"].fields, "architectures": ["NewModel"], "rope_theta": 500000}
+    config = ModelConfig.from_dict({**fields, "rope_scaling": {"type": "ntk", "factor": 2.0}})
+    exponents = torch.arange(0, 16, 2, dtype=torch.float64) / 16
+    expected = (2 * 500000.0) ** -exponents / 2 ** (2 / 16)
+    assert torch.allclose(inverse_frequencies(config.rope, 16).double(), expected, rtol=1e-6)
+    assert config.max_encoder_len == 256
+
+
+def test_a_layer_of_albert_that_runs_twice_is_loaded_and_counted_once(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "AlbertModel", num_hidden_layers=4, num_hidden_groups=1, inner_group_num=1)
+    network = check(tmp_path, oracle)
+    assert len(network.layers) == 4
+    assert len(set(map(id, network.layers))) == 1
