@@ -179,16 +179,14 @@ class Pooler:
             outputs = self._head(pooled)
         else:
             outputs = torch.cat([self._head(vector) for vector in pooled.split(1)])
-        groups: dict[PoolingParams, list[int]] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
         for number, each in enumerate(params):
-            groups.setdefault(
-                PoolingParams(task=each.task, dimensions=each.dimensions, use_activation=each.use_activation), []
-            ).append(number)
+            groups.setdefault((each.task, each.dimensions, each.use_activation), []).append(number)
         if len(groups) == 1:
-            return list(self._activated(outputs, next(iter(groups))))
+            return list(self._activated(outputs, params[0]))
         results: dict[int, Tensor] = {}
-        for group, numbers in groups.items():
-            results.update(zip(numbers, self._activated(outputs[numbers], group), strict=True))
+        for numbers in groups.values():
+            results.update(zip(numbers, self._activated(outputs[numbers], params[numbers[0]]), strict=True))
         return [results[number] for number in range(len(params))]
 
     def _finish_tokens(self, hidden: Tensor, token_ids: Tensor, params: PoolingParams) -> Tensor:
