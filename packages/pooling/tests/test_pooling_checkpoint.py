@@ -297,6 +297,13 @@ def test_colbert_of_pylate(tmp_path: Path) -> None:
     )
     assert (late.do_query_expansion, late.attend_to_expansion_tokens) == (True, False)
     assert late.skiplist_words == ("!", ",")
+    assert late.expansion_token == ""
+    assert "not filled up with mask tokens" in spec.notes[0]
+    for token in ("[MASK]", {"content": "[MASK]", "lstrip": True}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": token, "eos_token": "</s>"}))
+        late = read(folder).late_interaction
+        assert late is not None
+        assert late.expansion_token == "[MASK]"
     plain = read(write_in(tmp_path / "plain", ("pylate.models.Dense.Dense", {"in_features": H, "out_features": 4})))
     assert plain.late_interaction is not None
     assert (plain.late_interaction.query_length, plain.late_interaction.document_length) == (32, 180)

@@ -126,13 +126,16 @@ def _of_modules(
         if not chain.token_steps and settings.text("model_type", default=None) not in ("ColBERT", "MultiVectorEncoder"):
             return _of_network(settings, network, hidden_size)
         is_of_pylate = any(module.class_name.startswith("pylate.") for module in modules)
+        late = _late_interaction(settings, chain, is_of_pylate=is_of_pylate)
+        is_unseen = late.do_query_expansion and not late.attend_to_expansion_tokens
         return PoolerSpec(
             hidden_size=hidden_size,
             head=head,
             normalize=is_normal or is_of_pylate,
             tasks=frozenset({"token_embed"}),
             similarity="maxsim",
-            late_interaction=_late_interaction(settings, chain, is_of_pylate=is_of_pylate),
+            late_interaction=late,
+            notes=(_UNSEEN,) if is_unseen else (),
         )
     pooler = PoolerSpec(
         hidden_size=hidden_size,
@@ -150,6 +153,12 @@ def _of_modules(
         activation=_class_activation(settings, "sigmoid" if chain.width == 1 else "identity"),
         labels=tuple(f"LABEL_{number}" for number in range(chain.width)),
     )
+
+
+_UNSEEN = (
+    "queries are not filled up with mask tokens: the checkpoint wants them read without being seen by the other tokens "
+    "(attend_to_expansion_tokens false), which is not computed"
+)
 
 
 def _of_network(settings: Fields, network: PoolerSpec | None, hidden_size: int) -> PoolerSpec:
@@ -194,7 +203,9 @@ def _late_interaction(settings: Fields, chain: ModuleChain, *, is_of_pylate: boo
         return LateInteractionSpec(skiplist_words=chain.skiplist_words)
     words = settings.texts("skiplist_words") if settings.get("skiplist_words") is not None else string.punctuation
     expands = settings.flag("do_query_expansion", default=True)
+    expansion_token = _special_token(chain.folder / "tokenizer_config.json", "mask_token", "eos_token")
     return LateInteractionSpec(
+        expansion_token=expansion_token,
         query_prefix=settings.text("query_prefix", default="[Q] "),
         document_prefix=settings.text("document_prefix", default="[D] "),
         query_length=settings.integer("query_length", default=32, minimum=1),
@@ -203,6 +214,17 @@ def _late_interaction(settings: Fields, chain: ModuleChain, *, is_of_pylate: boo
         attend_to_expansion_tokens=expands and settings.flag("attend_to_expansion_tokens", default=False),
         skiplist_words=tuple(words),
     )
+
+
+def _special_token(file: Path, *names: str) -> str:
+    """The first of the special tokens that a tokenizer_config.json has; empty where it has none."""
+    settings = read_json(file) if file.exists() else {}
+    for name in names:
+        token = settings.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token:
+            return token
+    return ""
 
 
 def _with_bge_m3(pooler: PoolerSpec, folder: Path, config: Fields) -> PoolerSpec:

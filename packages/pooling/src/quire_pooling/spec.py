@@ -152,7 +152,9 @@ class LateInteractionSpec:
     document_length: int | None = None
     """Tokens of a document that are read."""
     do_query_expansion: bool = False
-    """Queries are filled up with the tokenizer's mask token, whose vectors count (query augmentation, section 3.2)."""
+    """Queries are filled up with tokens whose vectors count (query augmentation, section 3.2)."""
+    expansion_token: str = ""
+    """The token that they are filled up with: the tokenizer's mask, or the end of a text where it has none."""
     attend_to_expansion_tokens: bool = False
     """Other tokens attend to those of the expansion."""
     skiplist_words: tuple[str, ...] = ()
