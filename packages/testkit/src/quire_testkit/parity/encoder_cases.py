@@ -71,7 +71,7 @@ ENCODER_CASES: dict[str, ParityCase] = {
     "DebertaV2Model": case("DebertaV2Config", _DEBERTA_FIELDS),
     "DistilBertModel": case("DistilBertConfig", _DISTIL_FIELDS),
     "ElectraModel": case("ElectraConfig", _BERT_FIELDS, embedding_size=32),
-    "EuroBertModel": case("EuroBertConfig"),
+    "EuroBertModel": case("EuroBertConfig", mask_token_id=3),
     "GteModel": case("GteConfig", without(LLAMA_FIELDS, "num_key_value_heads")),
     "JinaEmbeddingsV3Model": case("JinaEmbeddingsV3Config", without(LLAMA_FIELDS, "num_key_value_heads")),
     "MPNetModel": case("MPNetConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import quire_models
 from quire_models.composite import language_part
-from quire_models.registry import ARCHITECTURES, FALLBACK, NATIVE_TYPES, architecture_entry
+from quire_models.registry import FALLBACK, NATIVE_TYPES, architecture_entry
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.media_cases import MEDIA_CASES
 
@@ -37,7 +37,9 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
   cache. **preempted**: twice thrown out and computed again. **asynchronous**: scheduled one step ahead. **all at
   once**: these together.
 - Networks with an encoder and a decoder: the prompt is the decoder's, behind another text for the encoder. Encoders
-  alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them.
+  alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them. With a
+  head: logits of classes, or weights of words (...ForMaskedLM, as SPLADE makes them of logits). Every native decoder
+  also loads as ...Model, ...ForSequenceClassification and ...ForTokenClassification, which have no rows here.
 - Networks with towers take images or sounds: of prompts with none, one, two and five items, the largest error; with
   strangers that have other items. Their language model is native or a fallback, so are their towers.
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
@@ -97,7 +99,7 @@ def update_table(path: Path, verdicts: Iterable[Verdict]) -> None:
 def _kind(architecture: str) -> str:
     """Whose network it is; of one that takes media, whose language model, and that its towers are Transformers'."""
     text = _text_architecture(architecture)
-    kind = "native" if (text or architecture) in ARCHITECTURES else "fallback"
+    kind = "native" if architecture_entry(text or architecture).is_native else "fallback"
     return f"{kind} + towers" if architecture in MEDIA_CASES else kind
 
 

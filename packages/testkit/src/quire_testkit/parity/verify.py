@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_interfaces import PromptMedia
+from quire_interfaces import PoolingParams, PoolingTask, PromptMedia
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
+from quire_models.layers.network import Network
 from quire_models.ledger import num_parameters
 from quire_ops import SampleTable, ops
+from quire_pooling.pooler import Pooler
+from quire_pooling.spec import PoolerSpec
 from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
@@ -42,6 +45,8 @@ NUM_ENCODER = 45
 """Tokens that an encoder reads."""
 BF16, INT8 = "bfloat16", "int8 weights"
 NUM_BF16_PROMPTS, NUM_BF16_TOKENS = 5, 4
+_HEAD_TASKS: tuple[PoolingTask, ...] = ("classify", "token_classify", "embed")
+"""Tasks of heads of classes, of classes of tokens, and of masked language models."""
 BF16_ERRORS = 2.0
 """Quire in bfloat16 may be as many times as far from float32 as Transformers in bfloat16 is."""
 
@@ -171,33 +176,53 @@ def _add_situations(
 
 
 def compare_hidden(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
-    """Verify an encoder alone by its hidden states: of a text by itself, and of the same text beside others. What has
-    to do with generation is NaN."""
+    """Verify an encoder alone by its hidden states, or by what its head makes of them: of a text by itself, and of the
+    same text beside others. What has to do with generation is NaN."""
     verdict = Verdict(config.architecture, dict.fromkeys((*SITUATIONS, BF16, INT8), float("nan")))
-    own = sum(p.numel() for name, p in oracle.named_parameters() if not name.startswith("pooler."))
+    unused = "pooler." if config.network.pooler is None else " "  # a body's, which nobody reads
+    own = sum(p.numel() for name, p in oracle.named_parameters() if not name.startswith(unused))
     if num_parameters(config) != own:
         verdict.failures["plan"] = f"the planner counts {num_parameters(config)} parameters, the checkpoint has {own}"
     choose = random.Random(config.architecture).choices
     texts = [choose(range(3, config.vocab_size), k=length) for length in (NUM_PROMPT, 1, 33, NUM_PROMPT, 8)]
-    rounded = copy.deepcopy(oracle).bfloat16()
-    with torch.inference_mode():
-        expected = [oracle(input_ids=torch.tensor([text])).last_hidden_state[0] for text in texts]
-        theirs = [rounded(input_ids=torch.tensor([text])).last_hidden_state[0].float() for text in texts]
+    expected = _oracle_outputs(oracle, texts, config.network.pooler)
+    theirs = _oracle_outputs(copy.deepcopy(oracle).bfloat16(), texts, config.network.pooler)
     network = load_model(config, folder, dtype="float32")
     networks = {
         BF16: (load_model(config, folder, dtype="bfloat16"), BF16_ERRORS * _hidden_error(theirs, expected)),
         INT8: (load_model(config, folder, dtype="float32", linear_method="int8"), case.int8_tolerance),
     }
-    assert isinstance(network, EncoderOnly)
-    alone = [network.read([text])[0] for text in texts]
-    found = {"whole prefill": (alone, case.tolerance), "with strangers": (network.read(texts), case.tolerance)}
+    alone = [_outputs(network, [text])[0] for text in texts]
+    found = {"whole prefill": (alone, case.tolerance), "with strangers": (_outputs(network, texts), case.tolerance)}
     for name, (other, allowed) in networks.items():
-        assert isinstance(other, EncoderOnly)
-        found[name] = (other.read(texts), allowed)
-    for name, (hidden, allowed) in found.items():
-        error = _hidden_error(hidden, expected)
+        found[name] = (_outputs(other, texts), allowed)
+    for name, (outputs, allowed) in found.items():
+        error = _hidden_error(outputs, expected)
         verdict.add(name, error, _problem([], [], error, allowed))
     return verdict
+
+
+@torch.inference_mode()
+def _oracle_outputs(oracle: Any, texts: Sequence[Sequence[int]], pooler: PoolerSpec | None) -> list[Tensor]:
+    """Of each text: hidden states, logits of classes, or weights of words as SPLADE makes them of logits."""
+    outputs = [oracle(input_ids=torch.tensor([list(text)])) for text in texts]
+    if pooler is None:
+        return [each.last_hidden_state[0].float() for each in outputs]
+    logits = [each.logits[0].float() for each in outputs]
+    return logits if pooler.labels else [torch.log1p(torch.relu(each)).amax(0) for each in logits]
+
+
+def _outputs(network: Network, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """What `_oracle_outputs` gives, of Quire's network, the texts side by side."""
+    assert isinstance(network, EncoderOnly)
+    hidden, pooler = network.read(texts), network.config.network.pooler
+    if pooler is None:
+        return hidden
+    task = next(task for task in _HEAD_TASKS if task in pooler.tasks)
+    params = PoolingParams(task=task, use_activation=False)
+    token_ids = torch.tensor([token for text in texts for token in text])
+    lens = [len(text) for text in texts]
+    return Pooler(pooler, network.head_weights).pool(torch.cat(hidden), lens, [params] * len(texts), token_ids)
 
 
 def _hidden_error(hidden: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
