@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_interfaces import MediaItem, Modality, RenderedPrompt
+from quire_models import ModelConfig
 from quire_multimodal import MediaConfig, PositionScheme, StoredItem, expand_placeholders, find_spans, place_media
 from quire_multimodal.fingerprint import prompt_arguments, read_config
 from quire_multimodal.processor import ItemProcessor
@@ -28,6 +29,7 @@ class PreparedPrompts:
         self._folder = folder
         self._config = read_config(folder)
         self._scheme = PositionScheme.from_config(self._config)
+        self._is_prefix_lm = ModelConfig.from_path(folder).media.is_prefix_lm  # type: ignore[union-attr]
         self._num_items = 0
 
     def prompt(self, text: str, media: Mapping[str, Sequence[Any]], **arguments: Any) -> RenderedPrompt:
@@ -45,12 +47,13 @@ class PreparedPrompts:
             for value in values
         ]
         placeholders = {str(kind): str(self.processor.placeholder(kind)) for kind in self.processor.modalities}
-        expanded, ordered = expand_placeholders(text, items, placeholders)
+        expanded, ordered = expand_placeholders(text, items, placeholders, frame=self.processor.frame)
         token_ids = self.processor.processor.tokenizer(expanded, add_special_tokens=False)["input_ids"]
         spans = find_spans(ordered, token_ids)
-        return RenderedPrompt(
-            token_ids=token_ids, media=place_media(ordered, spans, len(token_ids), self._scheme) if items else None
-        )
+        media = place_media(ordered, spans, len(token_ids), self._scheme)
+        if self._is_prefix_lm:
+            media = media.as_prefix(token_ids)
+        return RenderedPrompt(token_ids=token_ids, media=media if items else None)
 
     def _item(self, modality: Modality, value: Any, arguments: Mapping[str, Any]) -> StoredItem:
         prepared = self.processor.process(modality, value, arguments)

@@ -31,13 +31,17 @@ class MediaPrompt:
             start = len(self.token_ids) + 1
             self.token_ids += [START, *media_tokens(item, len(rows)), *(rng.randrange(3, 180) for _ in range(7))]
             self.embeds.update({start + row: embed for row, embed in enumerate(rows)})
-        self._sees_whole_spans = network.config.media is not None and network.config.media.is_bidirectional
+        spec = network.config.media
+        self._prefix_len = len(self.token_ids) if spec is not None and spec.is_prefix_lm and num_items else 0
+        self._sees_whole_spans = spec is not None and spec.is_bidirectional and not spec.is_prefix_lm
         self._architecture = architecture
 
     def oracle_inputs(self, model: Any) -> dict[str, Tensor]:
         """Arguments of the whole network's forward."""
         arrays = joined_arrays(self._architecture, [item for _, item in self._items])
-        return oracle_inputs(model, self.token_ids, arrays, has_whole_spans=self._sees_whole_spans)
+        return oracle_inputs(
+            model, self.token_ids, arrays, has_whole_spans=self._sees_whole_spans, prefix_len=self._prefix_len
+        )
 
     def positions(self, model: Any) -> Tensor | None:
         """[3, tokens] of M-RoPE as Transformers counts them; None where there is one position each."""
@@ -47,9 +51,9 @@ class MediaPrompt:
         """[tokens, vocab_size], computed `chunk` tokens at a time."""
         driver = PagedDriver(network, block_size=16, shuffle=True)  # type: ignore[arg-type]
         seq = driver.add(self.token_ids)
-        seq.embeds, seq.positions = self.embeds, positions
+        seq.embeds, seq.positions, seq.prefix_len = self.embeds, positions, self._prefix_len
         while seq.num_computed < len(seq.token_ids):
-            end = min(seq.num_computed + chunk, len(seq.token_ids))
+            end = min(max(seq.num_computed + chunk, self._prefix_len), len(seq.token_ids))
             while self._sees_whole_spans and end in self.embeds and end - 1 in self.embeds:
                 end += 1  # spans are not cut
             driver.step((seq, end - seq.num_computed))

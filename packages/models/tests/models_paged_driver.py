@@ -27,6 +27,8 @@ class Sequence:
     """Token -> its row [width], of those that stand for media."""
     positions: Tensor | None = None
     """[3, tokens] of M-RoPE; None where they are counted."""
+    prefix_len: int = 0
+    """Tokens that all see one another."""
 
 
 class PagedDriver:
@@ -73,11 +75,14 @@ class PagedDriver:
         input_ids, positions, slots = [], [], []
         places: list[int] = []
         rows: list[Tensor] = []
+        prefix: list[int] = []
         for seq, count in parts:
             end = seq.num_computed + count
             while len(seq.blocks) * self.block_size < end:
                 seq.blocks.append(self.free.pop(0))
             for position in range(seq.num_computed, end):
+                if position < seq.prefix_len:
+                    prefix.append(len(input_ids))
                 if position in seq.embeds:
                     places.append(len(input_ids))
                     rows.append(seq.embeds[position])
@@ -98,6 +103,7 @@ class PagedDriver:
             states=self.states if any(self.states) else (),
             lora=lora,
             media=MediaEmbeds(token_index=torch.tensor(places), embeds=torch.stack(rows)) if rows else None,
+            prefix_index=torch.tensor(prefix) if prefix else None,
         )
         hidden = self.model.forward(batch)
         logits = self.model.compute_logits(hidden) if self.model.config.generates else hidden[:, :0]

@@ -163,3 +163,12 @@ def test_spans_of_a_step_are_seen_whole() -> None:
     assert [row[2 : 3 + row[0]].tolist() for row in windowed] == [
         [3, 4, 5, 6], [4, 5, 6], [5, 6, 7], [0], [0, 1, 2], [0, 1, 2], [1, 2, 3],
     ]  # fmt: skip
+
+
+def test_spans_that_are_prefixes_begin_before_the_step() -> None:
+    """Three tokens behind five others, all of a prompt, and a token behind a prompt; a window of three tokens."""
+    spans = visible_spans([0, 1, 2], [3, 1], [8, 4], are_prefixes=True)
+    assert spans.begins.tolist() == [0, 0, 0, 3]
+    whole, windowed = path_table(spans, None), path_table(spans, 3)
+    assert [row[:2].tolist() for row in whole] == [[7, 5]] * 3 + [[3, 3]]
+    assert [row[2 : 3 + row[0]].tolist() for row in windowed] == [[*range(8)]] * 3 + [[1, 2, 3]]

@@ -123,6 +123,10 @@ FAMILIES = {
         "Gemma3Processor", image("Gemma3ImageProcessorPil", size=SQUARE), GEMMA_TOKENS, {"image_seq_length": 4},
         {"image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>"},
     ),
+    "paligemma": Family(
+        "PaliGemmaProcessor", image("SiglipImageProcessorPil", size=SQUARE, image_seq_length=4), IMAGE, {},
+        {"image_token_index": "<image>"},
+    ),
     "gemma3n": Family(
         "Gemma3nProcessor",
         image("SiglipImageProcessorPil", size=SQUARE) | {"feature_extractor": ("Gemma3nAudioFeatureExtractor", {})},

@@ -235,3 +235,26 @@ def test_sounds_beside_images_are_items_of_their_own(processor_folder: Callable[
 def test_a_folder_without_a_processor(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="processor"):
         MediaPreparer(tmp_path)
+
+
+async def test_a_prompt_whose_tokens_see_one_another_is_framed_and_named(
+    processor_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    preparer = MediaPreparer(processor_folder("paligemma"), MediaConfig(), is_prefix_lm=True, store_base=tmp_path)
+    first, other = await preparer.prepare([MediaSource(modality=IMAGE, value=random_image(seed=n)) for n in (1, 2)])
+    text, order = preparer.expand("<image> what<image> is it", [first, other])
+    assert text == "<image>" * 4 + " what" + "<image>" * 4 + "<|im_start|> is it\n"
+    assert preparer.expand("none", []) == ("none", [])
+    token_ids = [*first.embed_token_ids * 4, 5, *other.embed_token_ids * 4, 6]
+    prompts = [
+        preparer.place(order, token_ids),
+        preparer.place(order, token_ids),
+        preparer.place(order, [*token_ids[:-1], 7]),
+        preparer.place(order[::-1], token_ids),
+    ]
+    assert all(media.prefix_len == 10 and media.extra_keys[-1] == (0, 10, media.prefix_key) for media in prompts)
+    assert prompts[0] == prompts[1]
+    assert len({media.prefix_key for media in prompts}) == 3
+    assert preparer.place([], [1, 2]).extra_keys == ()
+    preparer.release([first, other])
+    preparer.close()

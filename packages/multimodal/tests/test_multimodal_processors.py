@@ -18,7 +18,7 @@ from quire_multimodal.decode import VideoFrames, decode_video
 from quire_multimodal.processor import ItemProcessor, ProcessedItem
 
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
-TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids"}
+TEXTS = {"input_ids", "attention_mask", "mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids", "labels"}
 WITHOUT_PLACEHOLDER = {"blip-2", "fuyu"}
 """Families whose joint call puts an image before a text that does not say where it stands."""
 ARGUMENTS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
@@ -90,7 +90,9 @@ def _check_ids(
     written: tuple[str, str],
 ) -> None:
     placeholders = {str(modality): str(ours.placeholder(modality))}
-    expanded, order = expand_placeholders(text, [stored(modality, each) for each in items], placeholders)
+    expanded, order = expand_placeholders(
+        text, [stored(modality, each) for each in items], placeholders, frame=ours.frame
+    )
     ids = ours.processor.tokenizer(written[0] + expanded + written[1])["input_ids"]
     joint = joint_call(ours, modality, text, media)
     assert ids == joint["input_ids"][0].tolist()

@@ -30,6 +30,7 @@ class Items:
 
     def __init__(self, placeholders: dict[str, str]) -> None:
         self.placeholders = placeholders
+        self.has_special_tokens = False
         self.text, self.token_ids = "", list[int]()
 
     def expand(self, text: str) -> str:
@@ -124,3 +125,14 @@ def test_messages_of_one_role_in_a_row_keep_their_media(make: Any) -> None:
     items = Items({"image": TOKEN})
     make(strict + LISTS).render_chat([*user("wood", IMAGE), {"role": "user", "content": "stone"}], media=items)
     assert items.text == f"<|im_start|>user\nwood{TOKEN}\n\nstone<|im_end|>"
+
+
+def test_media_that_bring_special_tokens_get_no_others(tokenizer_folder: Any) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder("byte_fallback_metaspace"))
+    renderer = ChatRenderer(tokenizer, TEXTS, placeholders={"image": TOKEN})
+    items, rendered = Items({"image": TOKEN}), []
+    for items.has_special_tokens in (False, True):
+        rendered.append(renderer.render_prompt("wood", media=items).token_ids)
+    bare = tokenizer.encode("wood", add_special_tokens=False)
+    assert rendered[1] == bare
+    assert rendered[0] == tokenizer.encode("wood") != bare

@@ -74,6 +74,8 @@ class WatchedSteps:
                     assert each.item.key in self.sizes, f"{request_id} computes what was not encoded"
                 if self._whole and each.start < start + count:
                     assert start + count >= each.end, "a span is split"
+            if media is not None and start < media.prefix_len:
+                assert start + count >= media.prefix_len, "a prompt is split whose tokens see one another"
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -223,3 +225,41 @@ def test_a_span_that_stays_whole_may_be_longer_than_the_threshold(make_driver) -
     request = with_media(make_request("a", range(30), max_tokens=2), span(6, item("a", 15)))
     WatchedSteps(50, 50, whole=True).watch(driver, [request])
     assert driver.transcripts["a"].finish_reason == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_whose_tokens_see_one_another_is_computed_at_once(make_driver, depth: int) -> None:
+    """Beside texts in pieces; an equal prompt is found in the prefix cache, one that ends otherwise is not."""
+    rule = MediaRule(30, 30, 40)
+    driver = make_driver(
+        num_blocks=60, depth=depth, prefix_cache=True, rules=(rule,), max_num_batched_tokens=40,
+        long_prefill_token_threshold=4,
+    )  # fmt: skip
+    spans = (span(2, item("a", 12)), span(18, item("b", 10)))
+    prompts = [list(range(33)), list(range(33)), [*range(32), 99]]
+    requests = []
+    for number, tokens in enumerate(prompts):
+        request = make_request(f"r{number}", tokens, max_tokens=6)
+        request.media = PromptMedia(spans=spans).as_prefix(tokens)
+        request.cache_extra_keys = request.media.extra_keys
+        requests.append(request)
+    texts = [make_request(f"t{number}", range(number, number + 30), max_tokens=9) for number in range(3)]
+    steps = WatchedSteps(30, 30, whole=True)
+    for request in requests:
+        steps.watch(driver, [texts.pop(), request])
+    assert all(each.finish_reason == FinishReason.LENGTH for each in driver.transcripts.values())
+    assert [request.num_cached_tokens for request in requests] == [0, 32, 0]
+    assert steps.encoded == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(("num_tokens", "num_embeds"), [(41, 12), (33, 20)])
+def test_a_prompt_that_is_too_large_to_be_computed_at_once_is_refused(
+    make_driver, num_tokens: int, num_embeds: int
+) -> None:
+    driver = make_driver(rules=(MediaRule(30, 30, 40),), max_num_batched_tokens=40)
+    request = with_media(make_request("a", range(num_tokens)), span(0, item("a", num_embeds)), span(22, item("b", 11)))
+    assert request.media is not None
+    request.media = request.media.as_prefix(request.prompt_token_ids)
+    with pytest.raises(RequestError, match="which this model reads at once") as error:
+        driver.add(request)
+    assert error.value.code == "media_too_large"

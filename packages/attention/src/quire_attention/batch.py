@@ -73,6 +73,9 @@ class ForwardBatch:
     """Which tokens use which adapter slot; None where none does."""
     media: MediaEmbeds | None = None
     """Rows that take the place of token embeddings; None where the step has text alone."""
+    prefix_index: Tensor | None = None
+    """[P] int64: places, among the step's tokens, of those that see all tokens of their prompt (prefix LM); None where
+    there are none. All of a prompt that no step before has computed are in the step."""
     encoder: EncoderBatch | None = None
     """What the encoder has to read in this step, for networks that have one; None when it has nothing to do."""
 

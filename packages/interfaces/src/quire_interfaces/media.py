@@ -7,8 +7,9 @@ memory from then on; what crosses between processes says where.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 __all__ = [
@@ -117,11 +118,27 @@ class PromptMedia:
     """Axes of `positions`; 4 for Hunyuan-VL (place in the prompt, width, height, number of the image)."""
     position_delta: int = 0
     """Number that is added to the index of a generated token, for its position on all axes."""
+    prefix_len: int = 0
+    """Tokens from the first on that all see one another; those behind them are causal (prefix LM, Raffel et al., "T5",
+    2020, section 3.2.1). 0 where all are causal."""
+    prefix_key: str = ""
+    """Names these tokens and the items among them: keys and values of each one depend on all."""
 
     @property
     def extra_keys(self) -> tuple[tuple[int, int, str], ...]:
         """For `Request.cache_extra_keys`: what token ids do not say."""
-        return tuple((span.start, span.end, span.item.key) for span in self.spans)
+        keys = tuple((span.start, span.end, span.item.key) for span in self.spans)
+        return (*keys, (0, self.prefix_len, self.prefix_key)) if self.prefix_len else keys
+
+    def as_prefix(self, token_ids: Sequence[int]) -> PromptMedia:
+        """These media in a prompt whose tokens all see one another.
+
+        Args:
+            token_ids: Of the whole prompt.
+        """
+        named = repr((list(token_ids), [(span.start, span.embeds, span.item.key) for span in self.spans]))
+        key = hashlib.sha256(named.encode()).hexdigest()
+        return replace(self, prefix_len=len(token_ids), prefix_key=f"prefix:{key}")
 
 
 class PreparedMedia(Protocol):
@@ -129,6 +146,8 @@ class PreparedMedia(Protocol):
 
     placeholders: Mapping[str, str]
     """Token that stands for an item in the text of a prompt, by modality: what the model takes."""
+    has_special_tokens: bool
+    """`expand` writes the special tokens around the text, too: a tokenizer adds none."""
 
     def expand(self, text: str) -> str:
         """The text with each placeholder replaced by the text of its item.

@@ -57,6 +57,7 @@ class HeldMedia:
 
     def __init__(self, front: MediaFront, items: Sequence[StoredItem]) -> None:
         self.placeholders = front.placeholders
+        self.has_special_tokens = front.preparer.frame is not None and bool(items)
         self._preparer = front.preparer
         self._items = list(items)
         self._ordered = self._items
@@ -100,7 +101,12 @@ class MediaFront:
         """Width of the residual stream."""
         self.embeds_width = model.hidden_size if model.media is None else model.media.width
         """Width of the embeddings of an item, further features of a network that reads some included."""
-        self.preparer = quire_multimodal.MediaPreparer(folder, config, embeds_width=self.embeds_width)
+        self.preparer = quire_multimodal.MediaPreparer(
+            folder,
+            config,
+            embeds_width=self.embeds_width,
+            is_prefix_lm=model.media is not None and model.media.is_prefix_lm,
+        )
         self.abandoned: deque[list[StoredItem]] = deque()
         """Items whose holder was collected, maybe while a lock was held; released when the next ones are prepared."""
 

@@ -13,7 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from quire_interfaces import CheckpointError, Fields, KVCacheSpec, read_json
+from quire_interfaces import (
+    CheckpointError,
+    Fields,
+    FullAttentionSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+    read_json,
+)
 from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
 from quire_models.encoder_spec import start_token_ids
@@ -311,8 +318,20 @@ class ModelConfig:
         return self.network.inner_width
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-        """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`."""
-        return self.network.kv_cache_specs(block_size, dtype)
+        """Layer name -> what the layer keeps per block, in the order of the layers; see `NetworkSpec`.
+
+        Where the tokens of a prompt all see one another, layers with a sliding window keep all of them, too.
+        """
+        specs = self.network.kv_cache_specs(block_size, dtype)
+        if self.media is None or not self.media.is_prefix_lm:
+            return specs
+        kept = {name: spec for name, spec in specs.items() if isinstance(spec, SlidingWindowSpec)}
+        return specs | {
+            name: FullAttentionSpec(
+                block_size=spec.block_size, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.dtype
+            )
+            for name, spec in kept.items()
+        }
 
 
 def _check_overrides(overrides: Mapping[str, Any], known: set[str], architecture: str, field: str) -> None:

@@ -36,6 +36,9 @@ _PREFIX = "the tokens of an image and of the prompt all see one another"
 _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
 """`model_type` of networks whose processors make images of the frames of a video: they have no token for videos."""
 
+_PREFIX_LMS = frozenset({"paligemma"})
+"""`model_type` of networks in which all tokens of a prompt with an image see one another."""
+
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
     "fast_vlm": _TIMM,
@@ -75,6 +78,9 @@ class MediaSpec:
     """The tower, where it is Quire's own; None where Transformers' serves."""
     is_bidirectional: bool = False
     """Tokens of an image attend to all of the image, not only to those before them."""
+    is_prefix_lm: bool = False
+    """So do all tokens of a prompt with an image, to all of the prompt (prefix LM, Beyer et al. 2024, "PaliGemma",
+    sec. 3.1)."""
     has_causal_global_layers: bool = False
     """They do so in layers with a sliding window alone (Gemma 4)."""
     causal_token_ids: tuple[int, ...] = ()
@@ -109,6 +115,7 @@ def media_spec(
         return None
     deepstack = _deepstack_layers(values)
     bidirectional = text.get("use_bidirectional_attention") == "vision"
+    prefix_lm = values.get("model_type") in _PREFIX_LMS
     return MediaSpec(
         architecture=architecture,
         modalities=modalities,
@@ -116,7 +123,8 @@ def media_spec(
         deepstack_layers=deepstack,
         tower=tower_spec(values, hidden_size) if is_native else None,
         has_mrope=_has_mrope(text),
-        is_bidirectional=bidirectional or values.get("model_type") == "gemma3",
+        is_bidirectional=bidirectional or values.get("model_type") == "gemma3" or prefix_lm,
+        is_prefix_lm=prefix_lm,
         has_causal_global_layers=bidirectional,
         causal_token_ids=_token_ids(values, ("audio_token_id",)) if bidirectional else (),
     )

@@ -28,7 +28,7 @@ from quire_multimodal.fingerprint import fingerprint, prompt_arguments, read_con
 from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.restored_items import describe_item, restore_item
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
-from quire_multimodal.spans import expand_placeholders, find_spans
+from quire_multimodal.spans import PromptFrame, expand_placeholders, find_spans
 from quire_multimodal.store import MediaStore, StoredItem, write_features
 from quire_multimodal.workers import WorkerPool
 
@@ -78,6 +78,7 @@ class MediaPreparer:
         config: Bounds, sources, processes, memory.
         embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
         embeds_width: Width of the embeddings that the network takes, for those that callers have computed.
+        is_prefix_lm: All tokens of a prompt with media see one another in this network.
         store_base: Folder in which the store makes its own; shared memory if not said.
 
     Raises:
@@ -91,6 +92,7 @@ class MediaPreparer:
         *,
         embed_token_ids: Mapping[str, list[int]] | None = None,
         embeds_width: int | None = None,
+        is_prefix_lm: bool = False,
         store_base: Path | None = None,
     ) -> None:
         self.config = config or MediaConfig()
@@ -98,15 +100,17 @@ class MediaPreparer:
             name: each for name, each in (self.config.mm_processor_kwargs or {}).items() if name != "backend"
         }
         self._workers = None if folder is None else WorkerPool(folder, self.config, embed_token_ids)
-        self._fingerprint, self._scheme = "", None
+        self._fingerprint, self._scheme, self._is_prefix_lm = "", None, is_prefix_lm
         self._model_config: Mapping[str, Any] = {}
+        self.frame: PromptFrame | None = None
+        """What is written into prompts with media, special tokens included; None for nothing."""
         self.placeholders: Mapping[str, str] = {}
         """Token that a chat template writes for an item, by modality: what the model takes."""
         if folder is not None and self._workers is not None:
             self._fingerprint = fingerprint(folder, [self.config.image_backend, self.config.media_io_kwargs])
             self._model_config = read_config(Path(folder))
             self._scheme = PositionScheme.from_config(self._model_config)
-            self.placeholders = self._workers.placeholders
+            self.placeholders, self.frame = self._workers.placeholders, self._workers.frame
             for modality, reason in self._workers.unusable.items():
                 _log.warning("%s cannot be served: %s", modality, reason)
         self.encoder_connector: EncoderCacheConnector | None = None
@@ -190,8 +194,8 @@ class MediaPreparer:
     def expand(
         self, text: str, items: Sequence[StoredItem], literal: Iterable[tuple[int, int]] = ()
     ) -> tuple[str, list[StoredItem]]:
-        """`expand_placeholders` with the placeholders of this model."""
-        return expand_placeholders(text, items, self.placeholders, literal)
+        """`expand_placeholders` with the placeholders and the frame of this model."""
+        return expand_placeholders(text, items, self.placeholders, literal, self.frame)
 
     def place(self, items: Sequence[StoredItem], token_ids: Sequence[int]) -> PromptMedia:
         """What a prompt carries of its media: their spans, and positions where the network wants them.
@@ -203,7 +207,8 @@ class MediaPreparer:
         Raises:
             MediaError: the tokens are not those of the items.
         """
-        return place_media(items, find_spans(items, token_ids), len(token_ids), self._scheme)
+        media = place_media(items, find_spans(items, token_ids), len(token_ids), self._scheme)
+        return media.as_prefix(token_ids) if items and self._is_prefix_lm else media
 
     def _check_limits(self, sources: Sequence[MediaSource]) -> None:
         limits = self.config.limit_mm_per_prompt or {}

@@ -22,7 +22,7 @@ from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames, decode_audio, decode_image, decode_sound_track, decode_video, resample
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fingerprint import read_config
-from quire_multimodal.spans import ITEM_NUMBER
+from quire_multimodal.spans import ITEM_NUMBER, PromptFrame
 
 __all__ = ["EmbedsText", "ItemProcessor", "ProcessedItem"]
 
@@ -30,7 +30,7 @@ _DEFAULT_NUM_FRAMES = 32
 """Frames of a video where neither the processor nor the request says how many (vLLM's number)."""
 _ARGUMENTS = {Modality.IMAGE: "images_kwargs", Modality.VIDEO: "videos_kwargs", Modality.AUDIO: "audio_kwargs"}
 _MEDIA = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
-_NOT_FEATURES = ("video_metadata",)
+_NOT_FEATURES = ("video_metadata", "labels")
 _OF_TOKENS = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
 """Outputs that are about the tokens of the joint call's text."""
 _AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
@@ -114,6 +114,13 @@ class ItemProcessor:
             if not tries[-1].unusable:
                 break
         return min(tries, key=lambda each: len(each.unusable))
+
+    @property
+    def frame(self) -> PromptFrame | None:
+        """What its joint call writes into a prompt, beside the texts of the items; None for nothing."""
+        if type(self.processor).__name__ != "PaliGemmaProcessor":
+            return None
+        return PromptFrame(behind_items=str(self.processor.tokenizer.bos_token), end="\n")
 
     @property
     def modalities(self) -> list[Modality]:

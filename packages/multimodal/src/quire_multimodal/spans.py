@@ -9,15 +9,26 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from quire_interfaces import MediaSpan, Modality
 from quire_multimodal.errors import MediaError
 from quire_multimodal.store import StoredItem
 
-__all__ = ["ITEM_NUMBER", "expand_placeholders", "find_spans"]
+__all__ = ["ITEM_NUMBER", "PromptFrame", "expand_placeholders", "find_spans"]
 
 ITEM_NUMBER = "\0"
 """Stands in the text of an item for the number of the item among those of its modality in the prompt, from 0."""
+
+
+class PromptFrame(NamedTuple):
+    """What a processor writes into a prompt with media, beside the texts of its items (PaliGemma)."""
+
+    behind_items: str = ""
+    """Behind the last item: the token that begins a text."""
+    end: str = ""
+    """Behind the prompt."""
 
 
 def expand_placeholders(
@@ -25,6 +36,7 @@ def expand_placeholders(
     items: Sequence[StoredItem],
     placeholders: Mapping[str, str],
     literal: Iterable[tuple[int, int]] = (),
+    frame: PromptFrame | None = None,
 ) -> tuple[str, list[StoredItem]]:
     """Replace each placeholder by the text of its item; the i-th of a modality is that of its i-th item.
 
@@ -33,6 +45,7 @@ def expand_placeholders(
         items: In any order that keeps those of a modality in the prompt's.
         placeholders: Token that stands for an item, by modality.
         literal: [from, to) of `text` that users wrote: what looks like a placeholder there is text.
+        frame: Is written, too, where there are items; None for nothing.
 
     Returns:
         The expanded text, and the items in the order of their placeholders.
@@ -53,6 +66,9 @@ def expand_placeholders(
             )
     numbers = dict.fromkeys(Modality, 0)
     ordered = [queues[modalities[match.group()]].pop(0) for match in places]
+    if ordered and frame is not None:
+        ordered[-1] = replace(ordered[-1], text=ordered[-1].text + frame.behind_items)
+        text += frame.end
     pieces: list[str] = []
     last = 0
     for match, stored in zip(places, ordered, strict=True):

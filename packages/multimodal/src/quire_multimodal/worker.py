@@ -71,7 +71,12 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
     placeholders = {str(each): processor.placeholder(each) for each in processor.modalities}
     send(
         connection,
-        {"placeholders": placeholders, "unusable": processor.unusable, "embeds_texts": processor.embeds_texts},
+        {
+            "placeholders": placeholders,
+            "unusable": processor.unusable,
+            "embeds_texts": processor.embeds_texts,
+            "frame": processor.frame,
+        },
     )
     return processor
 

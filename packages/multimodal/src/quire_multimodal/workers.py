@@ -19,6 +19,7 @@ from typing import Any
 from quire_interfaces import CheckpointError, EngineDeadError
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
+from quire_multimodal.spans import PromptFrame
 from quire_multimodal.worker_messages import receive, send
 
 __all__ = ["WorkerPool"]
@@ -115,6 +116,8 @@ class WorkerPool:
         """Token that stands for an item in a chat template's text, by modality: the modalities that can be prepared."""
         self.embeds_texts: dict[str, list[Any]] = loaded["embeds_texts"]
         """Fields of an `EmbedsText`, by modality."""
+        self.frame = None if loaded["frame"] is None else PromptFrame(*loaded["frame"])
+        """What is written into prompts with media, beside the texts of items."""
         self.unusable: dict[str, str] = loaded["unusable"]
         """Modalities that the processor has and that cannot be prepared, with the reason."""
         for worker in (*[None] * (self._num_workers - 1), first):

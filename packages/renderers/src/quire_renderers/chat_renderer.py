@@ -208,6 +208,7 @@ class ChatRenderer:
     ) -> RenderedPrompt:
         if media is not None:
             text = media.expand(text)
+            add_special_tokens = add_special_tokens and not media.has_special_tokens
         self.check_text(text, param)
         encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
         plain = text if self._control is None else self._control.unmarked(text)

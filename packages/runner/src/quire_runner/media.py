@@ -176,14 +176,17 @@ class EncoderCache:
                 yield span.item.key
 
     def add_to(self, batch: ForwardBatch, plan: HostPlan) -> None:
-        """Put the media of a step's rows into its batch: embeddings in their places, positions of several axes."""
+        """Put the media of a step's rows into its batch: embeddings in their places, positions of several axes, and
+        which tokens see all of their prompt."""
         media = self._media
         entries = [(entry, media[row]) for entry, row in enumerate(plan.rows.tolist()) if row in media]
         tokens: list[int] = []
+        prefix: list[int] = []
         embeds: list[Tensor] = []
         for entry, of_row in entries:
             start, end = int(plan.start[entry]), int(plan.ends[entry])
             offset = int(plan.query_start_loc[entry]) - start
+            prefix += range(offset + start, offset + min(end, of_row.prefix_len))
             for span in of_row.spans:
                 first, last = span.embeds_between(start, end)
                 if first < last:
@@ -192,6 +195,8 @@ class EncoderCache:
         if tokens:
             index = to_device(np.array(tokens, dtype=np.int64), batch.positions.device)
             batch.media = MediaEmbeds(token_index=index, embeds=torch.cat(embeds))
+        if prefix:
+            batch.prefix_index = to_device(np.array(prefix, dtype=np.int64), batch.positions.device)
         self._place(batch, plan, entries)
 
     def _place(self, batch: ForwardBatch, plan: HostPlan, entries: list[tuple[int, PromptMedia]]) -> None:

@@ -283,13 +283,13 @@ class Rows:
                 self.device_position_deltas[row] = delta
 
     def has_media_from(self, row: int, position: int) -> bool:
-        """Whether tokens of a row, from a position on, take embeddings, or have positions that `position_deltas` does
-        not tell."""
+        """Whether tokens of a row, from a position on, take embeddings, see tokens behind them, or have positions that
+        `position_deltas` does not tell."""
         media = self.media.get(row)
         if media is None:
             return False
         is_prompt = bool(media.positions) and position < self.num_prompt_tokens[row]
-        return is_prompt or media.position_delta > 0 or position < media.spans[-1].end
+        return is_prompt or media.position_delta > 0 or position < max(media.spans[-1].end, media.prefix_len)
 
     def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
         """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether

@@ -15,6 +15,7 @@ from quire_interfaces import (
     MediaItem,
     MediaSpan,
     ModelRunnerOutput,
+    PromptMedia,
     Request,
     RequestError,
     SchedulerOutput,
@@ -100,7 +101,7 @@ class MediaRule(AdmissionRule):
         cache_size: Most embeddings that the runner keeps; no item may have more.
         max_num_batched_tokens: Most tokens of a step.
         keeps_spans_whole: The tokens of an item look at each other in both directions, so that all of them have to be
-            computed in the same step (Gemma 3, PaliGemma).
+            computed in the same step (Gemma 3).
 
     Raises:
         ConfigError: A number below 1.
@@ -129,12 +130,16 @@ class MediaRule(AdmissionRule):
         self._counters = SchedulerStats()
 
     def check(self, request: Request) -> None:
-        """Let a request pass whose items can be encoded.
+        """Let a request pass whose items can be encoded, and whose tokens can be computed in as few steps as they want.
 
         Raises:
-            RequestError: One is too large for this engine.
+            RequestError: An item, or the prompt, is too large for this engine.
         """
-        for span in () if request.media is None else request.media.spans:
+        if request.media is None:
+            return
+        if request.media.prefix_len:
+            self._check_prefix(request.media)
+        for span in request.media.spans:
             if span.item.num_embeds > self._cache.capacity:
                 raise RequestError(
                     f"the {span.item.modality} at token {span.start} of the prompt has {span.item.num_embeds} "
@@ -152,17 +157,36 @@ class MediaRule(AdmissionRule):
                     code="media_too_large",
                 )
 
+    def _check_prefix(self, media: PromptMedia) -> None:
+        num_embeds = sum({span.item.key: span.item.num_embeds for span in media.spans}.values())
+        if media.prefix_len > self._max_num_batched_tokens or num_embeds > self._cache.capacity:
+            raise RequestError(
+                f"the prompt has {media.prefix_len} tokens and {num_embeds} embeddings, which this model reads at "
+                f"once, but a step has at most {self._max_num_batched_tokens}, and at most {self._cache.capacity} "
+                "embeddings are kept; shorten it, or start the server with a larger --max-num-batched-tokens",
+                param="prompt",
+                code="media_too_large",
+            )
+
     def allowed_tokens(self, request: Request, start: int, num_tokens: int) -> int:
-        """As many as there are before the first item that can neither be encoded in this step nor was before."""
+        """As many as there are before the first item that can neither be encoded in this step nor was before; none of a
+        prompt whose tokens all see one another, where those are not all that it lacks."""
         self._drop_pending()
         if request.media is None:
             return num_tokens
         if request.row < 0:
             self._pending = request
+        if start + num_tokens < request.media.prefix_len:
+            return 0
+        num_encoded = self._num_encoded(request, request.media, start, num_tokens)
+        return num_encoded if start + num_encoded >= request.media.prefix_len else 0
+
+    def _num_encoded(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> int:
+        """Tokens, of `num_tokens` from `start` on, whose items are in the cache when the step is computed."""
         end = start + num_tokens
-        if any(start < span.end for span in request.media.spans):
-            self._readers[request.request_id] = request.media.spans
-        for span in request.media.spans:
+        if any(start < span.end for span in media.spans):
+            self._readers[request.request_id] = media.spans
+        for span in media.spans:
             if span.start >= end:
                 break
             first, last = span.embeds_between(start, end)

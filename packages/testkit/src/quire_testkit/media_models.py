@@ -265,6 +265,13 @@ def _speech(
 
 
 FAMILIES: dict[str, MediaFamily] = {
+    "PaliGemmaForConditionalGeneration": MediaFamily(
+        processor="PaliGemmaProcessor",
+        parts={"image_processor": ("SiglipImageProcessorPil", {"size": _SQUARE, "image_seq_length": 16})},
+        tokens={"image_token": "<image>"},
+        placeholders={"image": "<image>"},
+        ids={"image_token_index": "<image>"},
+    ),
     "Qwen2VLForConditionalGeneration": _qwen("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen2_5_VLForConditionalGeneration": _qwen("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "Qwen3VLForConditionalGeneration": _qwen("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),

@@ -138,7 +138,7 @@ class DecoderLM(Network):
         """Hidden states [T, hidden_size]. `taps`: layer -> tensor [T, hidden_size] for the stream before it."""
         self.use_adapters(batch.lora)
         media = self.config.media
-        if self._sees_whole_spans and batch.media is not None and media is not None:
+        if self._sees_whole_spans and media is not None:
             batch = with_whole_spans(batch, self.config.sliding_windows, media)
         length = max(batch.num_positions, *batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]

@@ -1,5 +1,5 @@
 """Attention in which the tokens of an image see all of the image (Gemma 3, Gemma team 2025, sec. 2.1), in all layers
-or in those with a sliding window alone (Gemma 4).
+or in those with a sliding window alone (Gemma 4); or those of a prompt all of the prompt (PaliGemma).
 
 Backends know trees of tokens (`PagedLayout.paths`): which tokens each one sees, by name. An image is such a tree,
 in which every token follows all the others. Worked out on the host, in steps with media alone.
@@ -29,19 +29,15 @@ def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None], media: 
     """The batch with metadata for each kind of layer in which neighbouring tokens of media see one another.
 
     Args:
-        batch: Its media stand whole in the step: spans are not cut.
+        batch: Its media stand whole in the step: spans are not cut, nor what it lacks of a prompt that is a prefix.
         windows: Sliding window of each layer in tokens; None for none.
         media: Which tokens and layers do so.
     """
-    assert batch.media is not None
-    tokens = batch.media.token_index
-    if media.causal_token_ids:
-        ids = torch.tensor(media.causal_token_ids, device=tokens.device)
-        tokens = tokens[torch.isin(batch.input_ids[tokens], ids, invert=True)]
-    if not len(tokens):
+    tokens = _seeing_tokens(batch, media)
+    if tokens is None or not len(tokens):
         return batch
     first = batch.attention[0]
-    spans = visible_spans(tokens.tolist(), first.query_lens, first.kv_lens)
+    spans = visible_spans(tokens.tolist(), first.query_lens, first.kv_lens, are_prefixes=media.is_prefix_lm)
     longest = max(first.kv_lens)
     kinds: dict[tuple[int, _Reach], int] = {}
     kind_of_layer = []
@@ -59,6 +55,19 @@ def with_whole_spans(batch: ForwardBatch, windows: Sequence[int | None], media: 
         for group, reach in kinds
     )
     return dataclasses.replace(batch, attention=attention, group_of_layer=tuple(kind_of_layer))
+
+
+def _seeing_tokens(batch: ForwardBatch, media: MediaSpec) -> Tensor | None:
+    """[N] int64: the step's tokens that see some behind them; None for none."""
+    if media.is_prefix_lm:
+        return batch.prefix_index
+    if batch.media is None:
+        return None
+    tokens = batch.media.token_index
+    if not media.causal_token_ids:
+        return tokens
+    ids = torch.tensor(media.causal_token_ids, device=tokens.device)
+    return tokens[torch.isin(batch.input_ids[tokens], ids, invert=True)]
 
 
 class _Reach(NamedTuple):
@@ -87,11 +96,14 @@ class VisibleSpans(NamedTuple):
     """One behind its span, or itself."""
 
 
-def visible_spans(token_index: list[int], query_lens: list[int], kv_lens: list[int]) -> VisibleSpans:
+def visible_spans(
+    token_index: list[int], query_lens: list[int], kv_lens: list[int], *, are_prefixes: bool = False
+) -> VisibleSpans:
     """The spans of a step.
 
     Args:
-        token_index: Tokens of media among the step's; those that are neighbours are one span.
+        token_index: Tokens among the step's that see some behind them; those that are neighbours are one span.
+        are_prefixes: The spans begin with the sequence, maybe before the step.
     """
     starts = np.cumsum([0, *query_lens])
     contexts = np.repeat(np.subtract(kv_lens, query_lens), query_lens)
@@ -100,7 +112,7 @@ def visible_spans(token_index: list[int], query_lens: list[int], kv_lens: list[i
     tokens = np.array(sorted(token_index))
     cuts = np.flatnonzero((np.diff(tokens) != 1) | np.isin(tokens[1:], starts)) + 1
     for span in np.split(tokens, cuts):
-        begins[span], ends[span] = places[span[0]], places[span[-1]] + 1
+        begins[span], ends[span] = 0 if are_prefixes else places[span[0]], places[span[-1]] + 1
     return VisibleSpans(contexts, places, begins, ends)
 
 
@@ -109,12 +121,12 @@ def path_table(spans: VisibleSpans, window: int | None) -> NDArray[np.int32]:
     before the step is seen by all, and not named.
 
     Args:
-        window: Tokens that one sees before itself, itself included; None for all.
+        window: Tokens that one sees before itself, itself included, beside those of its span; None for all.
     """
     if window is None:
         first = root = spans.contexts
     else:
-        first = np.maximum(spans.places + 1 - window, 0)
+        first = np.minimum(spans.begins, np.maximum(spans.places + 1 - window, 0))
         root = np.zeros_like(first)
     counts = spans.ends - first
     steps = np.arange(counts.max())

@@ -188,7 +188,7 @@ class TransformersLM(Network):
         self.use_adapters(batch.lora)
         assert self._media_inputs is not None, "a network without weights"
         media, inputs = self.config.media, self._media_inputs.of(batch.input_ids, batch.media)
-        if batch.media is not None and media is not None and media.is_bidirectional:
+        if media is not None and media.is_bidirectional:
             batch = with_whole_spans(batch, self.config.sliding_windows, media)
         self._paged.batch = batch
         self._paged.layers.clear()

@@ -29,8 +29,10 @@ class MediaPrompt(NamedTuple):
     @property
     def longest_span(self) -> int:
         """Tokens that have to be computed in one step; 0 where spans may be cut."""
-        spans = () if self.media is None or not self.has_whole_spans else self.media.spans
-        return max((span.length for span in spans), default=0)
+        if self.media is None:
+            return 0
+        spans = self.media.spans if self.has_whole_spans else ()
+        return max((span.length for span in spans), default=self.media.prefix_len)
 
 
 def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> MediaPrompt:
@@ -53,7 +55,10 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
         token_ids += [START, *media_tokens(item, num_embeds), *rng.choices(range(3, 180), k=7)]
         arrays.append(item)
     joined = joined_arrays(spec.architecture, arrays)
-    prompt = MediaPrompt(token_ids, PromptMedia(spans=tuple(spans)), joined, spec.is_bidirectional)
+    media = PromptMedia(spans=tuple(spans))
+    if spec.is_prefix_lm:
+        media = media.as_prefix(token_ids)
+    prompt = MediaPrompt(token_ids, media, joined, spec.is_bidirectional and not spec.is_prefix_lm)
     if not items:
         return prompt._replace(media=None)
     positions = oracle_positions(oracle, _inputs(prompt, token_ids, oracle))
@@ -81,11 +86,14 @@ def _stored(file: Path, modality: Modality, item: dict[str, Tensor], num_embeds:
 
 
 def _inputs(prompt: MediaPrompt, token_ids: list[int], oracle: Any) -> dict[str, Tensor]:
-    return oracle_inputs(oracle, token_ids, prompt.arrays, has_whole_spans=prompt.has_whole_spans)
+    prefix_len = 0 if prompt.media is None else prompt.media.prefix_len
+    return oracle_inputs(
+        oracle, token_ids, prompt.arrays, has_whole_spans=prompt.has_whole_spans, prefix_len=prefix_len
+    )
 
 
 def oracle_inputs(
-    oracle: Any, token_ids: list[int], arrays: dict[str, Tensor], *, has_whole_spans: bool
+    oracle: Any, token_ids: list[int], arrays: dict[str, Tensor], *, has_whole_spans: bool, prefix_len: int = 0
 ) -> dict[str, Tensor]:
     """Arguments of a network of Transformers for one sequence with items.
 
@@ -94,6 +102,7 @@ def oracle_inputs(
         token_ids: The sequence.
         arrays: Of all its items (`joined_arrays`).
         has_whole_spans: Tokens of an image see those behind them in the image.
+        prefix_len: Tokens that all see one another.
     """
     ids = torch.tensor([token_ids])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arrays}
@@ -102,6 +111,8 @@ def oracle_inputs(
     known = inspect.signature(oracle.forward).parameters
     if has_whole_spans and "token_type_ids" in known:
         inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
+    if prefix_len:
+        inputs["token_type_ids"] = (torch.arange(len(token_ids)) >= prefix_len).long()[None]
     if hasattr(_body(oracle), "get_rope_index") or (has_whole_spans and "mm_token_type_ids" in known):
         inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).long()
     if "moe_mm_token_type_ids" in known:

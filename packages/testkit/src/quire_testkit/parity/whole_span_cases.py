@@ -1,4 +1,4 @@
-"""Tiny configurations of architectures in which the tokens of an image see one another."""
+"""Tiny configurations of architectures in which the tokens of an image, or of all of a prompt, see one another."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ WHOLE_SPAN_CASES: dict[str, ParityCase] = {
             },
             "audio_config": None,
             "tie_word_embeddings": True,
+        },
+    ),
+    "PaliGemmaForConditionalGeneration": ParityCase(
+        config="PaliGemmaConfig",
+        fields={
+            "text_config": text(
+                "gemma2",
+                head_dim=16,
+                sliding_window=20,
+                query_pre_attn_scalar=16,
+                num_hidden_layers=4,
+                use_bidirectional_attention=False,
+            ),
+            "vision_config": vision("siglip_vision_model", vision_use_head=False),
+            "projection_dim": 64,
+            "image_token_index": 190,
+            "tie_word_embeddings": False,
         },
     ),
 }
