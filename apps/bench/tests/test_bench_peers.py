@@ -19,7 +19,7 @@ from quire_bench.cli import PEER_NAMES
 from quire_bench.comparison import Comparison, compare
 from quire_bench.limits import MachineLimits
 from quire_bench.peer_process import engine_settings
-from quire_bench.peers import PEERS, PROGRAMS, Engine, PeerOptions, find_engine, find_peers
+from quire_bench.peers import PEERS, PROGRAMS, TASKS, Engine, PeerOptions, find_engine, find_peers
 from quire_bench.situations import Lengths, parse_situations
 from quire_interfaces import ConfigError
 
@@ -203,7 +203,9 @@ def test_peers_are_found_or_named_with_a_remedy() -> None:
     assert "transformers" in {engine.name for engine in found}
     for name, text in missing.items():
         assert "\n" not in text
-        assert PEERS[name].install in text or PEERS[name].convert in text
+        assert (
+            PEERS[name].install in text or PEERS[name].conversions.get("text", "?") in text or "has no program" in text
+        )
 
 
 def test_a_named_peer_that_is_not_here_is_an_error(tmp_path: Path) -> None:
@@ -272,7 +274,8 @@ def test_wrong_arguments_are_told_before_anything_runs(
 def test_names_on_the_command_line_are_those_there_are() -> None:
     assert list(PEERS) == PEER_NAMES
     for spec in PEERS.values():
-        assert (PROGRAMS / spec.program).is_file()
+        assert spec.programs.keys() <= TASKS.keys()
+        assert all((PROGRAMS / program).is_file() for program in spec.programs.values())
     lengths = Lengths()
     names = [
         situation.name

@@ -1,4 +1,4 @@
-"""Subcommands that this package adds to `quire`: `bench throughput|latency|serve|peers|kernels` and `make-model`.
+"""Subcommands that this package adds to `quire`: `bench throughput|latency|embed|serve|peers|kernels` and `make-model`.
 
 Only argparse is imported until a command runs.
 """
@@ -11,14 +11,16 @@ from typing import Any
 
 __all__ = ["register_bench", "register_make_model"]
 
-PEER_NAMES = ["transformers", "vllm", "llama.cpp", "llama-server", "openvino"]
+PEER_NAMES = [
+    "transformers", "sentence-transformers", "onnxruntime", "vllm", "llama.cpp", "llama-server", "openvino",
+]  # fmt: skip
 """As in `quire_bench.peers`, which is not imported to register a command (a test holds the two together)."""
 
 
 def register_bench(commands: Any) -> None:
     """Add `bench` to an argparse subparsers object; parsed arguments get `run`, a function of them."""
     parser = commands.add_parser("bench", help="measure throughput, latency or a running server")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|serve|peers|kernels")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|embed|serve|peers|kernels")
     throughput = kinds.add_parser("throughput", help="offline: all requests at once")
     latency = kinds.add_parser("latency", help="offline: one batch, many times")
     serve = kinds.add_parser("serve", help="over HTTP, against any OpenAI-compatible server")
@@ -34,6 +36,7 @@ def register_bench(commands: Any) -> None:
     latency.add_argument("--warmups", type=int, default=1, help="runs before those that count")
     throughput.set_defaults(run=run_throughput)
     latency.set_defaults(run=run_latency)
+    _add_embed(kinds.add_parser("embed", help="texts per second and the time of one, offline or of a server"))
     _add_serve(serve)
     _add_kernels(kinds.add_parser("kernels", help="each backend of an op, beside what the machine allows"))
     _add_peers(kinds.add_parser("peers", help="offline: beside every other engine that is installed, in turn"))
@@ -77,13 +80,35 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_bench_serve)
 
 
+def _add_embed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="checkpoint folder or hub name; of a server, the model to ask for")
+    parser.add_argument("--base-url", help="a server's address; without one, this process embeds")
+    parser.add_argument("--num-prompts", type=int, default=64, help="texts (default 64)")
+    parser.add_argument("--input-len", type=int, default=128, help="tokens of a text (default 128)")
+    parser.add_argument("--length-spread", type=float, default=0.0, help="0.5 draws lengths from 50 %% to 150 %%")
+    parser.add_argument("--token-range", default="10:250", metavar="LOW:HIGH", help="random token ids (default 10:250)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same texts")
+    parser.add_argument("--num-latencies", type=int, default=20, help="texts one after another (default 20)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs that count (default 3)")
+    parser.add_argument("--dtype", default="auto", help="float32, float16, bfloat16 (default: the checkpoint's)")
+    parser.add_argument("--quantization", help="how weights are stored, for example int8")
+    parser.add_argument("--num-threads", type=int, help="of the processor")
+    parser.add_argument("--batch-size", type=int, default=32, help="of a server: texts of a request (default 32)")
+    parser.add_argument("--max-concurrency", type=int, default=4, help="of a server: requests in flight (default 4)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="of a server: bound on a request, s (default 600)")
+    parser.add_argument("--api-key", help="of a server; default: OPENAI_API_KEY of the environment")
+    parser.add_argument("--output-json", metavar="FILE", help='write the figures as JSON; "-" for standard output')
+    parser.set_defaults(run=run_embed, output_len=1, prefix_len=0)
+
+
 def _add_peer_places(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where peers are")
     group.add_argument(
         "--peer-python", action="append", default=[], metavar="NAME=PYTHON", help="interpreter that has this peer"
     )
     group.add_argument("--gguf", metavar="FILE", help="the checkpoint as GGUF, for llama.cpp")
-    group.add_argument("--openvino-model", metavar="FOLDER", help="the checkpoint as OpenVINO IR, for OpenVINO GenAI")
+    group.add_argument("--onnx-model", metavar="FILE", help="the checkpoint as ONNX, for ONNX Runtime")
+    group.add_argument("--openvino-model", metavar="FOLDER", help="the checkpoint as OpenVINO IR, for OpenVINO")
 
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
@@ -110,13 +135,17 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "--peers", metavar="NAME,...", help=f"of {', '.join(PEER_NAMES)} (default: all that are here; '': none)"
     )
     parser.add_argument(
-        "--task", choices=("text", "vision"), default="text", help="vision: messages with an image (default text)"
+        "--task",
+        choices=("text", "vision", "embed"),
+        default="text",
+        help="vision: messages with an image; embed: embeddings (default text)",
     )
     parser.add_argument(
         "--situations",
         metavar="NAME,...",
         help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once); of task "
-        "vision: first-token, image, image-N, memory (default: all, with 64 tokens)",
+        "vision: first-token, image, image-N, memory (default: all, with 64 tokens); of task embed: first-token, "
+        "embed-N, embed-mixed, latency-N, memory (default: all, with texts of 16, 128 and 512 tokens)",
     )
     parser.add_argument(
         "--image-size", default="728x504", metavar="WIDTHxHEIGHT", help="of task vision, pixels (default 728x504)"
@@ -213,7 +242,7 @@ def _peer_options(args: argparse.Namespace) -> Any:
         if not found:
             raise ConfigError(f"--peer-python must be NAME=PYTHON, got {text!r}", field="peer_python")
         pythons[name] = python
-    files = {"--gguf": args.gguf, "--openvino-model": args.openvino_model}
+    files = {"--gguf": args.gguf, "--onnx-model": args.onnx_model, "--openvino-model": args.openvino_model}
     return PeerOptions(pythons=pythons, files={flag: path for flag, path in files.items() if path is not None})
 
 
@@ -279,6 +308,41 @@ def run_latency(args: argparse.Namespace) -> int:
             llm, requests, repeats=args.repeats, warmups=args.warmups, on_run=lambda: progress.advance(task)
         )
     _show("latency", figures, args)
+    return 0
+
+
+def run_embed(args: argparse.Namespace) -> int:
+    """`quire bench embed`."""
+    from quire_bench.embed import ServerEmbedder, embed_offline, measure_embedding
+    from quire_bench.report import progress_bar
+    from quire_bench.serve import ServeLoad
+
+    texts = [request.prompt_token_ids for request in _requests(args)]
+    counts = {"repeats": args.repeats, "num_latencies": args.num_latencies}
+    with progress_bar() as progress:
+        task = progress.add_task("embed", total=args.repeats)
+        if args.base_url is not None:
+            load = ServeLoad(
+                base_url=args.base_url,
+                model=args.model,
+                max_concurrency=args.max_concurrency,
+                timeout_s=args.timeout,
+                api_key=args.api_key,
+            )
+            server = ServerEmbedder(load, args.batch_size)
+            try:
+                figures = measure_embedding(server, texts, **counts, on_run=lambda: progress.advance(task))
+            finally:
+                server.close()
+        else:
+            from quire import LLM
+
+            asked = {name: getattr(args, name) for name in ("dtype", "quantization", "num_threads")}
+            given = {name: value for name, value in asked.items() if value is not None}
+            with LLM(args.model, runner="pooling", **given) as llm:
+                embed = embed_offline(llm)
+                figures = measure_embedding(embed, texts, **counts, on_run=lambda: progress.advance(task))
+    _show("embed", figures, args)
     return 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from quire_bench.embed_situations import EmbedSituation
 from quire_bench.limits import MachineLimits
 from quire_bench.peer_process import PeerProcess
 from quire_bench.peers import OURS, Engine
@@ -20,8 +21,9 @@ from quire_bench.situations import Situation
 from quire_bench.vision_situations import ImageSituation
 from quire_interfaces import ConfigError, QuireError
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["AnySituation", "Comparison", "compare"]
 
+AnySituation = Situation | ImageSituation | EmbedSituation
 OnProgress = Callable[[str], object]
 """Called with what is being measured now."""
 OnRound = Callable[["Comparison"], object]
@@ -33,7 +35,7 @@ class Comparison:
     """What was measured: tokens per second, seconds or bytes, a figure per round, None where there is none."""
 
     engines: list[str]
-    situations: list[Situation | ImageSituation]
+    situations: list[AnySituation]
     figures: dict[str, dict[str, list[float | None]]]
     """Situation -> engine -> figure of each round."""
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Comparison:
 
 def compare(
     engines: Sequence[Engine],
-    situations: Sequence[Situation | ImageSituation],
+    situations: Sequence[AnySituation],
     settings: dict[str, Any],
     *,
     repeats: int,
@@ -148,7 +150,7 @@ class _Round:
             return process
         return None
 
-    def _measure_one(self, situation: Situation | ImageSituation, name: str, process: PeerProcess) -> bool:
+    def _measure_one(self, situation: AnySituation, name: str, process: PeerProcess) -> bool:
         """Whether the engine is still there."""
         if situation.name in self._result.failures.get(name, {}):
             return True

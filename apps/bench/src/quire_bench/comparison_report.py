@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from quire_bench.comparison import Comparison
+from quire_bench.comparison import AnySituation, Comparison
 from quire_bench.comparison_setup import ComparisonPlan
 from quire_bench.limits import MachineLimits
 from quire_bench.peers import OURS
 from quire_bench.report import write_json
-from quire_bench.situations import Situation
-from quire_bench.vision_situations import ImageSituation
 
 __all__ = ["comparison_figures", "comparison_text", "show_comparison"]
 
@@ -58,7 +56,7 @@ def comparison_figures(result: Comparison, plan: ComparisonPlan) -> dict[str, An
 
 
 def _row(
-    result: Comparison, plan: ComparisonPlan, situation: Situation | ImageSituation, name: str, machine: MachineLimits
+    result: Comparison, plan: ComparisonPlan, situation: AnySituation, name: str, machine: MachineLimits
 ) -> dict[str, Any]:
     middle, limit = result.median(situation.name, name), situation.limit(machine, plan.work[name])
     return {
@@ -96,7 +94,7 @@ def comparison_text(result: Comparison, plan: ComparisonPlan) -> str:
     return "\n".join(lines)
 
 
-def _line(situation: Situation | ImageSituation, name: str, row: dict[str, Any]) -> str:
+def _line(situation: AnySituation, name: str, row: dict[str, Any]) -> str:
     scale = 1e-9 if situation.kind == "memory" else 1.0
     ratio, share = row["ratio_us_to_peer"], row["of_limit"]
     cells = (

@@ -10,11 +10,13 @@ from typing import Any
 from quire.assemble import model_folder
 from quire.config import QuireConfig
 from quire.plan import resolved_dtype
+from quire_bench.comparison import AnySituation
+from quire_bench.embed_situations import parse_embed_situations
 from quire_bench.limits import ModelWork, file_bytes
 from quire_bench.peer_process import engine_settings
 from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers
-from quire_bench.situations import Lengths, Situation, parse_situations
-from quire_bench.vision_situations import ImageSituation, parse_image_size, parse_vision_situations
+from quire_bench.situations import Lengths, parse_situations
+from quire_bench.vision_situations import parse_image_size, parse_vision_situations
 from quire_bench.workload import parse_token_range
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
@@ -25,6 +27,7 @@ PREFILL_LEN = 2048
 SITUATIONS = {
     "text": "first-token,decode,concurrent-8,concurrent-32,prefill,memory",
     "vision": "first-token,image,image-64,memory",
+    "embed": "first-token,embed-16,embed-128,embed-512,embed-mixed,latency-16,latency-128,latency-512,memory",
 }
 """Task -> the situations that are measured where none is named."""
 
@@ -39,7 +42,7 @@ class ComparisonPlan:
     engines: list[Engine]
     missing: dict[str, str]
     """Peer -> why it is not measured."""
-    situations: list[Situation | ImageSituation]
+    situations: list[AnySituation]
     settings: dict[str, Any]
     work: dict[str, ModelWork]
     """Engine -> what its weights make it read and compute."""
@@ -64,7 +67,9 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
     folder = model_folder(QuireConfig.of(model=args.model))
     model = ModelConfig.from_path(folder)
     dtype = resolved_dtype(args.dtype, model.dtype)
-    prefill_len = args.prefill_len if args.prefill_len is not None else min(PREFILL_LEN, model.max_model_len - 1)
+    prefill_len = (
+        args.prefill_len if args.prefill_len is not None else min(PREFILL_LEN, max(model.max_model_len - 1, 1))
+    )
     lengths = Lengths(
         input_len=args.input_len,
         output_len=args.output_len,
@@ -101,16 +106,16 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
     )
 
 
-def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[Situation | ImageSituation]:
+def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[AnySituation]:
     named = SITUATIONS[args.task] if args.situations is None else args.situations
+    if args.task == "embed":
+        return parse_embed_situations(named, lengths, max_model_len)
     if args.task == "vision":
         return parse_vision_situations(named, parse_image_size(args.image_size), max_model_len)
     return [*parse_situations(named, lengths)]
 
 
-def _settings(
-    args: argparse.Namespace, folder: Any, dtype: str, situations: Sequence[Situation | ImageSituation]
-) -> dict[str, Any]:
+def _settings(args: argparse.Namespace, folder: Any, dtype: str, situations: Sequence[AnySituation]) -> dict[str, Any]:
     sending = [situation for situation in situations if situation.sends_requests]
     settings = engine_settings(
         folder,

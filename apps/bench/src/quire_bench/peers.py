@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire_interfaces import ConfigError
 
-__all__ = ["OURS", "PEERS", "Engine", "PeerOptions", "PeerSpec", "find_engine", "find_peers"]
+__all__ = ["OURS", "PEERS", "TASKS", "Engine", "PeerOptions", "PeerSpec", "find_engine", "find_peers"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -25,62 +25,84 @@ PROGRAMS = Path(__file__).parent / "programs"
 class PeerSpec:
     """What is known about an engine before looking for it."""
 
-    program: str
-    """File in `programs/`."""
+    programs: Mapping[str, str]
+    """Task -> file in `programs/`."""
     install: str
     """How to get it, one line."""
     module: str | None = None
     """The Python package that must be there."""
+    task_modules: Mapping[str, str] = field(default_factory=dict)
+    """Task -> the package in the place of `module`."""
     executable: str | None = None
     """The command that must be there."""
     file_flag: str | None = None
     """The flag that names the checkpoint in this engine's own format, where it reads no other."""
-    convert: str = ""
-    """How to make that file, one line."""
-    vision_program: str = ""
-    """File in `programs/` that answers messages with an image; empty for none."""
-    vision_convert: str = ""
-    """How to make the file of a model that sees, one line."""
+    conversions: Mapping[str, str] = field(default_factory=dict)
+    """Task -> how to make that file, one line."""
 
 
 OURS = "quire"
-GGUF = "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py"
+TASKS = {
+    "text": "text",
+    "vision": "messages with images",
+    "embed": "embeddings",
+}
+"""Task -> what a peer without a program for it does not do here."""
+_OUR_PROGRAMS = {"text": "run_quire.py", "vision": "run_quire_vision.py", "embed": "run_quire_embed.py"}
+_GGUF = {"text": "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py"}
 
 PEERS = {
     "transformers": PeerSpec(
-        program="run_transformers.py",
+        programs={
+            "text": "run_transformers.py",
+            "vision": "run_transformers_vision.py",
+            "embed": "run_transformers_embed.py",
+        },
         module="transformers",
         install="pip install transformers",
-        vision_program="run_transformers_vision.py",
+    ),
+    "sentence-transformers": PeerSpec(
+        programs={"embed": "run_sentence_transformers_embed.py"},
+        module="sentence_transformers",
+        install="pip install sentence-transformers",
+    ),
+    "onnxruntime": PeerSpec(
+        programs={"embed": "run_onnxruntime_embed.py"},
+        module="onnxruntime",
+        install="pip install onnxruntime",
+        file_flag="--onnx-model",
+        conversions={"embed": "benchmarks/export_onnx.py CHECKPOINT FILE"},
     ),
     "vllm": PeerSpec(
-        program="run_vllm.py",
+        programs={"text": "run_vllm.py", "vision": "run_vllm_vision.py", "embed": "run_vllm_embed.py"},
         module="vllm",
         install="install vLLM's build for processors as its documentation says",
-        vision_program="run_vllm_vision.py",
     ),
     "llama.cpp": PeerSpec(
-        program="run_llama_cpp.py",
+        programs={"text": "run_llama_cpp.py"},
         module="llama_cpp",
         install="pip install llama-cpp-python numpy (it compiles llama.cpp)",
         file_flag="--gguf",
-        convert=GGUF,
+        conversions=_GGUF,
     ),
     "llama-server": PeerSpec(
-        program="run_llama_server.py",
+        programs={"text": "run_llama_server.py"},
         executable="llama-server",
         install="build llama.cpp and put its llama-server on the PATH",
         file_flag="--gguf",
-        convert=GGUF,
+        conversions=_GGUF,
     ),
     "openvino": PeerSpec(
-        program="run_openvino.py",
+        programs={"text": "run_openvino.py", "vision": "run_openvino_vision.py", "embed": "run_openvino_embed.py"},
         module="openvino_genai",
+        task_modules={"embed": "openvino"},
         install="pip install openvino-genai",
         file_flag="--openvino-model",
-        convert="optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past FOLDER",
-        vision_program="run_openvino_vision.py",
-        vision_convert="optimum-cli export openvino --model CHECKPOINT --task image-text-to-text FOLDER",
+        conversions={
+            "text": "optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past FOLDER",
+            "vision": "optimum-cli export openvino --model CHECKPOINT --task image-text-to-text FOLDER",
+            "embed": "optimum-cli export openvino --model CHECKPOINT --task feature-extraction FOLDER, or an ONNX file",
+        },
     ),
 }
 """By the name that the command line takes."""
@@ -97,7 +119,7 @@ class PeerOptions:
     pythons: Mapping[str, str] = field(default_factory=dict)
     """Peer -> interpreter that has it; this one where nothing is said."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Flag ("--gguf", "--openvino-model") -> file or folder."""
+    """Flag ("--gguf", "--onnx-model", "--openvino-model") -> file or folder."""
 
     def __post_init__(self) -> None:
         for flag, path in self.files.items():
@@ -128,18 +150,17 @@ def find_engine(name: str, options: PeerOptions, task: str = "text") -> Engine |
 
     Args:
         name: `OURS`, or a key of `PEERS`.
-        task: "text", or "vision" for an engine that answers messages with an image.
+        task: A key of `TASKS`.
     """
-    sees = task == "vision"
     if name == OURS:
-        program = "run_quire_vision.py" if sees else "run_quire.py"
-        return Engine(name=name, command=(sys.executable, str(PROGRAMS / program)))
+        return Engine(name=name, command=(sys.executable, str(PROGRAMS / _OUR_PROGRAMS[task])))
     spec = PEERS[name]
-    if sees and not spec.vision_program:
-        return "has no program for messages with images here"
+    if task not in spec.programs:
+        return f"has no program for {TASKS[task]} here"
     python = options.pythons.get(name, sys.executable)
     executable = None
-    if spec.module is not None and not _has_module(python, spec.module):
+    module = spec.task_modules.get(task, spec.module)
+    if module is not None and not _has_module(python, module):
         where = "" if python == sys.executable else f" in {python}"
         return f"not installed{where}; {spec.install}, or name an interpreter with --peer-python {name}=PYTHON"
     if spec.executable is not None:
@@ -150,10 +171,9 @@ def find_engine(name: str, options: PeerOptions, task: str = "text") -> Engine |
     if spec.file_flag is not None:
         file = options.files.get(spec.file_flag)
         if file is None:
-            convert = spec.vision_convert if sees else spec.convert
-            return f"reads its own format only; {convert}, and give it with {spec.file_flag}"
-    program = spec.vision_program if sees else spec.program
-    return Engine(name=name, command=(python, str(PROGRAMS / program)), file=file, executable=executable)
+            return f"reads its own format only; {spec.conversions[task]}, and give it with {spec.file_flag}"
+    command = (python, str(PROGRAMS / spec.programs[task]))
+    return Engine(name=name, command=command, file=file, executable=executable)
 
 
 def find_peers(
@@ -164,7 +184,7 @@ def find_peers(
     Args:
         names: Those that must be there; None takes all that are.
         options: Where to look.
-        task: "text" or "vision", what they have to do.
+        task: A key of `TASKS`.
 
     Returns:
         Peers that are here, and peer -> what is missing for the others.
