@@ -127,8 +127,12 @@ async def _scores(
     if task == "score":
         outputs = await pool_items(context, request, pairs, job)
         return [each if isinstance(each, QuireError) else _number(each.pooled) for each in outputs], outputs
-    texts = [*queries, *documents]
-    outputs = await pool_items(context, request, [(each, None) for each in texts], job)
+    if task == "embed":
+        outputs = await pool_items(context, request, [(each, None) for each in (*queries, *documents)], job)
+    else:
+        outputs = []
+        for texts, job.prompt_name in ((queries, "query"), (documents, "document")):
+            outputs += await pool_items(context, request, [(each, None) for each in texts], job)
     places = zip(range(len(queries)) if len(queries) > 1 else [0] * len(documents), range(len(documents)), strict=True)
     num_queries = len(queries)
     scores = await in_thread_when(

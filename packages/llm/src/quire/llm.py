@@ -19,7 +19,7 @@ from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
 from quire.poolers import read_pooler_spec
-from quire.pooling_calls import Errors, LazyRequests, PoolingCalls, cosine_outputs, paired_prompts
+from quire.pooling_calls import Errors, LazyRequests, PoolingCalls, paired_prompts, similarity_outputs
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -319,8 +319,8 @@ class LLM:
         priority: int = 0,
         errors: Errors = "raise",
     ) -> list[ScoringRequestOutput]:
-        """How well documents answer queries: by a cross-encoder, which reads each pair, or else by the cosine of
-        embeddings.
+        """How well documents answer queries: by a cross-encoder, which reads each pair, by the cosine of embeddings, or
+        by MaxSim of embeddings of tokens (ColBERT).
 
         Args:
             queries: One for all documents, or one each.
@@ -338,13 +338,18 @@ class LLM:
             RequestError: a text or the parameters are wrong, the numbers of texts do not fit, or the model neither
                 scores nor embeds.
         """
-        pairs = paired_prompts(as_prompts(queries, "queries"), as_prompts(documents, "documents"))
+        query_texts, document_texts = as_prompts(queries, "queries"), as_prompts(documents, "documents")
+        pairs = paired_prompts(query_texts, document_texts)
         calls = self._pooling_calls()
-        if not calls.has_task("score") and calls.has_task("embed"):
-            texts = [text for pair in pairs for text in pair]
-            requests = self._pooling_requests("embed", texts, pooling_params, lora_request, priority, None)
-            outputs = [each.output for each in calls.run(requests, PoolingRequestOutput, use_tqdm, errors)]
-            return [ScoringRequestOutput(each) for each in cosine_outputs(outputs[::2], outputs[1::2])]
+        task = calls.task_of_scores()
+        if task != "score":
+            sides = []
+            for texts, name in ((query_texts, "query"), (document_texts, "document")):
+                role = name if task == "token_embed" else None
+                requests = self._pooling_requests(task, texts, pooling_params, lora_request, priority, role)
+                outputs = [each.output for each in calls.run(requests, PoolingRequestOutput, use_tqdm, errors)]
+                sides.append(outputs * (len(pairs) // len(outputs)))
+            return [ScoringRequestOutput(each) for each in similarity_outputs(*sides)]
         prompts = [{"prompt": query, "text_pair": document} for query, document in pairs]
         requests = self._pooling_requests("score", prompts, pooling_params, lora_request, priority, None)
         return calls.run(requests, ScoringRequestOutput, use_tqdm, errors)

@@ -17,7 +17,7 @@ from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import EngineInfo, PooledRequestOutput
 from quire_interfaces import PooledOutput, PoolingParams, PoolingTask, RequestError, RequestOptions
 
-__all__ = ["Errors", "LazyRequests", "PoolingCalls", "cosine_outputs", "paired_prompts"]
+__all__ = ["Errors", "LazyRequests", "PoolingCalls", "paired_prompts", "similarity_outputs"]
 
 Errors = Literal["raise", "per_item"]
 """What a prompt that cannot run is to a call of many: its end, or an output with an `error`."""
@@ -96,9 +96,10 @@ class PoolingCalls:
         self._info = info
         self._window = WINDOW_STEPS * info.max_num_seqs
 
-    def has_task(self, task: PoolingTask) -> bool:
-        """Whether the engine has the task."""
-        return task in self._info.pooling_tasks
+    def task_of_scores(self) -> PoolingTask:
+        """What scores are made of: pairs of texts that are read together, or else embeddings of texts or of tokens."""
+        tasks: tuple[PoolingTask, ...] = ("score", "embed", "token_embed")
+        return next((task for task in tasks if task in self._info.pooling_tasks), "score")
 
     def run(self, requests: LazyRequests, kind: type[Output], use_tqdm: ProgressChoice, errors: Errors) -> list[Output]:
         """Outputs of all requests, in their order, as `kind`.
@@ -131,21 +132,16 @@ def paired_prompts(queries: Sequence[Any], documents: Sequence[Any]) -> list[tup
     return list(zip(list(queries) * (len(documents) if len(queries) == 1 else 1), documents, strict=True))
 
 
-def cosine_outputs(
+def similarity_outputs(
     queries: Sequence[PooledRequestOutput], documents: Sequence[PooledRequestOutput]
 ) -> list[PooledRequestOutput]:
-    """Cosine similarity of the embeddings of pairs, as outputs with one number each; a failed one fails its pair."""
-    import torch
-
+    """Cosine similarity of the embeddings of pairs, or MaxSim (op `maxsim`) where there is one per token, as outputs
+    with one number each; a failed one fails its pair."""
     results = []
     for query, document in zip(queries, documents, strict=True):
         error, pooled = query.error or document.error, None
         if query.pooled is not None and document.pooled is not None:
-            first, second = (
-                torch.frombuffer(bytearray(each.data), dtype=torch.float32) for each in (query.pooled, document.pooled)
-            )
-            similarity = torch.nn.functional.cosine_similarity(first, second, dim=0)
-            pooled = PooledOutput(struct.pack("<f", float(similarity)), (1,))
+            pooled = PooledOutput(struct.pack("<f", _similarity(query.pooled, document.pooled)), (1,))
         results.append(
             PooledRequestOutput(
                 request_id=f"{query.request_id}_{document.request_id}",
@@ -156,3 +152,18 @@ def cosine_outputs(
             )
         )
     return results
+
+
+def _similarity(query: PooledOutput, document: PooledOutput) -> float:
+    import torch
+
+    from quire_ops import OpRequest, bind, ops
+
+    first, second = (
+        torch.frombuffer(bytearray(each.data), dtype=torch.float32).reshape(each.shape) for each in (query, document)
+    )
+    if first.ndim == 1:
+        return float(torch.nn.functional.cosine_similarity(first, second, dim=0))
+    if 0 in first.shape or 0 in second.shape:
+        return 0.0
+    return float(bind(ops.maxsim, OpRequest(dtype=torch.float32))(first, second, [len(second)]))

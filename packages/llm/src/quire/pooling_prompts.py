@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from quire.prompts import Prompt
 from quire_interfaces import PoolingParams, RenderedPrompt, RequestError
 from quire_pooling import PoolerSpec
+from quire_pooling.late_interaction import LateInteractionTexts
 from quire_renderers import BoundedPrompts, ChatRenderer
 
 __all__ = ["PoolingPrompt", "PoolingPrompts", "as_prompts"]
@@ -42,6 +43,8 @@ class PoolingPrompts:
         self._renderer = renderer
         self._bounded = BoundedPrompts(renderer)
         self._max_model_len = max_model_len
+        late = spec.late_interaction
+        self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
 
     def render(
         self,
@@ -58,7 +61,8 @@ class PoolingPrompts:
                 text of a pair, whose first one is `prompt`.
             params: What to pool, how, and where to cut the prompt.
             prompt_name: Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text; None
-                for the checkpoint's default, if it has one.
+                for the checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called
+                "query" is a query, and every other one a document.
             add_special_tokens: Whether a text gets the tokenizer's special tokens.
 
         Raises:
@@ -81,6 +85,10 @@ class PoolingPrompts:
         if not isinstance(prompt, str):
             rendered = self._bounded.render(prompt, max_tokens=max_tokens, truncation_side=params.truncation_side)
             return PoolingPrompt(rendered, params, salt)
+        if self._late_interaction is not None and params.task == "token_embed":
+            return PoolingPrompt(
+                *self._render_late(self._late_interaction, prompt, params, max_tokens, prompt_name), salt
+            )
         instruction = self._instruction(prompt_name)
         if instruction and not self.spec.include_prompt:
             params = dataclasses.replace(params, prompt_length=self._instruction_len(instruction, add_special_tokens))
@@ -91,6 +99,28 @@ class PoolingPrompts:
             add_special_tokens=add_special_tokens,
         )
         return PoolingPrompt(rendered, params, salt)
+
+    def _render_late(
+        self,
+        texts: LateInteractionTexts,
+        text: str,
+        params: PoolingParams,
+        max_tokens: int | None,
+        prompt_name: str | None,
+    ) -> tuple[RenderedPrompt, PoolingParams]:
+        """A query or a document of late interaction: marked, cut to its kind's length, without punctuation."""
+        is_query = prompt_name == "query"
+        instruction = self.spec.prompts.get(prompt_name or "", "")
+        lengths = [length for length in (max_tokens, texts.max_tokens(is_query=is_query)) if length is not None]
+        rendered = self._bounded.render(
+            self._cased(instruction + text),
+            max_tokens=min(lengths, default=None),
+            truncation_side=params.truncation_side,
+        )
+        rendered = dataclasses.replace(rendered, token_ids=texts.mark(rendered.token_ids, is_query=is_query))
+        if not is_query and params.skip_token_ids is None and texts.skip_token_ids:
+            params = dataclasses.replace(params, skip_token_ids=texts.skip_token_ids)
+        return rendered, params
 
     def _render_pair(self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None) -> RenderedPrompt:
         if not isinstance(first, str) or not isinstance(second, str):
