@@ -42,8 +42,9 @@ def prompts_of(model: MediaModel) -> list[tuple[str, dict[str, list[Any]]]]:
     tokens = model.family.placeholders
     prompts = [(f"this {token} so", {kind: [item]}) for kind, token in tokens.items() for item in ITEMS[kind]]
     together = {**ITEMS, "audio": [tone(1), tone(2)]} if model.family.pads_sounds else ITEMS
-    if not model.family.one_per_text:
-        prompts += [(f"this {token} and {token} so", {kind: together[kind]}) for kind, token in tokens.items()]
+    if model.family.one_per_text:
+        return prompts
+    prompts += [(f"this {token} and {token} so", {kind: together[kind]}) for kind, token in tokens.items()]
     if len(tokens) > 1 and not model.family.exclusive:
         prompts.append((" then ".join([*tokens.values()] * 2), {kind: together[kind] for kind in tokens}))
     return prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig
-from quire_models.media_spec import UNSERVED
+from quire_models.media_spec import UNSERVED, media_refusal
 from quire_testkit.parity.cases import CASES
 
 UNVERIFIED = {
@@ -38,6 +39,13 @@ def test_every_class_is_verified_or_refused_with_the_reason() -> None:
     assert len(classes) > 100
     unknown = {name for name in classes - CASES.keys() if not reason_of(name)}
     assert unknown <= UNVERIFIED, "add a parity case, or a reason to UNSERVED (docs/adding-a-model.md)"
+
+
+def test_towers_of_timm_are_served_where_it_is_installed() -> None:
+    reason = "" if find_spec("timm") else "its vision tower is one of the package timm, which is not installed"
+    for tower in ({}, {"vision_config": {"model_type": "timm_wrapper"}}):
+        assert media_refusal({"model_type": "perception_lm", **tower}) == reason
+    assert media_refusal({"model_type": "perception_lm", "vision_config": {"model_type": "siglip_vision_model"}}) == ""
 
 
 def test_reasons_are_of_model_types_that_there_are() -> None:

@@ -430,6 +430,15 @@ FAMILIES |= {
         },
         needs_torch=True,
     ),
+    "perception_lm": Family(
+        "PerceptionLMProcessor",
+        image("PerceptionLMImageProcessor", tile_size=28, max_num_tiles=4)
+        | video("PerceptionLMVideoProcessor", size=SQUARE),
+        {"image_token": "<|image|>", "video_token": "<|video|>"},
+        {"patch_size": 7},
+        one_per_text=True,
+        needs_torch=True,
+    ),
     "hunyuan_vl": Family(
         "HunYuanVLProcessor",
         image("HunYuanVLImageProcessorPil", size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from quire_interfaces import Fields, Modality
@@ -30,7 +31,6 @@ _MODALITIES_BY_TOWER = ("gemma4", "muse_spark")
 
 _TEXT_PROMPTED = "its connector reads the text of the prompt beside the image"
 _CROSS_ATTENTION = "some of its layers attend to an image's patches (cross attention)"
-_TIMM = "its vision tower is one of the package timm"
 _PREFIX = "the tokens of an image and of the prompt all see one another"
 
 _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
@@ -41,7 +41,6 @@ _PREFIX_LMS = frozenset({"paligemma"})
 
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
-    "fast_vlm": _TIMM,
     "gemma3n": "its layers, and the marks around media, have embeddings of token ids of their own",
     "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",
     "git": _PREFIX,
@@ -51,11 +50,14 @@ UNSERVED: dict[str, str] = {
     "minicpmv4_7": "the slices of an image share one canvas of positions",
     "mllama": _CROSS_ATTENTION,
     "molmo2": "the tokens of all images of a prompt see one another",
-    "perception_lm": _TIMM,
     "vibevoice_asr": "its tower adds noise to what it hears",
     "voxtral_realtime": "its sound is added to the embedding of every token, while it is spoken",
 }
 """`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""
+
+
+_TOWER_OF_TIMM = {"fast_vlm": "timm_wrapper", "perception_lm": "timm_wrapper"}
+"""`model_type` of networks -> that of their vision tower, where the package timm has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,12 @@ def media_refusal(values: Mapping[str, Any]) -> str:
     Args:
         values: The file.
     """
-    return UNSERVED.get(str(values.get("model_type")), "")
+    model_type, tower = str(values.get("model_type")), values.get("vision_config")
+    own = tower.get("model_type") if isinstance(tower, Mapping) else None
+    needed = _TOWER_OF_TIMM.get(model_type)
+    if needed is not None and own in (None, needed) and find_spec("timm") is None:
+        return "its vision tower is one of the package timm, which is not installed"
+    return UNSERVED.get(model_type, "")
 
 
 def media_spec(

@@ -453,6 +453,18 @@ FAMILIES: dict[str, MediaFamily] = {
         arguments={"image_seq_length": 4},
         fields={"vocab_size": 608},
     ),
+    "PerceptionLMForConditionalGeneration": MediaFamily(
+        processor="PerceptionLMProcessor",
+        parts={
+            "image_processor": ("PerceptionLMImageProcessor", {"tile_size": 32, "max_num_tiles": 4}),
+            "video_processor": ("PerceptionLMVideoProcessor", {"size": _SQUARE}),
+        },
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+        placeholders={"image": "<|image|>", "video": "<|video|>"},
+        ids={"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
+        arguments={"patch_size": 8},
+        one_per_text=True,
+    ),
     "Phi4MultimodalForCausalLM": MediaFamily(
         processor="Phi4MultimodalProcessor",
         parts={

@@ -91,6 +91,15 @@ def _musicflamingo_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _perception_lm_video(model: Any) -> Callable[..., Tensor]:
+    def encode(pixel_values_videos: Tensor) -> Tensor:
+        """[1, frames, 3, H, W] -> [frames, patches, W], frame by frame."""
+        embeds: Tensor = model.model.get_image_features(pixel_values=pixel_values_videos).pooler_output
+        return embeds
+
+    return encode
+
+
 def _phi4_multimodal_image(model: Any) -> Callable[..., Tensor]:
     tower = model.model.embed_tokens_extend.image_embed
     for module in tower.modules():
@@ -136,6 +145,7 @@ CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
     ("Ovis2ForConditionalGeneration", Modality.IMAGE): _ovis2_image,
     ("MusicFlamingoForConditionalGeneration", Modality.AUDIO): _musicflamingo_audio,
+    ("PerceptionLMForConditionalGeneration", Modality.VIDEO): _perception_lm_video,
     ("Phi4MultimodalForCausalLM", Modality.AUDIO): _phi4_multimodal_audio,
     ("Phi4MultimodalForCausalLM", Modality.IMAGE): _phi4_multimodal_image,
     ("Qwen2AudioForConditionalGeneration", Modality.AUDIO): _qwen2_audio,

@@ -139,6 +139,10 @@ def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
+def _with_overview(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 2, 3, 32, 32)}
+
+
 def _cropped(index: int, values: Values) -> dict[str, Tensor]:
     """An overview, and two crops beside or below one another, of which the second is half padding."""
     height, width = ((1, 2), (2, 1))[index // 2 % 2]
@@ -163,6 +167,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     PACKED: _packed,
     ("Mistral3", "LightOn"): _sized,
     ("Lfm2",): _masked_patches,
+    ("PerceptionLM",): _with_overview,
     ("Phi4Multimodal",): _cropped,
     ("VideoLlava",): _of_video_llava,
     ("Step3p7",): _with_crops,

@@ -36,6 +36,32 @@ VISION_CASES: dict[str, ParityCase] = {
             "video_token_index": 191,
         },
     ),
+    "FastVlmForConditionalGeneration": ParityCase(
+        config="FastVlmConfig",
+        fields={
+            "text_config": text("qwen2"),
+            "vision_config": {  # published ones have a tower of timm, whose features are of this form
+                "model_type": "resnet",
+                "embedding_size": 8,
+                "hidden_sizes": [16, 32],
+                "depths": [1, 1],
+                "layer_type": "basic",
+                "hidden_size": 32,
+            },
+            "image_token_index": 190,
+        },
+    ),
+    "PerceptionLMForConditionalGeneration": ParityCase(
+        config="PerceptionLMConfig",
+        fields={
+            "text_config": text("llama"),
+            "vision_config": vision("siglip_vision_model", vision_use_head=False, model_args={"embed_dim": 32}),
+            "vision_use_cls_token": False,  # as a tower of timm, which published ones have
+            "projector_pooling_ratio": 2,
+            "image_token_id": 190,
+            "video_token_id": 191,
+        },
+    ),
     "Idefics3ForConditionalGeneration": ParityCase(
         config="Idefics3Config",
         fields={
