@@ -213,6 +213,11 @@ class ServerConfig(Settings):
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
+    io_processor_plugin: str | None = setting(
+        None,
+        help="Plug-in (entry point in quire.io_processors) that reads and answers POST /pooling for task plugin.",
+        nonempty=True,
+    )
     banner: bool = setting(True, help="Print what was started, and why it was chosen so.", flag="--banner")
     drain_delay_s: float = setting(
         0.0,

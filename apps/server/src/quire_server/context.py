@@ -19,6 +19,7 @@ from quire_pooling import PoolerSpec
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
+from quire_server.io_processors import IOProcessor, load_io_processor
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields, StreamOptions
@@ -82,11 +83,15 @@ class ServerContext:
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too many values or too large constraints."""
     api_keys: APIKeys = field(init=False)
+    io_processor: IOProcessor | None = field(init=False, default=None)
+    """Reads and answers what is sent to /pooling for task "plugin"; None without a plug-in."""
 
     def __post_init__(self) -> None:
         self.api_keys = read_api_keys(self.config)
         if self.llm.media is not None:
             self.metrics.prepared_media = self.llm.media.stats
+        if self.config.io_processor_plugin is not None:
+            self.io_processor = load_io_processor(self.config.io_processor_plugin)(self.llm.engine.info)
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from quire_interfaces import PooledOutput, PoolingTask, QuireError, RequestError
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when
+from quire_server.plugin_pooling import plugin_pooling
 from quire_server.pooling_answers import (
     Classification,
     ClassificationList,
@@ -83,9 +84,11 @@ def _classification(index: int, pooled: Pooled, labels: Sequence[str]) -> Classi
 
 
 async def pooling(context: ServerContext, request: Request) -> Response:
-    """POST /pooling: whatever the model pools, by the name of the task."""
+    """POST /pooling: whatever the model pools, by the name of the task; task "plugin" is the IO-processor's."""
     body = await read_model(context, request, PoolingRequest)
     model = context.resolve_model(body.model)
+    if body.task == "plugin" or body.data is not None:
+        return await plugin_pooling(context, request, body)
     task = _requested_task(context, body)
     outputs = await _pooled(context, request, body, task)
     name = answer_id(request, "pool-", body.request_id)

@@ -69,7 +69,7 @@ class PoolingJob:
     """Further checks of a rendered prompt, by its place in the body; raises RequestError."""
 
     @classmethod
-    def of(cls, context: ServerContext, body: PoolingFields, task: PoolingTask) -> PoolingJob:
+    def of(cls, context: ServerContext, body: PoolingFields, task: PoolingTask | None) -> PoolingJob:
         """What a body asks for. Raises RequestError naming the field at fault."""
         context.check_priority(body.priority)
         return cls(

@@ -23,6 +23,7 @@ from quire_renderers import checked_template_kwargs
 from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.exit_status import EngineStartError, ExitStatus
+from quire_server.io_processors import load_io_processor
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
@@ -59,6 +60,8 @@ def serve(
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     check_tls(server)
     check_response_store(server)
+    if server.io_processor_plugin is not None:
+        load_io_processor(server.io_processor_plugin)
     read_api_keys(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
     run: Callable[[Coroutine[Any, Any, ExitStatus]], ExitStatus] = asyncio.run

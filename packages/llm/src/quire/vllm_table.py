@@ -124,7 +124,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         "--runner and --convert say what a model is for, requests which task they are",
         task="auto|generate",
         enable_flash_late_interaction=_BOTH, diffusion_config="{}", max_lora_cls_labels=_NOTHING,
-        io_processor_plugin=_NOTHING,
     ),
     **_answer("the tokenizer's kind is recognised from its files", tokenizer_mode="auto|hf|slow"),
     **_answer("the server writes and reads text, and needs the tokenizer", skip_tokenizer_init="false"),
