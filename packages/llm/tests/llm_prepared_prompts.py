@@ -29,7 +29,9 @@ class PreparedPrompts:
         self._folder = folder
         self._config = read_config(folder)
         self._scheme = PositionScheme.from_config(self._config)
-        self._is_prefix_lm = ModelConfig.from_path(folder).media.is_prefix_lm  # type: ignore[union-attr]
+        model = ModelConfig.from_path(folder)
+        assert model.media is not None
+        self._is_prefix_lm, self._is_cross = model.media.is_prefix_lm, bool(model.media.cross_attention_layers)
         self._num_items = 0
 
     def prompt(self, text: str, media: Mapping[str, Sequence[Any]], **arguments: Any) -> RenderedPrompt:
@@ -49,8 +51,10 @@ class PreparedPrompts:
         placeholders = {str(kind): str(self.processor.placeholder(kind)) for kind in self.processor.modalities}
         expanded, ordered = expand_placeholders(text, items, placeholders, frame=self.processor.frame)
         token_ids = self.processor.processor.tokenizer(expanded, add_special_tokens=False)["input_ids"]
-        spans = find_spans(ordered, token_ids)
+        spans = find_spans(ordered, token_ids, 1 if self._is_cross else None)
         media = place_media(ordered, spans, len(token_ids), self._scheme)
+        if self._is_cross:
+            media = media.as_cross_attended()
         if self._is_prefix_lm:
             media = media.as_prefix(token_ids)
         return RenderedPrompt(token_ids=token_ids, media=media if items else None)

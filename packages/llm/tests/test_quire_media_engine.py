@@ -18,6 +18,7 @@ from quire.assemble import build_parts
 from quire.config import QuireConfig
 from quire_engine import LLMEngine
 from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia, RenderedPrompt, RequestError
+from quire_models.media_spec import UNSERVED
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -228,12 +229,13 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     engine.close()
 
 
-def test_media_that_are_not_served_are_told_at_the_start(tmp_path: Path) -> None:
-    architecture = "MllamaForConditionalGeneration"
+def test_media_that_are_not_served_are_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = "LlavaForConditionalGeneration"
+    monkeypatch.setitem(UNSERVED, "llava", "why not")
     write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
     engine = make_engine(tmp_path)
     assert engine.info.modalities == ()
-    assert engine.info.choices["media"] == "none: some of its layers attend to an image's patches (cross attention)"
+    assert engine.info.choices["media"] == "none: why not"
     engine.close()
 
 

@@ -40,11 +40,12 @@ def prompts_of(model: MediaModel) -> list[tuple[str, dict[str, list[Any]]]]:
     """Texts and their items: each alone, two of a modality, and all modalities by turns, as far as the joint call of
     the processor takes them."""
     tokens = model.family.placeholders
-    prompts = [(f"this {token} so", {kind: [item]}) for kind, token in tokens.items() for item in ITEMS[kind]]
+    begin = "" if model.family.items_first else "this "
+    prompts = [(f"{begin}{token} so", {kind: [item]}) for kind, token in tokens.items() for item in ITEMS[kind]]
     together = {**ITEMS, "audio": [tone(1), tone(2)]} if model.family.pads_sounds else ITEMS
     if model.family.one_per_text:
         return prompts
-    prompts += [(f"this {token} and {token} so", {kind: together[kind]}) for kind, token in tokens.items()]
+    prompts += [(f"{begin}{token} and {token} so", {kind: together[kind]}) for kind, token in tokens.items()]
     if len(tokens) > 1 and not model.family.exclusive:
         prompts.append((" then ".join([*tokens.values()] * 2), {kind: together[kind] for kind in tokens}))
     return prompts

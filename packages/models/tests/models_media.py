@@ -10,7 +10,7 @@ from models_paged_driver import PagedDriver
 from torch import Tensor
 
 from quire_models import Network
-from quire_testkit.parity.media_items import START, joined_arrays, media_item, media_tokens
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item, media_tokens
 from quire_testkit.parity.media_prompts import oracle_inputs, oracle_positions
 
 
@@ -23,11 +23,19 @@ class MediaPrompt:
         """
         rng = random.Random(num_items)
         self._items = [media_item(architecture, index) for index in range(num_items)]
-        self.token_ids = [rng.randrange(3, 180) for _ in range(9)]
+        self._is_cross = bool(network.config.media and network.config.media.cross_attention_layers)
+        num_leading = 0 if self._is_cross and num_items else 9  # they would see all items in Transformers
+        self.token_ids = [rng.randrange(3, 180) for _ in range(num_leading)]
         self.embeds: dict[int, Tensor] = {}
         """Token -> its row."""
+        self.cross: list[tuple[int, Tensor]] = []
+        """First token that attends to an item, and the item's embeddings."""
         for modality, item in self._items:
             rows = network.encode_media(modality, [item])[0]
+            if self._is_cross:
+                self.cross.append((len(self.token_ids), rows))
+                self.token_ids += [PLACEHOLDER, *(rng.randrange(3, 180) for _ in range(7))]
+                continue
             start = len(self.token_ids) + 1
             self.token_ids += [START, *media_tokens(item, len(rows)), *(rng.randrange(3, 180) for _ in range(7))]
             self.embeds.update({start + row: embed for row, embed in enumerate(rows)})
@@ -52,6 +60,7 @@ class MediaPrompt:
         driver = PagedDriver(network, block_size=16, shuffle=True)  # type: ignore[arg-type]
         seq = driver.add(self.token_ids)
         seq.embeds, seq.positions, seq.prefix_len = self.embeds, positions, self._prefix_len
+        seq.cross = self.cross
         while seq.num_computed < len(seq.token_ids):
             end = min(max(seq.num_computed + chunk, self._prefix_len), len(seq.token_ids))
             while self._sees_whole_spans and end in self.embeds and end - 1 in self.embeds:

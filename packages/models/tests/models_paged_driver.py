@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire_attention import ForwardBatch, MediaEmbeds
+from quire_attention import CrossMedia, ForwardBatch, MediaEmbeds
 from quire_interfaces import MambaSpec
 from quire_models import DecoderLM
 from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
@@ -27,6 +27,8 @@ class Sequence:
     """Token -> its row [width], of those that stand for media."""
     positions: Tensor | None = None
     """[3, tokens] of M-RoPE; None where they are counted."""
+    cross: list[tuple[int, Tensor]] = field(default_factory=list)
+    """First token that attends to an item by cross attention, and the item's embeddings; the next item's ends it."""
     prefix_len: int = 0
     """Tokens that all see one another."""
 
@@ -76,8 +78,10 @@ class PagedDriver:
         places: list[int] = []
         rows: list[Tensor] = []
         prefix: list[int] = []
+        cross: list[CrossMedia] = []
         for seq, count in parts:
             end = seq.num_computed + count
+            cross += self._cross(seq, end, len(input_ids))
             while len(seq.blocks) * self.block_size < end:
                 seq.blocks.append(self.free.pop(0))
             for position in range(seq.num_computed, end):
@@ -103,6 +107,7 @@ class PagedDriver:
             states=self.states if any(self.states) else (),
             lora=lora,
             media=MediaEmbeds(token_index=torch.tensor(places), embeds=torch.stack(rows)) if rows else None,
+            cross_media=tuple(cross),
             prefix_index=torch.tensor(prefix) if prefix else None,
         )
         hidden = self.model.forward(batch)
@@ -113,6 +118,17 @@ class PagedDriver:
             seq.hidden.extend(hidden[row : row + count])
             seq.num_computed += count
             row += count
+
+    @staticmethod
+    def _cross(seq: Sequence, end: int, first: int) -> list[CrossMedia]:
+        """What the next tokens of a sequence attend to, up to `end`; the first of them is `first` of the step."""
+        begin, parts = seq.num_computed, []
+        starts = [start for start, _ in seq.cross] + [end]
+        for number, (_, embeds) in enumerate(seq.cross):
+            start, stop = max(starts[number], begin), min(starts[number + 1], end)
+            if start < stop:
+                parts.append(CrossMedia(begin=first + start - begin, end=first + stop - begin, embeds=(embeds,)))
+        return parts
 
     def _metadata(self, parts: tuple[tuple[Sequence, int], ...], slots: list[int]) -> PagedLayout:
         query_lens = [count for _, count in parts]

@@ -11,7 +11,7 @@ from models_media import MediaPrompt
 from safetensors.torch import load_file, save_file
 
 from quire_interfaces import CheckpointError, ConfigError, Modality, read_json
-from quire_models import ModelConfig, Network, load_model
+from quire_models import ModelConfig, Network, load_media_towers, load_model
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.whole_spans import path_table, visible_spans
 from quire_models.media_spec import UNSERVED
@@ -28,11 +28,7 @@ def load(folder: Path, **options: Any) -> Network:
     return load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
 
 
-TEXT_ALONE = {"MllamaForConditionalGeneration"}
-"""Architectures whose media are not served."""
-
-
-@pytest.mark.parametrize("architecture", sorted(MEDIA_CASES.keys() - TEXT_ALONE))
+@pytest.mark.parametrize("architecture", sorted(MEDIA_CASES))
 def test_prompts_with_items_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
     network = load(tmp_path)
@@ -102,13 +98,43 @@ def test_missing_weights_of_towers_are_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("architecture", sorted(TEXT_ALONE))
-def test_media_that_are_not_served_leave_the_text(architecture: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
-    network = load(tmp_path)
+def test_media_that_are_not_served_leave_the_text(
+    checkpoint: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, folder = checkpoint
+    expected = MediaPrompt(load(folder), architecture, 0).logits(load(folder), 8)
+    monkeypatch.setitem(UNSERVED, read_json(folder / "config.json")["model_type"], "why not")
+    network = load(folder)
     assert network.config.media is None
     assert network.towers is None
-    assert network.config.media_refusal == UNSERVED[read_json(tmp_path / "config.json")["model_type"]]
+    assert network.config.media_refusal == "why not"
+    assert torch.equal(MediaPrompt(network, architecture, 0).logits(network, 8), expected)
+
+
+def test_tokens_before_the_first_item_attend_to_none(tmp_path: Path) -> None:
+    """As in the original of Llama 3.2 Vision, not as in Transformers, where they attend to all items."""
+    architecture = "MllamaForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    text, seeing = MediaPrompt(network, architecture, 0), MediaPrompt(network, architecture, 1)
+    expected = text.logits(network, 9)
+    num_leading = len(text.token_ids)
+    seeing.cross = [(num_leading, seeing.cross[0][1])]
+    seeing.token_ids = [*text.token_ids, *seeing.token_ids]
+    logits = seeing.logits(network, 30)
+    assert (logits[:num_leading] - expected).abs().max() < 1e-5
+    blind = MediaPrompt(network, architecture, 0)
+    blind.token_ids = seeing.token_ids
+    assert (logits - blind.logits(network, 30))[num_leading:].abs().max(dim=-1).values.min() > 1e-3
+
+
+def test_towers_that_need_the_language_model_are_not_loaded_alone(tmp_path: Path) -> None:
+    architecture = "MllamaForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    with pytest.raises(CheckpointError, match="its towers are not alone"):
+        load_media_towers(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32")
+    with pytest.raises(CheckpointError, match="made for layers of their own language model"):
+        ModelConfig.from_path(tmp_path).with_towers(tmp_path)
 
 
 def test_quantized_towers_are_refused(tmp_path: Path) -> None:

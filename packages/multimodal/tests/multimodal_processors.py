@@ -123,6 +123,10 @@ FAMILIES = {
         "Gemma3Processor", image("Gemma3ImageProcessorPil", size=SQUARE), GEMMA_TOKENS, {"image_seq_length": 4},
         {"image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>"},
     ),
+    "mllama": Family(
+        "MllamaProcessor", image("MllamaImageProcessorPil", size=SQUARE), {"image_token": "<|image|>"}, {},
+        {"image_token_index": "<|image|>"}, axis=1,
+    ),
     "paligemma": Family(
         "PaliGemmaProcessor", image("SiglipImageProcessorPil", size=SQUARE, image_seq_length=4), IMAGE, {},
         {"image_token_index": "<image>"},

@@ -17,6 +17,7 @@ from quire_interfaces import (
     RequestError,
     SchedulerOutput,
 )
+from quire_interfaces.media import END_OF_SEQUENCE
 from quire_scheduler import MediaRule
 from quire_testkit.conformance.scheduler import make_request
 
@@ -70,7 +71,7 @@ class WatchedSteps:
         for request_id, start, count in entries:
             media = self._requests[request_id].media
             for each in () if media is None else media.spans:
-                if each.tokens_between(start, start + count):
+                if each.is_read(start, start + count):
                     assert each.item.key in self.sizes, f"{request_id} computes what was not encoded"
                 if self._whole and each.start < start + count:
                     assert start + count >= each.end, "a span is split"
@@ -263,3 +264,55 @@ def test_a_prompt_that_is_too_large_to_be_computed_at_once_is_refused(
     with pytest.raises(RequestError, match="which this model reads at once") as error:
         driver.add(request)
     assert error.value.code == "media_too_large"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("seed", range(8))
+def test_items_that_tokens_attend_to_stay_while_they_do(make_driver, seed: int, depth: int) -> None:
+    """Answers attend to the last ones, too; those side by side are read together, and nobody waits with one of them."""
+    draw = random.Random(seed)
+    rule = MediaRule(draw.choice([6, 30]), 24, 32)
+    driver = make_driver(
+        num_blocks=draw.choice([30, 80]), depth=depth, prefix_cache=True, rules=(rule,), max_num_batched_tokens=32
+    )
+    items = [item(f"k{number}", draw.randrange(1, 13)) for number in range(8)]
+    requests = []
+    for number in range(30):
+        tokens, spans = list[int](), list[MediaSpan]()
+        for _ in range(draw.randrange(4)):
+            for each in draw.sample(items, draw.randrange(1, 3)):
+                spans.append(MediaSpan(item=each, start=len(tokens), length=1, embeds=()))
+                tokens.append(9)
+            tokens += [draw.randrange(9) for _ in range(1 + draw.randrange(9))]
+        request = make_request(f"r{number}", tokens or [1], max_tokens=draw.randrange(1, 12))
+        request.media = PromptMedia(spans=tuple(spans)).as_cross_attended()
+        request.cache_extra_keys = request.media.extra_keys
+        requests.append(request)
+    steps = WatchedSteps(24, 30, whole=False)
+    steps.watch(driver, requests[:15])
+    steps.watch(driver, requests[15:])
+    assert all(each.finish_reason == FinishReason.LENGTH for each in driver.transcripts.values())
+    assert len(driver.transcripts) == 30
+    assert rule.reset_cache(), "somebody still holds an item"
+
+
+def test_media_side_by_side_that_are_too_large_together_are_refused(make_driver) -> None:
+    driver = make_driver(rules=(MediaRule(30, 30, 64),))
+    spans = [MediaSpan(item=item(key, 16), start=start, length=1, embeds=()) for key, start in (("a", 3), ("b", 4))]
+    request = with_media(make_request("a", range(9)), *spans)
+    assert request.media is not None
+    request.media = request.media.as_cross_attended()
+    with pytest.raises(RequestError, match="32 embeddings which this model reads at once") as error:
+        driver.add(request)
+    assert error.value.code == "media_too_large"
+
+
+def test_tokens_attend_to_the_last_items_before_them() -> None:
+    spans = [MediaSpan(item=item("a", 2), start=start, length=1, embeds=((0, 1),)) for start in (2, 5, 6, 9)]
+    media = PromptMedia(spans=tuple(spans)).as_cross_attended()
+    assert [(span.start, span.cross_end, span.embeds) for span in media.spans] == [
+        (2, 5, ()), (5, 9, ()), (6, 9, ()), (9, END_OF_SEQUENCE, ())
+    ]  # fmt: skip
+    first, last = media.spans[0], media.spans[-1]
+    assert [first.is_read(*step) for step in ((0, 2), (0, 3), (4, 9), (5, 9))] == [False, True, True, False]
+    assert last.is_read(5000, 5001)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire_ops import LoraTokens, PagedLayout
 
-__all__ = ["EncoderBatch", "ForwardBatch", "MediaEmbeds"]
+__all__ = ["CrossMedia", "EncoderBatch", "ForwardBatch", "MediaEmbeds"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +41,18 @@ class MediaEmbeds:
     embeds: Tensor
     """[M, width]: their rows, of the width of the residual stream; wider where a network adds features behind its
     first layers too (Bai et al., "Qwen3-VL", 2025, DeepStack)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CrossMedia:
+    """Media that neighbouring tokens of a step attend to by cross attention. Shape legend: N embeddings of an item."""
+
+    begin: int
+    """First of the tokens among the step's."""
+    end: int
+    """The token behind the last of them."""
+    embeds: tuple[Tensor, ...]
+    """[N, width] of each item: what its layers with cross attention read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +85,8 @@ class ForwardBatch:
     """Which tokens use which adapter slot; None where none does."""
     media: MediaEmbeds | None = None
     """Rows that take the place of token embeddings; None where the step has text alone."""
+    cross_media: tuple[CrossMedia, ...] = ()
+    """What tokens attend to by cross attention, in their order; tokens that are not named attend to nothing."""
     prefix_index: Tensor | None = None
     """[P] int64: places, among the step's tokens, of those that see all tokens of their prompt (prefix LM); None where
     there are none. All of a prompt that no step before has computed are in the step."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 __all__ = [
     "BESIDE_IMAGES",
+    "END_OF_SEQUENCE",
     "VIDEO_AUDIO_RUNS",
     "FeatureArray",
     "MediaItem",
@@ -25,6 +26,9 @@ __all__ = [
 
 BESIDE_IMAGES = "beside_images"
 """Name of an array of a sound in a prompt with images, for networks with a connector of its own for it; [1]."""
+
+END_OF_SEQUENCE = 1 << 30
+"""Behind the last token, however many there will be."""
 
 VIDEO_AUDIO_RUNS = "video_audio_runs"
 """Name of the array of a video with its sound, int32 [runs, 2]: how many embeddings of frames, then of sound, follow
@@ -62,7 +66,7 @@ class MediaItem:
     """Names the content: equal keys are equal embeddings. A hash of the decoded bytes, or the caller's own name, with
     the processor and its arguments."""
     num_embeds: int
-    """Rows that it takes in the input of the language model."""
+    """Rows that it takes in the input of the language model, or that cross attention reads."""
     path: str
     """File with the arrays; empty once nobody needs them any more."""
     features: tuple[FeatureArray, ...]
@@ -80,12 +84,26 @@ class MediaSpan:
     length: int
     """Tokens up to the last that takes one, marks between them included."""
     embeds: tuple[tuple[int, int], ...]
-    """[from, to) behind `start`, ascending: the tokens that take embeddings, `item.num_embeds` in all."""
+    """[from, to) behind `start`, ascending: the tokens that take embeddings, `item.num_embeds` in all; empty where
+    tokens attend to them instead."""
+    cross_end: int = 0
+    """The token behind the last that attends to all its embeddings by cross attention, the one at `start` being the
+    first; 0 where tokens take embeddings."""
 
     @property
     def end(self) -> int:
         """The token behind it."""
         return self.start + self.length
+
+    @property
+    def read_end(self) -> int:
+        """The token behind the last that reads its embeddings."""
+        return max(self.end, self.cross_end)
+
+    def is_read(self, start: int, end: int) -> bool:
+        """Whether any of the sequence's tokens `start` to `end` reads its embeddings."""
+        first, last = self.embeds_between(start, end)
+        return first < last or (self.start < end and start < self.cross_end)
 
     def embeds_between(self, start: int, end: int) -> tuple[int, int]:
         """[from, to) of the item's embeddings that tokens `start` to `end` of the prompt take."""
@@ -129,6 +147,17 @@ class PromptMedia:
         """For `Request.cache_extra_keys`: what token ids do not say."""
         keys = tuple((span.start, span.end, span.item.key) for span in self.spans)
         return (*keys, (0, self.prefix_len, self.prefix_key)) if self.prefix_len else keys
+
+    def as_cross_attended(self) -> PromptMedia:
+        """These media in a prompt whose tokens attend to them by cross attention (Llama 3.2 Vision): each to the last
+        item before it, and to those that stand right before that one; what follows the prompt, to the last ones."""
+        spans: list[MediaSpan] = []
+        cross_end = END_OF_SEQUENCE
+        for span in reversed(self.spans):
+            if spans and span.end < spans[-1].start:
+                cross_end = spans[-1].start
+            spans.append(replace(span, embeds=(), cross_end=cross_end))
+        return replace(self, spans=tuple(reversed(spans)))
 
     def as_prefix(self, token_ids: Sequence[int]) -> PromptMedia:
         """These media in a prompt whose tokens all see one another.

@@ -106,6 +106,7 @@ class MediaFront:
             config,
             embeds_width=self.embeds_width,
             is_prefix_lm=model.media is not None and model.media.is_prefix_lm,
+            has_cross_attention=model.media is not None and bool(model.media.cross_attention_layers),
         )
         self.abandoned: deque[list[StoredItem]] = deque()
         """Items whose holder was collected, maybe while a lock was held; released when the next ones are prepared."""

@@ -14,7 +14,7 @@ from quire_interfaces import Fields, Modality
 from quire_models.towers.registry import tower_spec
 from quire_models.towers.tower_spec import TowerSpec
 
-__all__ = ["MediaSpec", "media_refusal", "media_spec"]
+__all__ = ["MediaSpec", "cross_attention_layers", "media_refusal", "media_spec"]
 
 _FIELDS: dict[Modality, tuple[str, ...]] = {
     Modality.IMAGE: (
@@ -48,7 +48,6 @@ UNSERVED: dict[str, str] = {
     "instructblip": _TEXT_PROMPTED,
     "instructblipvideo": _TEXT_PROMPTED,
     "minicpmv4_7": "the slices of an image share one canvas of positions",
-    "mllama": _CROSS_ATTENTION,
     "molmo2": "the tokens of all images of a prompt see one another",
     "vibevoice_asr": "its tower adds noise to what it hears",
     "voxtral_realtime": "its sound is added to the embedding of every token, while it is spoken",
@@ -68,10 +67,14 @@ class MediaSpec:
     """Class of Transformers that has the towers."""
     modalities: tuple[Modality, ...]
     width: int
-    """Width of an embedding: that of the residual stream, times 1 + the number of `deepstack_layers`."""
+    """Width of an embedding: that of the residual stream, times 1 + the number of `deepstack_layers`; of the keys and
+    values of all `cross_attention_layers`, where there are any."""
     deepstack_layers: tuple[int, ...] = ()
     """Layers in front of which further features are added, in the order of an embedding (Bai et al. 2025, "Qwen3-VL",
     DeepStack)."""
+    cross_attention_layers: tuple[int, ...] = ()
+    """Layers in which tokens attend to an item's embeddings; no token takes them then (Grattafiori et al. 2024, "The
+    Llama 3 Herd of Models", sec. 7.2)."""
     has_mrope: bool = False
     """Tokens have positions on several axes (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
@@ -122,11 +125,13 @@ def media_spec(
         return None
     deepstack = _deepstack_layers(values)
     bidirectional = text.get("use_bidirectional_attention") == "vision"
+    cross = cross_attention_layers(text)
     prefix_lm = values.get("model_type") in _PREFIX_LMS
     return MediaSpec(
         architecture=architecture,
         modalities=modalities,
-        width=hidden_size * (1 + len(deepstack)),
+        width=_cross_width(text, cross) if cross else hidden_size * (1 + len(deepstack)),
+        cross_attention_layers=cross,
         deepstack_layers=deepstack,
         tower=tower_spec(values, hidden_size) if is_native else None,
         has_mrope=_has_mrope(text),
@@ -135,6 +140,26 @@ def media_spec(
         has_causal_global_layers=bidirectional,
         causal_token_ids=_token_ids(values, ("audio_token_id",)) if bidirectional else (),
     )
+
+
+def cross_attention_layers(text: Fields) -> tuple[int, ...]:
+    """The layers of a language model that attend to media, and to no tokens.
+
+    Args:
+        text: Its configuration.
+    """
+    if text.get("model_type") != "mllama_text_model":
+        return ()
+    named = text.get("cross_attention_layers")
+    layers = (3, 8, 13, 18, 23, 28, 33, 38) if named is None else named
+    return tuple(layer for layer in layers if layer < text.integer("num_hidden_layers", default=40))
+
+
+def _cross_width(text: Fields, layers: tuple[int, ...]) -> int:
+    """Numbers of the keys and values of all these layers for an embedding."""
+    num_heads = text.integer("num_attention_heads", default=32)
+    head_dim = text.integer("hidden_size", default=4096) // num_heads
+    return 2 * len(layers) * text.integer("num_key_value_heads", default=8) * head_dim
 
 
 def _modalities(values: Mapping[str, Any]) -> tuple[Modality, ...]:

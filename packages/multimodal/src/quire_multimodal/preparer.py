@@ -79,6 +79,7 @@ class MediaPreparer:
         embed_token_ids: Tokens that take embeddings, by modality, where config.json does not say them.
         embeds_width: Width of the embeddings that the network takes, for those that callers have computed.
         is_prefix_lm: All tokens of a prompt with media see one another in this network.
+        has_cross_attention: Tokens attend to media, for each of which one token stands.
         store_base: Folder in which the store makes its own; shared memory if not said.
 
     Raises:
@@ -93,6 +94,7 @@ class MediaPreparer:
         embed_token_ids: Mapping[str, list[int]] | None = None,
         embeds_width: int | None = None,
         is_prefix_lm: bool = False,
+        has_cross_attention: bool = False,
         store_base: Path | None = None,
     ) -> None:
         self.config = config or MediaConfig()
@@ -101,6 +103,7 @@ class MediaPreparer:
         }
         self._workers = None if folder is None else WorkerPool(folder, self.config, embed_token_ids)
         self._fingerprint, self._scheme, self._is_prefix_lm = "", None, is_prefix_lm
+        self._has_cross_attention = has_cross_attention
         self._model_config: Mapping[str, Any] = {}
         self.frame: PromptFrame | None = None
         """What is written into prompts with media, special tokens included; None for nothing."""
@@ -207,7 +210,10 @@ class MediaPreparer:
         Raises:
             MediaError: the tokens are not those of the items.
         """
-        media = place_media(items, find_spans(items, token_ids), len(token_ids), self._scheme)
+        spans = find_spans(items, token_ids, 1 if self._has_cross_attention else None)
+        media = place_media(items, spans, len(token_ids), self._scheme)
+        if self._has_cross_attention:
+            return media.as_cross_attended()
         return media.as_prefix(token_ids) if items and self._is_prefix_lm else media
 
     def _check_limits(self, sources: Sequence[MediaSource]) -> None:

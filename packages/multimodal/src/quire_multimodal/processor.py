@@ -68,6 +68,7 @@ class ItemProcessor:
         processor: A `ProcessorMixin` of Transformers.
         config: Largest media that are decoded, and how they are.
         embed_token_ids: Tokens that take embeddings, by modality, where the processor does not say them rightly.
+        embeds_per_tile: Embeddings of a tile of an image, where one token stands for all of an item's; 0 for others.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class ItemProcessor:
         processor: Any,
         config: MediaConfig,
         embed_token_ids: Mapping[str, Sequence[int]] | None = None,
+        embeds_per_tile: int = 0,
     ) -> None:
         self.processor = processor
         self.config = config
         self._embed_token_ids = dict(embed_token_ids or {})
+        self._embeds_per_tile = embeds_per_tile
         self._io_options: Mapping[str, Any] = config.media_io_kwargs or {}
         self._ways: dict[Modality, tuple[str, str]] = {}
         self.embeds_texts: dict[Modality, EmbedsText] = {}
@@ -110,7 +113,7 @@ class ItemProcessor:
                 raise CheckpointError(f"{folder}: the processor cannot be loaded: {error}") from error
             if not hasattr(processor, "_process_images"):
                 raise CheckpointError(f"{folder}: {type(processor).__name__} is no processor of media")
-            tries.append(cls(processor, config, ids))
+            tries.append(cls(processor, config, ids, _embeds_per_tile(Path(folder))))
             if not tries[-1].unusable:
                 break
         return min(tries, key=lambda each: len(each.unusable))
@@ -118,9 +121,10 @@ class ItemProcessor:
     @property
     def frame(self) -> PromptFrame | None:
         """What its joint call writes into a prompt, beside the texts of the items; None for nothing."""
-        if type(self.processor).__name__ != "PaliGemmaProcessor":
-            return None
-        return PromptFrame(behind_items=str(self.processor.tokenizer.bos_token), end="\n")
+        name, bos = type(self.processor).__name__, str(self.processor.tokenizer.bos_token)
+        if name == "MllamaProcessor":
+            return PromptFrame(begin=bos)
+        return PromptFrame(behind_items=bos, end="\n") if name == "PaliGemmaProcessor" else None
 
     @property
     def modalities(self) -> list[Modality]:
@@ -267,6 +271,8 @@ class ItemProcessor:
             message = f"the processor refuses the {modality}: {error or type(error).__name__}"
             raise MediaError(message, code="media_processing_failed") from error
         num_embeds = sum(token_id in embeds for token_id in token_ids)
+        if self._embeds_per_tile:
+            num_embeds = int(arrays["aspect_ratio_mask"].sum()) * self._embeds_per_tile
         if not num_embeds:
             raise MediaError(f"nothing of the {modality} reaches the model: no token takes an embedding")
         if len(self._embed_token_ids.get(modality, ())) > 1:
@@ -390,6 +396,16 @@ def _config_token_ids(folder: Path) -> dict[str, list[int]]:
     if "image" in ids:  # marks around an image, whose embeddings the tower gives too (Ovis 2)
         ids["image"] += config.get("visual_indicator_token_ids") or []
     return ids
+
+
+def _embeds_per_tile(folder: Path) -> int:
+    """Embeddings of a tile of an image in a network with cross attention: patches, and a token of the tower's own; 0
+    in others."""
+    config = read_config(folder)
+    if config.get("model_type") != "mllama":
+        return 0
+    vision: Mapping[str, int] = config.get("vision_config") or {}
+    return (vision.get("image_size", 448) // vision.get("patch_size", 14)) ** 2 + 1
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:

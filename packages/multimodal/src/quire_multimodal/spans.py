@@ -23,10 +23,12 @@ ITEM_NUMBER = "\0"
 
 
 class PromptFrame(NamedTuple):
-    """What a processor writes into a prompt with media, beside the texts of its items (PaliGemma)."""
+    """What a processor writes into a prompt with media, beside the texts of its items (PaliGemma, Llama 3.2 Vision)."""
 
+    begin: str = ""
+    """Behind the items that the prompt begins with, or before all, unless it is in the prompt already."""
     behind_items: str = ""
-    """Behind the last item: the token that begins a text."""
+    """Behind the last item."""
     end: str = ""
     """Behind the prompt."""
 
@@ -66,10 +68,16 @@ def expand_placeholders(
             )
     numbers = dict.fromkeys(Modality, 0)
     ordered = [queues[modalities[match.group()]].pop(0) for match in places]
+    pieces: list[str] = []
     if ordered and frame is not None:
         ordered[-1] = replace(ordered[-1], text=ordered[-1].text + frame.behind_items)
+        if frame.begin and frame.begin not in text:
+            first = _num_leading(places) - 1
+            if first >= 0:
+                ordered[first] = replace(ordered[first], text=ordered[first].text + frame.begin)
+            else:
+                pieces.append(frame.begin)
         text += frame.end
-    pieces: list[str] = []
     last = 0
     for match, stored in zip(places, ordered, strict=True):
         number = numbers[stored.item.modality]
@@ -77,6 +85,14 @@ def expand_placeholders(
         numbers[stored.item.modality] += 1
         last = match.end()
     return "".join((*pieces, text[last:])), ordered
+
+
+def _num_leading(places: Sequence[re.Match[str]]) -> int:
+    """Placeholders that a text begins with, of those in it."""
+    end = num = 0
+    while num < len(places) and places[num].start() == end:
+        end, num = places[num].end(), num + 1
+    return num
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
@@ -89,7 +105,9 @@ def _overlaps(ranges: Sequence[tuple[int, int]], start: int, end: int) -> bool:
     return index > 0 and ranges[index - 1][1] > start
 
 
-def find_spans(items: Sequence[StoredItem], token_ids: Sequence[int]) -> tuple[MediaSpan, ...]:
+def find_spans(
+    items: Sequence[StoredItem], token_ids: Sequence[int], num_tokens: int | None = None
+) -> tuple[MediaSpan, ...]:
     """The spans of a tokenized prompt: tokens that take embeddings belong to the items in turn.
 
     A placeholder that a user wrote has been tokenized as letters and is none of these tokens.
@@ -97,6 +115,7 @@ def find_spans(items: Sequence[StoredItem], token_ids: Sequence[int]) -> tuple[M
     Args:
         items: In the order of the prompt.
         token_ids: Of the expanded text.
+        num_tokens: Tokens that stand for an item; None for one for each of its embeddings.
 
     Raises:
         MediaError: the tokens take more or fewer embeddings than the items have.
@@ -104,11 +123,12 @@ def find_spans(items: Sequence[StoredItem], token_ids: Sequence[int]) -> tuple[M
     spans, position = [], 0
     for stored in items:
         places: list[int] = []
-        while len(places) < stored.item.num_embeds and position < len(token_ids):
+        num_places = stored.item.num_embeds if num_tokens is None else num_tokens
+        while len(places) < num_places and position < len(token_ids):
             if token_ids[position] in stored.embed_token_ids:
                 places.append(position)
             position += 1
-        if len(places) < stored.item.num_embeds:
+        if len(places) < num_places:
             raise _mismatch(items, token_ids)
         start = places[0]
         embeds = _runs([place - start for place in places])

@@ -12,6 +12,7 @@ import logging
 import mmap
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_attention.batch import ForwardBatch, MediaEmbeds
+from quire_attention.batch import CrossMedia, ForwardBatch, MediaEmbeds
 from quire_interfaces.encoder_cache import EncoderCacheConnector
 from quire_interfaces.media import MediaItem, PromptMedia
 from quire_interfaces.step import RequestFailure, SchedulerOutput
@@ -169,10 +170,9 @@ class EncoderCache:
         return missing
 
     def _keys(self, media: PromptMedia | None, start: int, end: int) -> Iterable[str]:
-        """Items whose embeddings tokens `start` to `end` take."""
+        """Items whose embeddings tokens `start` to `end` read."""
         for span in () if media is None else media.spans:
-            first, last = span.embeds_between(start, end)
-            if first < last:
+            if span.is_read(start, end):
                 yield span.item.key
 
     def add_to(self, batch: ForwardBatch, plan: HostPlan) -> None:
@@ -183,9 +183,11 @@ class EncoderCache:
         tokens: list[int] = []
         prefix: list[int] = []
         embeds: list[Tensor] = []
+        cross: list[CrossMedia] = []
         for entry, of_row in entries:
             start, end = int(plan.start[entry]), int(plan.ends[entry])
             offset = int(plan.query_start_loc[entry]) - start
+            cross += self._cross_media(of_row, start, end, offset)
             prefix += range(offset + start, offset + min(end, of_row.prefix_len))
             for span in of_row.spans:
                 first, last = span.embeds_between(start, end)
@@ -195,9 +197,19 @@ class EncoderCache:
         if tokens:
             index = to_device(np.array(tokens, dtype=np.int64), batch.positions.device)
             batch.media = MediaEmbeds(token_index=index, embeds=torch.cat(embeds))
+        batch.cross_media = tuple(cross)
         if prefix:
             batch.prefix_index = to_device(np.array(prefix, dtype=np.int64), batch.positions.device)
         self._place(batch, plan, entries)
+
+    def _cross_media(self, media: PromptMedia, start: int, end: int, offset: int) -> Iterable[CrossMedia]:
+        """What tokens `start` to `end` of a row attend to by cross attention, which stand at `offset` + their place."""
+        spans = [span for span in media.spans if span.cross_end and span.is_read(start, end)]
+        edges = sorted({max(start, span.start) for span in spans} | {min(end, span.cross_end) for span in spans})
+        for begin, behind in pairwise(edges):
+            embeds = tuple(self._embeds[span.item.key] for span in spans if span.start <= begin < span.cross_end)
+            if embeds:
+                yield CrossMedia(begin=offset + begin, end=offset + behind, embeds=embeds)
 
     def _place(self, batch: ForwardBatch, plan: HostPlan, entries: list[tuple[int, PromptMedia]]) -> None:
         """Positions [A, T] on A axes where a prompt's own are in the step; behind prompts, all count on from them."""

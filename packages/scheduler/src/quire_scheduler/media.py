@@ -137,8 +137,6 @@ class MediaRule(AdmissionRule):
         """
         if request.media is None:
             return
-        if request.media.prefix_len:
-            self._check_prefix(request.media)
         for span in request.media.spans:
             if span.item.num_embeds > self._cache.capacity:
                 raise RequestError(
@@ -156,14 +154,19 @@ class MediaRule(AdmissionRule):
                     param="prompt",
                     code="media_too_large",
                 )
+        self._check_at_once(request.media)
 
-    def _check_prefix(self, media: PromptMedia) -> None:
-        num_embeds = sum({span.item.key: span.item.num_embeds for span in media.spans}.values())
+    def _check_at_once(self, media: PromptMedia) -> None:
+        """Raise where there is no room for what is read at the same time: by all tokens of a prefix, or by those that
+        attend to media side by side."""
+        groups = [media.spans] if media.prefix_len else [_group(media.spans, span) for span in media.spans]
+        num_embeds = max((sum({s.item.key: s.item.num_embeds for s in group}.values()) for group in groups), default=0)
         if media.prefix_len > self._max_num_batched_tokens or num_embeds > self._cache.capacity:
+            tokens = f"{media.prefix_len} tokens and " if media.prefix_len else ""
             raise RequestError(
-                f"the prompt has {media.prefix_len} tokens and {num_embeds} embeddings, which this model reads at "
-                f"once, but a step has at most {self._max_num_batched_tokens}, and at most {self._cache.capacity} "
-                "embeddings are kept; shorten it, or start the server with a larger --max-num-batched-tokens",
+                f"the prompt has {tokens}{num_embeds} embeddings which this model reads at once, but a step has at "
+                f"most {self._max_num_batched_tokens} tokens, and at most {self._cache.capacity} embeddings are kept; "
+                "shorten it, or start the server with a larger --max-num-batched-tokens or --encoder-cache-size",
                 param="prompt",
                 code="media_too_large",
             )
@@ -184,16 +187,25 @@ class MediaRule(AdmissionRule):
     def _num_encoded(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> int:
         """Tokens, of `num_tokens` from `start` on, whose items are in the cache when the step is computed."""
         end = start + num_tokens
-        if any(start < span.end for span in media.spans):
+        if any(start < span.read_end for span in media.spans):
             self._readers[request.request_id] = media.spans
         for span in media.spans:
             if span.start >= end:
                 break
-            first, last = span.embeds_between(start, end)
             is_cut = self._keeps_spans_whole and start < span.end and end < span.end
-            if is_cut or (first < last and not self._has(span, request)):
-                return max(0, span.start - start)
+            if is_cut or (span.is_read(start, end) and not self._has(span, request)):
+                return self._num_before(_group(media.spans, span), request, media, start)
         return num_tokens
+
+    def _num_before(self, group: list[MediaSpan], request: Request, media: PromptMedia, start: int) -> int:
+        """Tokens from `start` on before items that are read together and are not all there. None of them is held while
+        the others are waited for, or requests would wait for each other."""
+        end = max(start, group[0].start)
+        kept = {span.item.key for span in media.spans if span.is_read(start, end)}
+        for span in group:
+            if span.item.key not in kept:
+                self._cache.leave(span.item.key, request.request_id)
+        return end - start
 
     def admitted(self, request: Request) -> None:
         """The request that was asked about last computes what it was allowed."""
@@ -251,7 +263,7 @@ class MediaRule(AdmissionRule):
         entries = zip(output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
         for request_id, start, num_tokens in entries:
             spans = self._readers.get(request_id, ())
-            needed = {span.item.key for span in spans if span.start < start + num_tokens < span.end}
+            needed = {span.item.key for span in spans if span.start < start + num_tokens < span.read_end}
             for key in {span.item.key for span in spans} - needed:
                 self._cache.leave(key, request_id)
         self._readers.clear()
@@ -300,3 +312,8 @@ class MediaRule(AdmissionRule):
         stats.num_encoded_items_total = dict(counters.num_encoded_items_total)
         stats.num_encoded_embeds_total = dict(counters.num_encoded_embeds_total)
         stats.encode_seconds_total = dict(counters.encode_seconds_total)
+
+
+def _group(spans: tuple[MediaSpan, ...], span: MediaSpan) -> list[MediaSpan]:
+    """The items that are read together with one: those side by side with it, where tokens attend to them."""
+    return [each for each in spans if each.cross_end == span.cross_end] if span.cross_end else [span]

@@ -55,6 +55,8 @@ class MediaFamily:
     """Whether the joint call takes one item for each text."""
     pads_sounds: bool = False
     """Whether what a sound is heard as depends on the length of others in the joint call."""
+    items_first: bool = False
+    """Whether prompts begin with an item: Transformers lets tokens before the first one see all of them."""
     exclusive: bool = False
     """Whether the joint call takes images or videos, not both."""
 
@@ -265,6 +267,14 @@ def _speech(
 
 
 FAMILIES: dict[str, MediaFamily] = {
+    "MllamaForConditionalGeneration": MediaFamily(
+        processor="MllamaProcessor",
+        parts={"image_processor": ("MllamaImageProcessorPil", {"size": _SQUARE})},
+        tokens={"image_token": "<|image|>"},
+        placeholders={"image": "<|image|>"},
+        ids={"image_token_index": "<|image|>"},
+        items_first=True,
+    ),
     "PaliGemmaForConditionalGeneration": MediaFamily(
         processor="PaliGemmaProcessor",
         parts={"image_processor": ("SiglipImageProcessorPil", {"size": _SQUARE, "image_seq_length": 16})},

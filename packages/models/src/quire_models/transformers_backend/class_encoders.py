@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_interfaces import Modality
+from quire_interfaces import CheckpointError, Modality
 
 __all__ = ["CLASS_ENCODERS"]
 
@@ -139,10 +139,33 @@ def _phi4_multimodal_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _mllama_image(model: Any) -> Callable[..., Tensor]:
+    inner = model.model
+    layers = getattr(inner.language_model, "layers", None)
+    if layers is None:
+        raise CheckpointError("layers of its language model make what is kept of its images: its towers are not alone")
+
+    def encode(pixel_values: Tensor, aspect_ratio_ids: Tensor, aspect_ratio_mask: Tensor) -> Tensor:
+        """[1, 1, tiles, 3, H, W], how the tiles lie, [1, 1], and which ones are there, [1, 1, tiles] -> [N, W]: keys
+        and values of each layer with cross attention."""
+        patches = inner.vision_model(pixel_values, aspect_ratio_ids, aspect_ratio_mask).last_hidden_state[0, 0]
+        states = inner.multi_modal_projector(patches[: int(aspect_ratio_mask.sum())].flatten(0, 1))
+        parts = []
+        for index in inner.language_model.cross_attention_layers:
+            if index < len(layers):
+                cross = layers[index].cross_attn
+                keys = cross.k_norm(cross.k_proj(states).unflatten(-1, (-1, cross.head_dim)))
+                parts += [keys.flatten(1), cross.v_proj(states)]
+        return torch.cat(parts, dim=-1)
+
+    return encode
+
+
 CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
     ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
     ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,
+    ("MllamaForConditionalGeneration", Modality.IMAGE): _mllama_image,
     ("Ovis2ForConditionalGeneration", Modality.IMAGE): _ovis2_image,
     ("MusicFlamingoForConditionalGeneration", Modality.AUDIO): _musicflamingo_audio,
     ("PerceptionLMForConditionalGeneration", Modality.VIDEO): _perception_lm_video,

@@ -15,6 +15,7 @@ from typing import ClassVar
 from quire_interfaces import Fields
 from quire_models.config_fields import layer_windows
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
+from quire_models.media_spec import cross_attention_layers
 from quire_models.spec import LayerSpec, NetworkSpec, recast
 
 __all__ = ["FallbackSpec", "fallback_spec", "stored_parameters"]
@@ -62,11 +63,14 @@ def fallback_spec(config: Fields) -> NetworkSpec:
             None if window and window >= context else window for window in layer_windows(config, sizes.num_layers)
         )
     num_kv_heads, head_dim = _cache_shape(config, sizes, windows)
+    cross = cross_attention_layers(config)
     network = sizes.network(
         (
             LayerSpec(
                 name=f"model.layers.{layer}",
-                mixers=(sizes.attention(num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window),),
+                mixers=()
+                if layer in cross
+                else (sizes.attention(num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window),),
             )
             for layer, window in enumerate(windows)
         ),

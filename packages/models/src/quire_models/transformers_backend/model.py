@@ -23,6 +23,7 @@ from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.layers.whole_spans import with_whole_spans
 from quire_models.overrides import check_overrides_read, overridden
+from quire_models.transformers_backend.cross_attention import MediaCrossAttention
 from quire_models.transformers_backend.media_inputs import MediaInputs
 from quire_models.transformers_backend.towers import TransformersTowers, drop_towers
 from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
@@ -50,6 +51,7 @@ class TransformersLM(Network):
         """What runs the layers: the body, or the language model inside the body of a network with towers."""
         self._paged = PagedAttention(config, scope)
         self._media_inputs: MediaInputs | None = None
+        self._cross_attention: MediaCrossAttention | None = None
 
     def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Build the network and read its weights.
@@ -104,12 +106,16 @@ class TransformersLM(Network):
                 self.towers = TransformersTowers(self._model, self.config.media, self.dtype)
         layers = () if self.config.media is None or language_model_only else self.config.media.deepstack_layers
         self._media_inputs = MediaInputs(self._model, self._decoder, layers, self.config.hidden_size)
+        attending = [index for index, layer in enumerate(self.config.network.layers) if layer.mixers]
+        places = {index: place for place, index in enumerate(attending)}
         for module in self._decoder.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_attention = self._paged
-                module.quire_layer = module.layer_idx
+                module.quire_layer = places.get(module.layer_idx, module.layer_idx)
                 if "cycle_offset" in inspect.signature(module.forward).parameters:
                     module.register_forward_pre_hook(_place_cycle, with_kwargs=True)
+        if self.config.media is not None and self.config.media.cross_attention_layers:
+            self._cross_attention = MediaCrossAttention(self._decoder, self.config.media.cross_attention_layers)
         if "position_ids" not in inspect.signature(type(self._decoder).forward).parameters:
             self._place_positions()
         self._try()
@@ -133,7 +139,8 @@ class TransformersLM(Network):
         """One token through the network: what cannot work is said at the start, not by the first request."""
         config = self.config
         shape = kv_cache_shape(2, 1, config.num_kv_heads, config.head_dim)
-        caches = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(config.num_layers))
+        num_attentions = len(config.network.mixers)
+        caches = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(num_attentions))
         one = torch.ones(1, dtype=torch.int32, device=self.device)
         metadata = PagedLayout(
             query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device=self.device),
@@ -148,7 +155,7 @@ class TransformersLM(Network):
             input_ids=one.long(),
             positions=torch.zeros(1, dtype=torch.int64, device=self.device),
             attention=(metadata,),
-            group_of_layer=(0,) * config.num_layers,
+            group_of_layer=(0,) * num_attentions,
             kv_caches=caches,
         )
         try:
@@ -159,7 +166,7 @@ class TransformersLM(Network):
             ) from error
         if not self._paged.layers:
             raise CheckpointError(f"Transformers' {config.architecture} does not let its attention be exchanged")
-        if missing := set(range(config.num_layers)) - self._paged.layers:
+        if missing := set(range(num_attentions)) - self._paged.layers:
             raise CheckpointError(
                 f"Transformers' {config.architecture} does not call the attention it is given in layers "
                 f"{', '.join(map(str, sorted(missing)))}"
@@ -190,6 +197,8 @@ class TransformersLM(Network):
         media, inputs = self.config.media, self._media_inputs.of(batch.input_ids, batch.media)
         if media is not None and media.is_bidirectional:
             batch = with_whole_spans(batch, self.config.sliding_windows, media)
+        if self._cross_attention is not None:
+            inputs |= self._cross_attention.arguments(batch, self.dtype)
         self._paged.batch = batch
         self._paged.layers.clear()
         positions = batch.positions.unsqueeze(-2) + _first_position(self._decoder)

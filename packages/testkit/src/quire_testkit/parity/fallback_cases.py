@@ -167,7 +167,7 @@ FALLBACK_CASES: dict[str, ParityCase] = {
         num_experts_per_tok=2,
         layer_types=["full_attention", "sliding_attention", "full_attention"],
     ),
-    "MllamaForCausalLM": case("MllamaTextConfig", cross_attention_layers=[]),
+    "MllamaForCausalLM": case("MllamaTextConfig", cross_attention_layers=[1]),
     "MoshiForCausalLM": case("MoshiConfig", _PER_HEAD, ffn_dim=112, head_dim=16, sliding_window=256),
 }
 """Architecture -> its case."""

@@ -41,6 +41,8 @@ def joined_axis(architecture: str, name: str) -> int:
     """Axis along which Transformers wants an array of several items to be joined."""
     if architecture.startswith(PACKED) and name == "pixel_values":
         return 3
+    if architecture.startswith("Mllama"):
+        return 1
     return 1 if architecture.startswith(TILED) and name.startswith("pixel") else 0
 
 
@@ -155,8 +157,19 @@ def _cropped(index: int, values: Values) -> dict[str, Tensor]:
     }
 
 
+def _in_tiles(index: int, values: Values) -> dict[str, Tensor]:
+    """One to three tiles of four, in a row."""
+    num_tiles = 1 + index % 3
+    return {
+        "pixel_values": values(1, 1, 4, 3, 32, 32),
+        "aspect_ratio_ids": torch.tensor([[num_tiles]]),
+        "aspect_ratio_mask": (torch.arange(4) < num_tiles).long()[None, None],
+    }
+
+
 _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("Ernie4_5_VL",): _by_grid(48),
+    ("Mllama",): _in_tiles,
     ("DeepseekVLHybrid",): _two_resolutions,
     ("CohereCompass", "Exaone4_5", "HyperCLOVAX", "MiniMaxM3", "Muse", "Qwen", "Glm"): _by_grid(96),
     ("Cosmos3Edge", "HunYuanVL"): _by_grid(192),

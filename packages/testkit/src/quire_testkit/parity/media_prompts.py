@@ -45,17 +45,22 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
         folder: Where the items' files go.
     """
     spec, rng = network.config.media, random.Random(str(items))
-    token_ids, spans = rng.choices(range(3, 180), k=9 if items else 70), []
+    is_cross = bool(spec.cross_attention_layers)  # tokens before the first item would see all items in Transformers
+    token_ids, spans = rng.choices(range(3, 180), k=(0 if is_cross else 9) if items else 70), []
     arrays: list[dict[str, Tensor]] = []
     for number in items:
         modality, item = media_item(spec.architecture, number)
         num_embeds = len(network.encode_media(modality, [item])[0])
         stored = _stored(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
-        spans.append(MediaSpan(item=stored, start=len(token_ids), length=num_embeds + 1, embeds=((1, num_embeds + 1),)))
-        token_ids += [START, *media_tokens(item, num_embeds), *rng.choices(range(3, 180), k=7)]
+        own = [PLACEHOLDER] if is_cross else [START, *media_tokens(item, num_embeds)]
+        embeds = () if is_cross else ((1, num_embeds + 1),)
+        spans.append(MediaSpan(item=stored, start=len(token_ids), length=len(own), embeds=embeds))
+        token_ids += [*own, *rng.choices(range(3, 180), k=0 if is_cross and number == 1 else 20 if is_cross else 7)]
         arrays.append(item)
     joined = joined_arrays(spec.architecture, arrays)
     media = PromptMedia(spans=tuple(spans))
+    if is_cross:
+        media = media.as_cross_attended()
     if spec.is_prefix_lm:
         media = media.as_prefix(token_ids)
     prompt = MediaPrompt(token_ids, media, joined, spec.is_bidirectional and not spec.is_prefix_lm)
@@ -111,6 +116,8 @@ def oracle_inputs(
     known = inspect.signature(oracle.forward).parameters
     if has_whole_spans and "token_type_ids" in known:
         inputs["token_type_ids"] = (ids == PLACEHOLDER).long()
+    if "cross_attention_mask" in known and arrays:
+        inputs["cross_attention_mask"] = _cross_attention_mask(token_ids, arrays["aspect_ratio_mask"])
     if prefix_len:
         inputs["token_type_ids"] = (torch.arange(len(token_ids)) >= prefix_len).long()[None]
     if hasattr(_body(oracle), "get_rope_index") or (has_whole_spans and "mm_token_type_ids" in known):
@@ -118,6 +125,18 @@ def oracle_inputs(
     if "moe_mm_token_type_ids" in known:
         inputs["moe_mm_token_type_ids"] = ((ids == PLACEHOLDER) | (ids == START)).long()
     return inputs
+
+
+def _cross_attention_mask(token_ids: list[int], tiles: Tensor) -> Tensor:
+    """[1, tokens, items, tiles] int64: what the processor says of a sequence whose items have these tiles,
+    [1, items, tiles]."""
+    from transformers.models.mllama import processing_mllama as processing
+
+    spans = processing.get_cross_attention_token_mask(token_ids, PLACEHOLDER)
+    num_tiles = tiles[0].sum(-1).tolist()
+    return torch.from_numpy(
+        processing.convert_sparse_cross_attention_mask_to_dense([spans], [num_tiles], tiles.shape[-1], len(token_ids))
+    )
 
 
 def _requires_pixels(oracle: Any) -> bool:

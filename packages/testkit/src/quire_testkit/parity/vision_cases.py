@@ -353,12 +353,16 @@ VISION_CASES: dict[str, ParityCase] = {
         config="MllamaConfig",
         fields={
             "image_token_index": 190,
-            "text_config": text("mllama_text_model"),
+            "text_config": text("mllama_text_model", num_hidden_layers=5, cross_attention_layers=[1, 3]),
             "vision_config": {
                 "model_type": "mllama_vision_model",
                 "hidden_size": 32,
                 "intermediate_size": 48,
                 "num_hidden_layers": 2,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "intermediate_layers_indices": [0, 1],
+                "vision_output_dim": 96,
                 "image_size": 32,
                 "patch_size": 8,
             },
