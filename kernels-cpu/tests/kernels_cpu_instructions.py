@@ -160,6 +160,9 @@ DEFINITIONS: dict[str, Define] = {
     ),
     "store_ps": lambda a, b, c, m: a,
     "store_si512": lambda a, b, c, m: a,
+    "mask_storeu_ps": lambda a, b, c, m: np.concatenate(
+        [np.full(3, 0xA5, np.uint8), np.where(lanes_of(m, 16), i32(a), np.int32(-0x5A5A5A5B)).view(np.uint8)]
+    ),
     "storeu_ps": lambda a, b, c, m: np.concatenate([np.full(3, 0xA5, np.uint8), a]),
     "storeu_si512": lambda a, b, c, m: np.concatenate([np.full(3, 0xA5, np.uint8), a]),
     "setzero_ps": lambda a, b, c, m: np.zeros(64, np.uint8),

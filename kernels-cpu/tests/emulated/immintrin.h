@@ -115,6 +115,10 @@ inline __m512i maskz_loadu_epi32(__mmask16 mask, const void* from) {  // reads n
     return to.as<__m512i>();
 }
 inline void storeu_ps(void* to, __m512 v) { std::memcpy(to, &v, sizeof v); }
+inline void mask_storeu_ps(void* to, __mmask16 mask, __m512 v) {  // writes nothing of what is masked out
+    for (int i = 0; i < 16; ++i)
+        if (mask >> i & 1) std::memcpy(static_cast<char*>(to) + 4 * i, reinterpret_cast<const char*>(&v) + 4 * i, 4);
+}
 inline void storeu_si512(void* to, __m512i v) { std::memcpy(to, &v, sizeof v); }
 inline void store_ps(void* to, __m512 v) {
     check_aligned(to);
@@ -609,6 +613,7 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_loadu_si512 quire_emulated::loadu_si512
 #define _mm512_madd_epi16 quire_emulated::madd_epi16
 #define _mm512_mask_mov_ps quire_emulated::mask_mov_ps
+#define _mm512_mask_storeu_ps quire_emulated::mask_storeu_ps
 #define _mm512_maskz_loadu_epi32 quire_emulated::maskz_loadu_epi32
 #define _mm512_maskz_mov_epi32 quire_emulated::maskz_mov_epi32
 #define _mm512_maskz_scalef_ps quire_emulated::maskz_scalef_ps

@@ -46,6 +46,9 @@ CHECK(loadu_si512, _mm512_loadu_si512(in.a + 3))
 CHECK(maskz_loadu_epi32, _mm512_maskz_loadu_epi32(MASK16, in.a + 3))
 extern "C" void store_ps(const Operands& in, void* to) { _mm512_store_ps(static_cast<float*>(to), FLOATS(a)); }
 extern "C" void store_si512(const Operands& in, void* to) { _mm512_store_si512(to, WORDS(a)); }
+extern "C" void mask_storeu_ps(const Operands& in, void* to) {
+    _mm512_mask_storeu_ps(static_cast<char*>(to) + 3, MASK16, FLOATS(a));
+}
 extern "C" void storeu_ps(const Operands& in, void* to) { _mm512_storeu_ps(static_cast<char*>(to) + 3, FLOATS(a)); }
 extern "C" void storeu_si512(const Operands& in, void* to) { _mm512_storeu_si512(static_cast<char*>(to) + 3, WORDS(a)); }
 CHECK(setzero_ps, _mm512_setzero_ps())

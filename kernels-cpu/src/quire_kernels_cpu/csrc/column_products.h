@@ -84,13 +84,12 @@ inline void split_tile(const ColumnInput& input, int64_t tile) {
 
 // 32 inputs of a row of weights as pieces, 64 bytes each and `stride` bytes apart; those from `count` on as zeros.
 inline void split_weights(const float* from, int64_t count, char* to, int64_t stride) {
-    __m512 low = (__m512)load_some(from, count), high = (__m512)load_some(from + 16, count - 16);
+    Floats low = load_some(from, count), high = load_some(from + 16, count - 16);
 #pragma GCC unroll 3
     for (int piece = 0; piece < 3; ++piece) {
-        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-        _mm512_store_si512(to + piece * stride, both);
-        low -= (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(both)), 16);
-        high -= (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1)), 16);
+        _mm512_store_si512(to + piece * stride, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+        low -= rounded(low, BFloat16{});
+        high -= rounded(high, BFloat16{});
     }
 }
 inline void split_weights(const BFloat16* from, int64_t count, char* to, int64_t) {
@@ -178,20 +177,25 @@ void multiply_rows(const Matrix<T>& m, const ColumnOutput& out, const ColumnInpu
     const W* const weights = static_cast<const W*>(m.data) + row * m.cols;
     for (int64_t step = steps.begin; step < steps.end; step += kTileSteps<kPieces>) {
         const int64_t some = std::min(kTileSteps<kPieces>, steps.end - step);
-        for (int i = 0; i < kRows; ++i)
+        // What is split next, the rows' next inputs or other rows' first ones, is fetched meanwhile, a row at a time: a core
+        // waits where it asks for too many lines at once.
+        const bool ends = step + some >= steps.end;
+        const W* const next = weights + (ends ? kRows * m.cols + steps.begin * 32 : (step + some) * 32);
+        const auto fetch = [&](int64_t row) {
+            for (int64_t byte = 0; byte < some * 32 * static_cast<int64_t>(sizeof(W)); byte += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(next + row * m.cols) + byte, 0, 2);
+        };
+        const int64_t count = tiles.end - tiles.begin;
+        const bool few = count <= 2;
+        for (int i = 0; i < kRows; ++i) {
+            if (few) fetch(i);
             for (int64_t k = 0; k < some; ++k)
                 split_weights(weights + i * m.cols + (step + k) * 32, m.cols - (step + k) * 32,
                               split + k * kPieces * kHalves * 1024 + i * 64, kHalves * 1024);
-        // What is split next, the rows' next inputs or other rows' first ones, is fetched meanwhile, some rows with each
-        // tile: a core waits where it asks for too many lines at once.
-        const bool ends = step + some >= steps.end;
-        const W* const next = weights + (ends ? kRows * m.cols + steps.begin * 32 : (step + some) * 32);
-        const int64_t lines = (some * 32 * sizeof(W) + 63) / 64, count = tiles.end - tiles.begin;
+        }
         for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
             const int64_t done = tile - tiles.begin;
-            for (int64_t i = done * kRows / count; i < (done + 1) * kRows / count; ++i)
-                for (int64_t line = 0; line < lines; ++line)
-                    __builtin_prefetch(reinterpret_cast<const char*>(next + i * m.cols) + line * 64, 0, 2);
+            for (int64_t i = done * kRows / count; !few && i < (done + 1) * kRows / count; ++i) fetch(i);
             multiply_pieces<kPieces, kInputPieces, kHalves>(split, input.at(tile, step), some, out.to.at(tile, out.feature + row), step == 0);
         }
     }

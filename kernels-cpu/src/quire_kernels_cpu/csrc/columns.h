@@ -78,9 +78,11 @@ inline Floats load_tokens(const Columns& x, int64_t feature, int64_t token, int6
     if (lane == 0 && count >= kLanes) return load(x.at(tile, feature));
 #if defined(__AVX512F__)
     const uint32_t wanted = count >= kLanes ? 0xffffu : (1u << std::max<int64_t>(count, 0)) - 1;
-    __m512 v = _mm512_maskz_loadu_ps(static_cast<__mmask16>(wanted & 0xffffu >> lane), x.at(tile, feature) + lane);
-    if (lane + count > kLanes)
-        v = _mm512_mask_loadu_ps(v, static_cast<__mmask16>(wanted & 0xffffu << (kLanes - lane)), x.at(tile + 1, feature) - (kLanes - lane));
+    const auto some = [](uint32_t lanes, const float* from) {
+        return (Words)_mm512_maskz_loadu_epi32(static_cast<__mmask16>(lanes), from);
+    };
+    Words v = some(wanted & 0xffffu >> lane, x.at(tile, feature) + lane);
+    if (lane + count > kLanes) v |= some(wanted & 0xffffu << (kLanes - lane), x.at(tile + 1, feature) - (kLanes - lane));
     return (Floats)v;
 #else
     float lanes[kLanes] = {};
