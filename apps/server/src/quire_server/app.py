@@ -367,19 +367,22 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def load(context: ServerContext, request: Request) -> Response:
     """How many requests are being answered, in vLLM's shape."""
-    return JSONResponse({"server_load": context.llm.engine.num_requests()})
+    return JSONResponse({"server_load": context.num_requests})
 
 
 async def models(context: ServerContext, request: Request) -> Response:
     """The served model under each of its names, and its adapters."""
     names = (*context.model_names, *(name for name in context.adapters if name not in context.model_names))
     cards = [_model_card(context, name) for name in names]
-    ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
+    if context.pooling_model is not None:
+        cards.append(_model_card(context.for_pooling(context.pooling_model), context.pooling_model))
+    ends = {"first_id": names[0], "last_id": cards[-1]["id"], "has_more": False}  # for Anthropic's clients
     return JSONResponse({"object": "list", "data": cards, **ends})
 
 
 async def one_model(context: ServerContext, request: Request) -> Response:
     """One of them."""
+    context = context.for_pooling(request.path_params["name"])
     return JSONResponse(_model_card(context, context.resolve_model(request.path_params["name"])))
 
 
@@ -409,4 +412,10 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     with contextlib.suppress(EngineDeadError, TimeoutError):
         async with asyncio.timeout(STATS_TIMEOUT_S):
             context.metrics.on_step(0, await context.llm.client.stats())
-    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
+    text = context.metrics.exposition()
+    if context.pooling_llm is not None and context.pooling_metrics is not None:
+        with contextlib.suppress(EngineDeadError, TimeoutError):
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                context.pooling_metrics.on_step(0, await context.pooling_llm.client.stats())
+        text += context.pooling_metrics.exposition()
+    return Response(text, media_type=CONTENT_TYPE)

@@ -19,6 +19,7 @@ __all__ = ["cohere_embed"]
 async def cohere_embed(context: ServerContext, request: Request) -> Response:
     """POST /v2/embed and /v1/embed: texts, images or mixtures of both to vectors, in each of several forms."""
     body = await read_model(context, request, CohereEmbedRequest)
+    context = context.for_pooling(body.model)
     context.resolve_model(body.model)
     body.check_supported()
     job = PoolingJob.of(context, body, task_of(context, "embed"))

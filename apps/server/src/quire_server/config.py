@@ -213,6 +213,12 @@ class ServerConfig(Settings):
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
+    pooling_model: str | None = setting(
+        None,
+        help="Second model beside the served one, for embeddings, classes and scores: a folder or a name of the hub. "
+        "Requests choose it by this name; pooling requests that name no model go to it, unless the served model pools.",
+        nonempty=True,
+    )
     io_processor_plugin: str | None = setting(
         None,
         help="Plug-in (entry point in quire.io_processors) that reads and answers POST /pooling for task plugin.",

@@ -72,6 +72,10 @@ class ServerContext:
     config: ServerConfig
     metrics: EngineMetrics
     model_names: tuple[str, ...]
+    pooling_llm: AsyncLLM | None = None
+    """The second model, which pools; None where one model is served."""
+    pooling_metrics: EngineMetrics | None = None
+    """Of the second model's engine."""
     mcp_servers: Mapping[str, MCPServer] = field(default_factory=dict)
     """By label; those that the operator named."""
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -91,7 +95,9 @@ class ServerContext:
         if self.llm.media is not None:
             self.metrics.prepared_media = self.llm.media.stats
         if self.config.io_processor_plugin is not None:
-            self.io_processor = load_io_processor(self.config.io_processor_plugin)(self.llm.engine.info)
+            self.io_processor = load_io_processor(self.config.io_processor_plugin)(
+                self.for_pooling(None).llm.engine.info
+            )
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 
@@ -109,6 +115,37 @@ class ServerContext:
         if self.llm.pooling_prompts is None:
             raise RuntimeError("the model pools nothing: check its tasks first")
         return self.llm.pooling_prompts.spec
+
+    @property
+    def llms(self) -> tuple[AsyncLLM, ...]:
+        """All served models, the one that generates first."""
+        return (self.llm,) if self.pooling_llm is None else (self.llm, self.pooling_llm)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are being answered, by all models."""
+        return sum(llm.engine.num_requests() for llm in self.llms)
+
+    @property
+    def pooling_model(self) -> str | None:
+        """Name of the second model; None where one model is served."""
+        return None if self.pooling_llm is None else self.config.pooling_model
+
+    def for_pooling(self, model: str | None) -> ServerContext:
+        """This server with the model that a pooling request runs on: the second one where it is named, and where no
+        model is named and the first one pools nothing.
+
+        Args:
+            model: `model` of the request.
+        """
+        name = self.pooling_model
+        if self.pooling_llm is None or name is None:
+            return self
+        if model != name and (model is not None or self.llm.engine.info.pooling_tasks):
+            return self
+        context = copy.copy(self)
+        context.llm, context.model_names, context.pooling_llm = self.pooling_llm, (name,), None
+        return context
 
     def of_caller(self, caller: Caller) -> ServerContext:
         """This server for requests of another caller."""
@@ -152,6 +189,8 @@ class ServerContext:
         """
         if name is None or name in self.model_names or name in self.adapters:
             return name or self.model_names[0]
+        if name == self.pooling_model:
+            raise ModelNotFoundError(f"the model {name!r} generates nothing here: it is for pooling (--pooling-model)")
         served = (*self.model_names, *self.adapters)
         raise ModelNotFoundError(
             f"the model {name!r} is not served here; served: {', '.join(repr(each) for each in served)}"

@@ -32,14 +32,14 @@ async def drain(context: ServerContext, http: HTTPServer, running: asyncio.Futur
     """
     timeout_s = context.llm.config.engine.shutdown_timeout_s
     context.state.is_leaving = True
-    num_requests = context.llm.engine.num_requests()
+    num_requests = context.num_requests
     _logger.info("stopping: %d requests are being answered and have %g s to finish", num_requests, timeout_s)
     if delay_s:
         await asyncio.wait((running,), timeout=delay_s)
     context.state.is_draining = True
     http.should_exit = True
     if not await _is_done(context, running, timeout_s):
-        num_requests = context.llm.engine.abort_all()
+        num_requests = sum(llm.engine.abort_all() for llm in context.llms)
         _logger.warning("%d requests were not done within --shutdown-timeout-s=%g: ended", num_requests, timeout_s)
         if not await _is_done(context, running, ABORT_GRACE_S):
             http.force_exit = True
@@ -49,7 +49,7 @@ async def drain(context: ServerContext, http: HTTPServer, running: asyncio.Futur
 async def _is_done(context: ServerContext, running: asyncio.Future[None], timeout_s: float) -> bool:
     """Wait until all connections are closed and nothing runs in the background; whether that was within the time."""
     deadline_s = time.monotonic() + timeout_s
-    while context.llm.engine.num_requests() or not running.done():
+    while context.num_requests or not running.done():
         if time.monotonic() >= deadline_s:
             return False
         await asyncio.sleep(LOOK_S)

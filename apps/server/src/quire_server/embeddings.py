@@ -44,6 +44,7 @@ MAX_HEADER_BYTES = 60_000
 async def embeddings(context: ServerContext, request: Request) -> Response:
     """POST /v1/embeddings: texts, token ids or conversations to one vector each."""
     body = await read_model(context, request, EmbeddingRequest)
+    context = context.for_pooling(body.model)
     model = context.resolve_model(body.model)
     outputs = await _pooled(context, request, body, task_of(context, "embed"))
     name = answer_id(request, "embd-", body.request_id)
@@ -64,6 +65,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
 async def classify(context: ServerContext, request: Request) -> Response:
     """POST /classify: the probabilities of classes of each text, with the most likely one's name."""
     body = await read_model(context, request, ClassificationRequest)
+    context = context.for_pooling(body.model)
     model = context.resolve_model(body.model)
     outputs = await _pooled(context, request, body, task_of(context, "classify"))
     labels = context.pooler.labels
@@ -86,6 +88,7 @@ def _classification(index: int, pooled: Pooled, labels: Sequence[str]) -> Classi
 async def pooling(context: ServerContext, request: Request) -> Response:
     """POST /pooling: whatever the model pools, by the name of the task; task "plugin" is the IO-processor's."""
     body = await read_model(context, request, PoolingRequest)
+    context = context.for_pooling(body.model)
     model = context.resolve_model(body.model)
     if body.task == "plugin" or body.data is not None:
         return await plugin_pooling(context, request, body)

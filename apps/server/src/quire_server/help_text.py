@@ -50,7 +50,8 @@ GROUPS: dict[str, Group] = {
         ("renderer",),
         ("chat_template", "default_chat_template_kwargs", "enable_auto_tool_choice", "trust_request_chat_template"),
     ),
-    "pooling": Group("Embeddings and scores", (), ("convert", "io_processor_plugin", "pooler_config", "runner")),
+    "pooling": Group("Embeddings and scores", (), ("convert", "io_processor_plugin", "pooler_config", "pooling_model",
+                                                   "runner")),
     "structured-output": Group("Structured output", ("structured_output",)),
     "server": Group("Server", ("server",)),
     "security": Group(

@@ -15,15 +15,15 @@ __all__ = ["ConnectionCloser", "health", "ready", "refuse_while_draining"]
 
 async def health(context: ServerContext, request: Request) -> Response:
     """200 with an empty body unless the engine is gone, or stalled: has requests, but takes no step."""
-    client = context.llm.client
-    client.check_health()
-    if client.is_stalled:
-        raise HTTPError(
-            503,
-            f"the engine is stalled: it has requests, but has taken no step for {client.stalled_s:.0f} s "
-            "(--stall-timeout-s)",
-            code="engine_stalled",
-        )
+    for client in (llm.client for llm in context.llms):
+        client.check_health()
+        if client.is_stalled:
+            raise HTTPError(
+                503,
+                f"the engine is stalled: it has requests, but has taken no step for {client.stalled_s:.0f} s "
+                "(--stall-timeout-s)",
+                code="engine_stalled",
+            )
     return Response()
 
 
@@ -33,7 +33,7 @@ async def ready(context: ServerContext, request: Request) -> Response:
     response = await health(context, request)
     if context.state.is_leaving:
         raise HTTPError(503, "the server is shutting down", code="draining")
-    if context.llm.client.is_loading:
+    if any(llm.client.is_loading for llm in context.llms):
         raise HTTPError(503, "the engine is being started again", code="loading")
     if context.state.is_asleep:
         raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")

@@ -45,6 +45,7 @@ Scored = float | QuireError
 async def score(context: ServerContext, request: Request) -> Response:
     """POST /score and /v1/score: a number for each pair of texts."""
     body = await read_model(context, request, ScoreRequest)
+    context = context.for_pooling(body.model)
     model = context.resolve_model(body.model)
     scores, outputs = await _scores(context, request, body, *body.sides())
     data = [
@@ -59,6 +60,7 @@ async def score(context: ServerContext, request: Request) -> Response:
 async def rerank(context: ServerContext, request: Request) -> Response:
     """POST /rerank, /v1/rerank and /v2/rerank: documents by how well they answer a query, the best first."""
     body = await read_model(context, request, RerankRequest)
+    context = context.for_pooling(body.model)
     model = context.resolve_model(body.model)
     queries, documents = body.sides()
     num_results = body.num_results(len(documents))

@@ -10,9 +10,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import AsyncLLM, QuireConfig, __version__
 from quire.demo import seeing_demo
@@ -75,15 +75,40 @@ def serve(
                 stopping.before_end(Path(server.uds).unlink)
             metrics = EngineMetrics(prefix=server.metrics_prefix)
             llm = AsyncLLM(config, listener=metrics, chat_template=chat_template, factory=factory)
-            stopping.before_end(llm.client.kill)
+            second = _pooling_llm(config, server)
             _logger.info("Quire %s loads %s", __version__, config.model.model or "the embedded demo model")
-            try:
-                llm.client.start()
-            except OSError as error:
-                raise EngineStartError(f"the engine process cannot be started: {error.strerror}") from None
-            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers, stopping))
+            for each in (llm,) if second is None else (llm, second.llm):
+                stopping.before_end(each.client.kill)
+                try:
+                    each.client.start()
+                except OSError as error:
+                    raise EngineStartError(f"the engine process cannot be started: {error.strerror}") from None
+            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers, stopping, second))
     finally:
         gc.enable()
+
+
+class PoolingModel(NamedTuple):
+    """The second model of a server."""
+
+    llm: AsyncLLM
+    metrics: EngineMetrics
+
+
+def _pooling_llm(config: QuireConfig, server: ServerConfig) -> PoolingModel | None:
+    """The second model, on the device of the first; None where there is none. Its metrics have a prefix of their own.
+
+    Raises:
+        ConfigError: the device has no such setting.
+    """
+    if server.pooling_model is None:
+        return None
+    runner = config.runner
+    settings = QuireConfig.of(
+        model=server.pooling_model, runner="pooling", device=runner.device, num_threads=runner.num_threads
+    )
+    metrics = EngineMetrics(prefix=f"{server.metrics_prefix}_pooling")
+    return PoolingModel(AsyncLLM(settings, listener=metrics), metrics)
 
 
 async def _serve(
@@ -94,6 +119,7 @@ async def _serve(
     start_s: float,
     mcp_servers: dict[str, MCPServer],
     stopping: Stopping,
+    second: PoolingModel | None,
 ) -> ExitStatus:
     # The engine loads in its own process while this one imports its libraries.
     from quire_server.context import ServerContext
@@ -106,8 +132,18 @@ async def _serve(
     try:
         with _progress(llm):
             info = await _ready(llm)
+            if second is not None:
+                second.metrics.set_labels(model_name=(await _ready(second.llm)).model, engine="1")
         names = server.served_model_name or (info.model,)
-        context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names, mcp_servers=mcp_servers)
+        context = ServerContext(
+            llm=llm,
+            config=server,
+            metrics=metrics,
+            model_names=names,
+            pooling_llm=None if second is None else second.llm,
+            pooling_metrics=None if second is None else second.metrics,
+            mcp_servers=mcp_servers,
+        )
         metrics.set_labels(model_name=names[0], engine="0")
         metrics.adapter_labels = context.adapter_labels
         metrics.set_cache_config(
@@ -124,7 +160,7 @@ async def _serve(
         gc.freeze()
         gc.enable()
         _announce(info, server, listening, time.monotonic() - start_s)
-        dead = asyncio.ensure_future(_engine_death(llm))
+        dead = asyncio.ensure_future(_engine_death(context.llms))
         watchers = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -138,6 +174,8 @@ async def _serve(
         for mcp_server in mcp_servers.values():
             await mcp_server.close()
         await llm.shutdown()
+        if second is not None:
+            await second.llm.shutdown()
         if watchers and not server.disable_log_stats:
             throughput.tell_totals(metrics.stats, metrics.num_finished)
 
@@ -155,11 +193,12 @@ async def _log_throughput(throughput: ThroughputLog, metrics: EngineMetrics, ser
         throughput.tell(metrics.stats)
 
 
-async def _engine_death(llm: AsyncLLM) -> None:
-    """Ends, with the engine's own error, when the engine is gone for good: whoever supervises this process is better
+async def _engine_death(llms: Sequence[AsyncLLM]) -> None:
+    """Ends, with the engine's own error, when an engine is gone for good: whoever supervises this process is better
     at starting it again than at guessing from answers that it should."""
     while True:
-        llm.client.check_health()
+        for llm in llms:
+            llm.client.check_health()
         await asyncio.sleep(1.0)
 
 

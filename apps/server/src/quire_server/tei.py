@@ -37,6 +37,7 @@ __all__ = ["embed", "embed_all", "embed_sparse", "info", "predict", "root", "sim
 async def embed(context: ServerContext, request: Request) -> Response:
     """POST /embed: a vector per text, in a list of lists."""
     body = await read_model(context, request, TEIEmbedRequest)
+    context = context.for_pooling(body.model)
     normalize = body.normalize is not False
     params = body.pooling_params(task_of(context, "embed"), use_activation=normalize, dimensions=body.dimensions)
     outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
@@ -46,6 +47,7 @@ async def embed(context: ServerContext, request: Request) -> Response:
 async def embed_all(context: ServerContext, request: Request) -> Response:
     """POST /embed_all: a vector per token of each text, as the model gives it."""
     body = await read_model(context, request, TEIPromptRequest)
+    context = context.for_pooling(body.model)
     params = body.pooling_params(task_of(context, "token_embed"), use_activation=False)
     outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
     return await in_thread_when(True, lambda: json_response(_lists(outputs)))
@@ -54,6 +56,7 @@ async def embed_all(context: ServerContext, request: Request) -> Response:
 async def embed_sparse(context: ServerContext, request: Request) -> Response:
     """POST /embed_sparse: per text the tokens of the vocabulary that stand for it, with their weights."""
     body = await read_model(context, request, TEIPromptRequest)
+    context = context.for_pooling(body.model)
     params = body.pooling_params(_sparse_task(context))
     outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
     return await in_thread_when(True, lambda: json_response([_sparse(context, each) for each in outputs]))
@@ -99,6 +102,7 @@ def _sparse(context: ServerContext, pooled: Pooled) -> list[dict[str, Any]]:
 async def predict(context: ServerContext, request: Request) -> Response:
     """POST /predict: the classes of each text or pair of texts, the most likely one first."""
     body = await read_model(context, request, TEIPredictRequest)
+    context = context.for_pooling(body.model)
     params = body.pooling_params(task_of(context, "classify", "score"), use_activation=not body.raw_scores)
     outputs = await _pooled(context, request, body, body.prompts(), params)
     predictions = [_prediction(each, context.pooler.labels) for each in outputs]
@@ -117,6 +121,7 @@ def _prediction(pooled: Pooled, labels: Sequence[str]) -> list[dict[str, Any]]:
 async def similarity(context: ServerContext, request: Request) -> Response:
     """POST /similarity: the cosine of a sentence's vector with those of others."""
     body = await read_model(context, request, TEISimilarityRequest)
+    context = context.for_pooling(body.model)
     fields = body.fields()
     params = fields.pooling_params(task_of(context, "embed"))
     outputs = await _pooled(context, request, fields, [(each, None) for each in body.prompts()], params)
@@ -126,7 +131,7 @@ async def similarity(context: ServerContext, request: Request) -> Response:
 
 async def root(context: ServerContext, request: Request) -> Response:
     """POST /: the route of TEI that suits the model, as Hugging Face's clients call it."""
-    tasks = context.llm.engine.info.pooling_tasks
+    tasks = context.for_pooling(None).llm.engine.info.pooling_tasks
     if "embed" in tasks or not tasks:
         return await embed(context, request)
     return await (predict if "classify" in tasks else rerank)(context, request)
@@ -134,6 +139,7 @@ async def root(context: ServerContext, request: Request) -> Response:
 
 async def info(context: ServerContext, request: Request) -> Response:
     """GET /info: what is served, in TEI's words."""
+    context = context.for_pooling(None)
     served = context.llm.engine.info
     task_of(context, *served.pooling_tasks, "embed")  # type: ignore[arg-type]  # names of tasks
     labels = {str(index): label for index, label in enumerate(context.pooler.labels)}

@@ -21,6 +21,8 @@ __all__ = ["detokenize", "tokenize", "tokenizer_info"]
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """A prompt or a conversation to token ids."""
     body = await read_model(context, request, TokenizeRequest)
+    if body.model is not None:
+        context = context.for_pooling(body.model)
     context.resolve_model(body.model)
 
     token_ids = (await _rendered(context, body)).token_ids
