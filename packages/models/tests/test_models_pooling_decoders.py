@@ -108,18 +108,71 @@ def test_rewards_of_qwen_come_of_two_layers(head: str, num_outputs: int, tmp_pat
     score = {f"score.{name}": torch.randn(*shape, generator=choose) for name, shape in shapes.items()}
     body = {f"model.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file({**body, **score}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    config = ModelConfig.from_path(tmp_path, overrides={"architectures": [f"Qwen2{head}"]})
-    network = load_model(config, tmp_path, dtype="float32")
-    assert isinstance(network, DecoderLM)
+    network = load_as(tmp_path, f"Qwen2{head}")
     with torch.inference_mode():
         hidden = oracle(input_ids=torch.tensor([TEXT])).last_hidden_state[0].double()
     inner = torch.relu(hidden @ score["score.0.weight"].double().T + score["score.0.bias"].double())
     expected = inner @ score["score.2.weight"].double().T + score["score.2.bias"].double()
     assert relative_error(logits_of_tokens(network, hidden_of(network)), expected) < TOLERANCE
-    pooler = config.network.pooler
+    pooler = network.config.network.pooler
     assert pooler is not None
     assert (pooler.token_method == "STEP") == (num_outputs == 2)
-    assert len(config.labels) == num_outputs
+    assert network.config.num_labels == num_outputs
+
+
+def write_internlm2(folder: Path) -> tuple[Any, Tensor]:
+    """A checkpoint of InternLM2 with the arithmetic of a random Llama, and a layer of rewards.
+
+    Returns:
+        The Llama, and the weight of that layer.
+    """
+    oracle = write(folder, "LlamaForCausalLM")
+    config, tensors = oracle.config, {}
+    per_group, size = config.num_attention_heads // config.num_key_value_heads, config.head_dim
+    names = (
+        ("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
+        ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("lm_head", "output"),
+        ("post_attention_layernorm", "ffn_norm"), ("embed_tokens", "tok_embeddings"),
+    )  # fmt: skip
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for old, new in names:
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    for layer in range(config.num_hidden_layers):
+        parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        groups = [
+            part.unflatten(0, (config.num_key_value_heads, count * size))
+            for part, count in zip(parts, (per_group, 1, 1), strict=True)
+        ]
+        tensors[f"model.layers.{layer}.attention.wqkv.weight"] = torch.cat(groups, dim=1).flatten(0, 1)
+    tensors["v_head.weight"] = torch.randn(1, config.hidden_size, generator=torch.Generator().manual_seed(5))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return oracle, tensors["v_head.weight"]
+
+
+def test_internlm2_is_llama_in_other_names_with_a_layer_of_rewards(tmp_path: Path) -> None:
+    oracle, value_head = write_internlm2(tmp_path)
+    with torch.inference_mode():
+        hidden = oracle.model(input_ids=torch.tensor([TEXT])).last_hidden_state[0]
+        logits = oracle.lm_head(hidden)
+    network = load_as(tmp_path, "InternLM2ForRewardModel")
+    ours = hidden_of(network)
+    assert relative_error(ours, hidden) < TOLERANCE
+    assert relative_error(logits_of_tokens(network, ours), hidden.double() @ value_head.double().T) < TOLERANCE
+    without_rewards = {
+        name: each for name, each in load_file(tmp_path / "model.safetensors").items() if "v_" not in name
+    }
+    save_file(without_rewards, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    writer = load_as(tmp_path, "InternLM2ForCausalLM")
+    assert relative_error(writer.compute_logits(hidden_of(writer)), logits) < TOLERANCE
+
+
+def load_as(folder: Path, architecture: str) -> DecoderLM:
+    """The network of a checkpoint as another class."""
+    config = ModelConfig.from_path(folder, overrides={"architectures": [architecture]})
+    network = load_model(config, folder, dtype="float32")
+    assert isinstance(network, DecoderLM)
+    return network
 
 
 def test_what_no_decoder_has_is_refused() -> None:

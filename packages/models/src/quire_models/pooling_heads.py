@@ -30,9 +30,10 @@ __all__ = [
     "token_classifier",
 ]
 
-HeadKind = Literal["none", "text_classifier", "token_classifier", "masked_lm", "reward", "process_reward"]
+HeadKind = Literal["none", "text_classifier", "token_classifier", "masked_lm", "reward", "process_reward", "value_head"]
 """What a checkpoint's class has behind its network: nothing; classes of a text, or of each token; a weight of each word
-of the vocabulary (SPLADE, arXiv 2109.10086); a reward of a text; one of each of its steps (arXiv 2501.07301)."""
+of the vocabulary (SPLADE, arXiv 2109.10086); a reward of a text, by two layers (Qwen2.5-Math); one of each of its steps
+(arXiv 2501.07301); a reward of a text by one layer (InternLM2)."""
 
 DECODER_HEADS: frozenset[HeadKind] = frozenset(
     {"none", "text_classifier", "token_classifier", "reward", "process_reward"}
@@ -232,18 +233,21 @@ def decoder_pooler(config: Fields, kind: HeadKind, hidden_size: int) -> PoolerSp
         return text_classifier(config, hidden_size, last="score", bias=False, method=method)
     if kind == "token_classifier":
         return token_classifier(config, hidden_size, last="score")
-    if kind in ("reward", "process_reward"):
-        return _reward(config, hidden_size, is_process=kind == "process_reward")
+    if kind in ("reward", "process_reward", "value_head"):
+        return _reward(config, hidden_size, kind)
     return None
 
 
-def _reward(config: Fields, hidden_size: int, *, is_process: bool) -> PoolerSpec:
+def _reward(config: Fields, hidden_size: int, kind: HeadKind) -> PoolerSpec:
     """A number of a text, or two of each token that ends a step: that the step is wrong, and that it is right."""
+    is_process = kind == "process_reward"
     num_outputs = 2 if is_process else 1
-    steps = (dense("score.0", hidden_size, hidden_size, "relu"), dense("score.2", hidden_size, num_outputs))
+    steps = [dense("score.0", hidden_size, hidden_size, "relu"), dense("score.2", hidden_size, num_outputs)]
+    if kind == "value_head":
+        steps = [dense("v_head", hidden_size, 1, bias=False)]
     return PoolerSpec(
         hidden_size=hidden_size,
-        head=PoolingHeadSpec(steps=steps),
+        head=PoolingHeadSpec(steps=tuple(steps)),
         activation="softmax" if is_process else "identity",
         normalize=False,
         tasks=frozenset({"token_classify"} if is_process else {"classify", "score", "token_classify"}),

@@ -189,15 +189,23 @@ _BODIES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
 _ALIASES = {"New": "Gte"}
 """What classes that came with code of their own are called -> Transformers' classes of the same network."""
 
+_OWN_CODE: dict[str, Architecture] = {
+    "GritLM": Architecture("mistral", head="none", is_bidirectional=True),
+    "InternLM2ForCausalLM": Architecture("internlm2"),
+    "InternLM2ForRewardModel": Architecture("internlm2", head="value_head"),
+}
+"""Classes that came with code of their own, and of which Transformers has none to be held to."""
+
 
 def with_head(architecture: str) -> Architecture | None:
     """A class of a native network with another head than that of `ARCHITECTURES`, or whose attention is bidirectional:
-    BertForSequenceClassification, Qwen3Model, LlamaBidirectionalModel; None for a class that is none."""
+    BertForSequenceClassification, Qwen3Model, LlamaBidirectionalModel; one that Transformers has not; None for a class
+    that is none of these."""
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
     stem = _ALIASES.get(stem, stem)
-    if architecture == "GritLM":
-        return ARCHITECTURES["MistralForCausalLM"]._replace(head="none", is_bidirectional=True)
+    if architecture in _OWN_CODE:
+        return _OWN_CODE[architecture]
     if (
         stem.endswith("Bidirectional")
         and (entry := with_head(f"{stem.removesuffix('Bidirectional')}{end}")) is not None
