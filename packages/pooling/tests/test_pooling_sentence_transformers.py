@@ -14,7 +14,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from quire_interfaces import PoolingParams
 from quire_pooling import (
@@ -179,3 +187,32 @@ def test_multi_vectors_of_documents(tmp_path: Path) -> None:
     params = PoolingParams(task="token_embed", skip_token_ids=skipped)
     expected = model.encode_document(TEXTS)
     assert_near(pool(spec, folder, TEXTS, params), expected)
+
+
+def test_scores_by_logits_of_two_tokens(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=H, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.4, tie_word_embeddings=False,
+        bos_token_id=2, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "network")
+    tokenizer().save_pretrained(tmp_path / "network")
+    transformer = st.base.modules.Transformer(str(tmp_path / "network"), transformer_task="text-generation")
+    score = st.cross_encoder.modules.LogitScore(true_token_id=6, false_token_id=7)
+    model = st.CrossEncoder(modules=[transformer, score], device="cpu")
+    folder = tmp_path / "saved"
+    model.save_pretrained(str(folder))
+    spec = read_pooler(folder, {}, hidden_size=H, is_encoder=False, lm_head="lm_head.weight")
+    assert (spec.tasks, spec.activation) == ({"classify", "score"}, "sigmoid")
+    encode = tokenizer()
+    ids = [encode(TEXTS[0], text)["input_ids"] for text in TEXTS]
+    body = AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        hidden = torch.cat([body(input_ids=torch.tensor([each])).last_hidden_state[0] for each in ids])
+    pooler = Pooler(spec, load_pooler_weights(spec, folder))
+    lens = [len(each) for each in ids]
+    flat = torch.tensor([token for each in ids for token in each])
+    results = pooler.pool(hidden, lens, [PoolingParams(task="score")] * len(ids), flat)
+    expected = model.predict([(TEXTS[0], text) for text in TEXTS], convert_to_tensor=True)
+    assert_near(torch.cat(results).unbind(), expected.unbind())

@@ -174,3 +174,29 @@ def test_no_template_no_pairs(tmp_path: Path) -> None:
     plain.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(RequestError, match="says nothing of pairs"):
         BoundedPrompts(ChatRenderer(load_tokenizer(tmp_path))).render_pair("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_types"),
+    [
+        ({"tokenizer_class": "BertTokenizerFast"}, True),
+        ({"tokenizer_class": "DebertaV2Tokenizer"}, True),
+        ({}, True),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, False),
+        ({"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
+    ],
+)
+def test_pairs_have_token_types_where_networks_get_them(
+    tmp_path: Path, settings: dict[str, Any], has_types: bool
+) -> None:
+    trained("bert").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = load_tokenizer(tmp_path).pair_template
+    assert template is not None
+    assert (template.second_segment_start is not None) == has_types
+    if settings.get("tokenizer_class", "").startswith(("Tokenizers", "PreTrained")):
+        names = transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")
+        assert ("token_type_ids" in names) == has_types

@@ -22,7 +22,7 @@ from quire_renderers.pair_template import PairTemplate
 from quire_renderers.part_of_text import PartOfText
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
-from quire_renderers.tokenizer_classes import bert_normalizer, prefix_space, surrounding_tokens
+from quire_renderers.tokenizer_classes import bert_normalizer, has_token_types, prefix_space, surrounding_tokens
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles
 
 __all__ = ["FastTokenizer"]
@@ -151,8 +151,8 @@ class FastTokenizer:
 
     @functools.cached_property
     def pair_template(self) -> PairTemplate | None:
-        """How the post-processor writes a pair, with token types unless `model_input_names` leaves them out; None where
-        it puts nothing between two texts."""
+        """How the post-processor writes a pair, with token types where networks get them; None where it puts nothing
+        between two texts."""
         encoding = self._backend.encode("a", "a", add_special_tokens=True)
         ids, types, mask = list(encoding.ids), list(encoding.type_ids), list(encoding.special_tokens_mask)
         inside = [place for place, special in enumerate(mask) if not special]
@@ -160,8 +160,7 @@ class FastTokenizer:
         if len(inside) != 2 * num_own or num_own == 0 or len(inside) == len(ids):
             return None
         first_end, second_start = inside[num_own - 1] + 1, inside[num_own]
-        input_names = self.files.settings.get("model_input_names")
-        has_types = 1 in types and (input_names is None or "token_type_ids" in input_names)
+        has_types = 1 in types and has_token_types(self.files.settings)
         start = types.index(1) - first_end if has_types else None
         middle = tuple(ids[first_end:second_start])
         return PairTemplate(tuple(ids[: inside[0]]), middle, tuple(ids[inside[-1] + 1 :]), start)

@@ -21,6 +21,7 @@ from quire_interfaces import CheckpointError
 __all__ = [
     "SurroundingTokens",
     "bert_normalizer",
+    "has_token_types",
     "prefix_space",
     "reads_sentencepiece_plainly",
     "surrounding_tokens",
@@ -115,6 +116,22 @@ _OWN_SENTENCEPIECE = {
 """Classes that number the pieces of a sentencepiece model otherwise than it does, or add tokens of their own."""
 
 
+_TOKEN_TYPES = {
+    "",  # named by the model alone, which is of a kind that has them
+    "BertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DPRReaderTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "ElectraTokenizer",
+    "FNetTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+}
+"""Classes whose pairs have token types where tokenizer_config.json does not say."""
+
+
 def _class_name(settings: dict[str, Any]) -> str:
     name = settings.get("tokenizer_class")
     return name.removesuffix("Fast") if isinstance(name, str) else ""
@@ -163,3 +180,10 @@ def prefix_space(settings: dict[str, Any]) -> bool | None:
 def reads_sentencepiece_plainly(settings: dict[str, Any]) -> bool:
     """Whether the ids of a sentencepiece model are those of the class."""
     return _class_name(settings) not in _OWN_SENTENCEPIECE
+
+
+def has_token_types(settings: dict[str, Any]) -> bool:
+    """Whether networks get the token types that the post-processor gives to a pair of texts: as `model_input_names`
+    says, or else the class."""
+    names = settings.get("model_input_names")
+    return _class_name(settings) in _TOKEN_TYPES if names is None else "token_type_ids" in names
