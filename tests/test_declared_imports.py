@@ -18,6 +18,8 @@ DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "pydantic_core": "pydant
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
     "packages/llm": {"transformers"},  # which prepares images for the demo model
+    "packages/models": {"timm"},  # towers of some classes of transformers
+    "packages/testkit": {"timm"},  # cases of those classes, where it is there
 }
 """Member -> what it looks for and does without."""
 LOADED_BY_NAME = {

@@ -43,6 +43,7 @@ def test_every_class_is_verified_or_refused_with_the_reason() -> None:
 
 def test_towers_of_timm_are_served_where_it_is_installed() -> None:
     reason = "" if find_spec("timm") else "its vision tower is one of the package timm, which is not installed"
+    assert media_refusal({"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}}) == reason
     for tower in ({}, {"vision_config": {"model_type": "timm_wrapper"}}):
         assert media_refusal({"model_type": "perception_lm", **tower}) == reason
     assert media_refusal({"model_type": "perception_lm", "vision_config": {"model_type": "siglip_vision_model"}}) == ""

@@ -41,7 +41,6 @@ _PREFIX_LMS = frozenset({"paligemma"})
 
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
-    "gemma3n": "its layers, and the marks around media, have embeddings of token ids of their own",
     "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",
     "git": _PREFIX,
     "idefics": _CROSS_ATTENTION,
@@ -55,7 +54,7 @@ UNSERVED: dict[str, str] = {
 """`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""
 
 
-_TOWER_OF_TIMM = {"fast_vlm": "timm_wrapper", "perception_lm": "timm_wrapper"}
+_TOWER_OF_TIMM = {"fast_vlm": "timm_wrapper", "gemma3n": "gemma3n_vision", "perception_lm": "timm_wrapper"}
 """`model_type` of networks -> that of their vision tower, where the package timm has it."""
 
 

@@ -266,6 +266,34 @@ def _speech(
     )
 
 
+_TIMM_FAMILIES = {
+    "Gemma3nForConditionalGeneration": MediaFamily(
+        processor="Gemma3nProcessor",
+        parts={
+            "image_processor": ("SiglipImageProcessorPil", {"size": {"height": 64, "width": 64}}),
+            "feature_extractor": ("Gemma3nAudioFeatureExtractor", {}),
+        },
+        tokens={  # two of text, two of the tower that sees, two of the one that hears
+            "boi_token": "<start_of_image>",
+            "boa_token": "<start_of_audio>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "eoa_token": "<end_of_audio>",
+            "audio_token": "<audio_soft_token>",
+        },
+        placeholders={"image": "<image_soft_token>", "audio": "<audio_soft_token>"},
+        ids={"image_token_id": "<image_soft_token>", "audio_token_id": "<audio_soft_token>"},
+        arguments={"image_seq_length": 4, "audio_seq_length": 40},
+        fields={
+            "audio_soft_tokens_per_image": 40,
+            "text_config": {"vocab_size_per_layer_input": _NUM_TEXT_TOKENS + 2},
+            "vision_config": {"vocab_offset": _NUM_TEXT_TOKENS + 2, "vocab_size": 2},
+            "audio_config": {"vocab_offset": _NUM_TEXT_TOKENS + 4, "vocab_size": 2, "input_feat_size": 128},
+        },
+        pads_sounds=True,
+    ),
+}
+
 FAMILIES: dict[str, MediaFamily] = {
     "MllamaForConditionalGeneration": MediaFamily(
         processor="MllamaProcessor",
@@ -275,6 +303,7 @@ FAMILIES: dict[str, MediaFamily] = {
         ids={"image_token_index": "<|image|>"},
         items_first=True,
     ),
+    **{name: family for name, family in _TIMM_FAMILIES.items() if name in MEDIA_CASES},
     "PaliGemmaForConditionalGeneration": MediaFamily(
         processor="PaliGemmaProcessor",
         parts={"image_processor": ("SiglipImageProcessorPil", {"size": _SQUARE, "image_seq_length": 16})},

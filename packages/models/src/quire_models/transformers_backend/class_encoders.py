@@ -78,6 +78,21 @@ def _gemma4_audio(model: Any) -> Callable[..., Tensor]:
     return encode
 
 
+def _gemma3n_audio(model: Any) -> Callable[..., Tensor]:
+    def encode(input_features: Tensor, input_features_mask: Tensor) -> Tensor:
+        """[1, frames, mel bins], and which frames are sound, [1, frames] -> [N, W], N the same for all sounds: behind
+        the sound, embeddings of the last token of the vocabulary."""
+        inner = model.model
+        out = inner.get_audio_features(input_features, ~input_features_mask.bool(), return_dict=True)
+        last_token = torch.tensor([inner.vocab_size - 1], device=input_features.device)
+        embeds: Tensor = inner.embed_audio(input_ids=last_token).repeat(model.config.audio_soft_tokens_per_image, 1)
+        heard = ~out.audio_mel_mask[0]
+        embeds[: len(heard)][heard] = out.pooler_output[0][heard]
+        return embeds
+
+    return encode
+
+
 def _musicflamingo_audio(model: Any) -> Callable[..., Tensor]:
     def encode(input_features: Tensor, input_features_mask: Tensor) -> Tensor:
         """[windows, mel bins, frames], and which frames are sound, [windows, frames] -> [N, W]; times are counted along
@@ -162,6 +177,7 @@ def _mllama_image(model: Any) -> Callable[..., Tensor]:
 
 
 CLASS_ENCODERS: dict[tuple[str, Modality], Callable[[Any], Callable[..., Tensor]]] = {
+    ("Gemma3nForConditionalGeneration", Modality.AUDIO): _gemma3n_audio,
     ("Gemma4ForConditionalGeneration", Modality.AUDIO): _gemma4_audio,
     ("Granite4VisionForConditionalGeneration", Modality.IMAGE): _granite4_vision_image,
     ("Llama4ForConditionalGeneration", Modality.IMAGE): _llama4_image,

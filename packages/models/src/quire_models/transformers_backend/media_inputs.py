@@ -33,6 +33,11 @@ class MediaInputs:
         """
         self._decoder, self._layers, self._hidden_size = decoder, deepstack_layers, hidden_size
         self._features = DeepstackFeatures()
+        body = getattr(model, "model", None)
+        parts: list[Any] = [getattr(body, name, None) for name in ("embed_vision", "embed_audio")]
+        self._mark_embeddings = [part for part in parts if hasattr(part, "vocab_offset")]
+        """Of Gemma 3n, whose tokens behind those of text, marks around media, have embeddings of their own; those of a
+        modality end where the next begin."""
         self._mark_ids: Tensor | None = None
         """[marks] int64: tokens around media, which are for the experts of media; None where experts take any token."""
         if "moe_mm_token_type_ids" in inspect.signature(decoder.forward).parameters:
@@ -48,6 +53,8 @@ class MediaInputs:
             ids: [T] int64; those of tokens that stand for media need not be in the table.
             media: Embeddings in the place of tokens'; None for text alone.
         """
+        if self._mark_embeddings and (media is not None or bool((ids >= self._mark_embeddings[0].vocab_offset).any())):
+            return self._of_gemma3n(ids, media)
         arguments = {"input_ids": ids[None]} if media is None else self._of_media(ids, media)
         if self._mark_ids is not None:
             is_of_media = torch.isin(ids, self._mark_ids)
@@ -55,6 +62,19 @@ class MediaInputs:
                 is_of_media[media.token_index] = True
             arguments["moe_mm_token_type_ids"] = is_of_media[None].int()
         return arguments
+
+    def _of_gemma3n(self, ids: Tensor, media: MediaEmbeds | None) -> dict[str, Any]:
+        """Arguments for a step with media, or with marks."""
+        is_media = torch.zeros_like(ids, dtype=torch.bool)
+        if media is not None:
+            is_media[media.token_index] = True
+        x: Tensor = self._decoder.get_input_embeddings()(ids.masked_fill(is_media, 0))
+        for part in self._mark_embeddings:
+            is_mark = (ids >= part.vocab_offset) & (ids < part.vocab_offset + part.vocab_size) & ~is_media
+            x[is_mark] = part(input_ids=ids[is_mark]).to(x.dtype)
+        if media is not None:
+            x[media.token_index] = media.embeds.to(x.dtype)
+        return {"inputs_embeds": x[None], "per_layer_inputs": self._decoder.get_per_layer_inputs(ids[None])}
 
     def _of_media(self, ids: Tensor, media: MediaEmbeds) -> dict[str, Any]:
         table = self._decoder.get_input_embeddings()

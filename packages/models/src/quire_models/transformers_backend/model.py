@@ -87,7 +87,7 @@ class TransformersLM(Network):
             else:
                 options |= {"config": hf_config} if hf_config is not None else {}
                 model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
-        except (ValueError, OSError, RuntimeError, KeyError) as error:
+        except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
             if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
                 # The class has a table of attentions of its own, without those that are registered.
                 cause = f"Transformers' {architecture} does not let its attention be exchanged"

@@ -142,7 +142,7 @@ def load_towers(
         model, info = cls.from_pretrained(
             folder, config=hf_config, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (ValueError, OSError, RuntimeError, KeyError) as error:
+    except (ValueError, OSError, RuntimeError, KeyError, ImportError) as error:
         raise CheckpointError(f"Transformers cannot read the towers in {folder}: {error}") from error
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(f"{folder} lacks {len(missing)} weights of its towers: {', '.join(missing)}")

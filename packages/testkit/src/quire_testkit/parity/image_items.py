@@ -141,6 +141,10 @@ def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
+def _of_gemma3n(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values(1, 3, 64, 64)}
+
+
 def _with_overview(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(1, 2, 3, 32, 32)}
 
@@ -187,6 +191,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("DeepseekOcr2",): _of_deepseek_ocr,
     ("Emu3",): _of_emu3,
     ("Fuyu",): _of_fuyu,
+    ("Gemma3n",): _of_gemma3n,
     ("Gemma4For",): _positioned,
     ("GraniteDocling",): _padded_tiles,
     ("Ovis2",): _of_ovis2,

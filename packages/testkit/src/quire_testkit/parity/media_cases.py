@@ -8,6 +8,7 @@ from quire_testkit.parity.deepstack_cases import DEEPSTACK_CASES
 from quire_testkit.parity.image_token_cases import IMAGE_TOKEN_CASES
 from quire_testkit.parity.mrope_cases import MROPE_CASES
 from quire_testkit.parity.native_resolution_cases import NATIVE_RESOLUTION_CASES
+from quire_testkit.parity.timm_cases import TIMM_CASES
 from quire_testkit.parity.vision_cases import VISION_CASES
 from quire_testkit.parity.whole_span_cases import WHOLE_SPAN_CASES
 
@@ -21,6 +22,7 @@ MEDIA_CASES: dict[str, ParityCase] = {
     **DEEPSTACK_CASES,
     **MROPE_CASES,
     **AUDIO_CASES,
+    **TIMM_CASES,
 }
 """Architecture -> its case."""
 

@@ -47,6 +47,8 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
     if architecture.startswith("Qwen2Audio"):
         heard = torch.tensor([[1] * 40 + [0] * 20])
         return {"input_features": values(1, 16, 60), "feature_attention_mask": heard}
+    if architecture.startswith("Gemma3n"):
+        return _of_gemma3n(values) if index % 2 else None
     if architecture.startswith("Phi4Multimodal"):
         return _of_phi4(values) if index % 2 else None
     if architecture.startswith("Voxtral"):
@@ -65,6 +67,14 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
     if architecture.startswith("GraniteSpeech"):
         return {"input_features": values(1, 40, 16)}
     return None
+
+
+def _of_gemma3n(values: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """A sound that ends before its frames do."""
+    heard = torch.ones(1, 64, dtype=torch.bool)
+    heard[0, 50:] = False
+    tokens = torch.full((10,), 191)
+    return {"input_features": values(1, 64, 16), "input_features_mask": heard, EMBED_TOKENS: tokens}
 
 
 def _of_phi4(values: Callable[..., Tensor]) -> dict[str, Tensor]:

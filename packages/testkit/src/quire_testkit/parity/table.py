@@ -70,7 +70,7 @@ def digest(architecture: str) -> str:
     if not entry.is_native:
         files = [root / entry.model_type / name for name in ("config.py", "model.py")]
     if architecture in MEDIA_CASES:
-        files += [root / FALLBACK.model_type / name for name in ("class_encoders.py", "towers.py")]
+        files += [root / FALLBACK.model_type / name for name in ("class_encoders.py", "media_inputs.py", "towers.py")]
     for file in filter(Path.is_file, files):
         state.update(file.name.encode() + b"\0" + file.read_bytes())
     return state.hexdigest()[:10]
