@@ -27,6 +27,8 @@ LOCAL_IMPORTS = {
     "quire.kernel_list": "loads torch",
     "quire.kv_tier": "loads torch",
     "quire.mm_encoder_only": "loads torch",
+    "quire.pooling_calls": "loads torch",
+    "quire.pooling_parts": "loads torch",
     "quire_bench.cli": "a command loads what it needs",
     "quire_bench.programs.run_quire": "the package may be missing where it runs",
     "quire_bench.programs.run_quire_vision": "the package may be missing where it runs",

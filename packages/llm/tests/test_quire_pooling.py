@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,74 @@ def test_cross_encoders_read_pairs(num_labels: int, tmp_path: Path) -> None:
                 llm.score("a", "b", use_tqdm=False)
             with pytest.raises(RequestError, match="text_pair goes with a prompt that is text"):
                 llm.classify({"prompt_token_ids": [5], "text_pair": "b"}, use_tqdm=False)
+
+
+async def test_many_prompts_of_a_served_engine_with_errors_per_item(model: SentenceModel, llm: LLM) -> None:
+    served = AsyncLLM.start(QuireConfig.of(model=str(model.folder), max_num_seqs=3, **SETTINGS))
+    await served.ready()
+    prompts: list[Any] = [*TEXTS, [5, 9999], sample_text(400, 1), *TEXTS]
+    try:
+        outputs = await served.encode_batch(prompts, errors="per_item")
+        with pytest.raises(RequestError, match=r"prompts\[8\]: .*9999"):
+            await served.encode_batch(prompts)
+        assert served.client.num_requests() == 0
+        with pytest.raises(RequestError, match="errors must be"):
+            await served.encode_batch(prompts, errors="ignore")  # type: ignore[arg-type]
+        assert await served.encode_batch([]) == []
+    finally:
+        await served.shutdown()
+    assert [place for place, each in enumerate(outputs) if each.error is not None] == [8, 9]
+    expected = [each.outputs.pooled for each in llm.embed(TEXTS, use_tqdm=False)]
+    assert [each.outputs.pooled for each in outputs[:8]] == [each.outputs.pooled for each in outputs[10:]] == expected
+
+
+def test_the_same_bits_in_any_batch_and_order(model: SentenceModel, llm: LLM) -> None:
+    texts = [sample_text(number % 37 + 1, number) for number in range(60)]
+    alone = [llm.embed(text, use_tqdm=False)[0].outputs.pooled for text in texts]
+    chooser = random.Random(1)
+    for budget in (256, 700, 8192):
+        with LLM(model.folder, max_num_batched_tokens=budget, **SETTINGS) as other:
+            order = chooser.sample(range(len(texts)), len(texts))
+            outputs = other.embed([texts[place] for place in order], use_tqdm=False)
+            assert [each.outputs.pooled for each in outputs] == [alone[place] for place in order]
+
+
+def test_long_texts_in_chunks_are_averaged_by_their_tokens(model: SentenceModel) -> None:
+    pooler = {"pooling_type": "MEAN", "enable_chunked_processing": True, "max_embed_len": 700}
+    text = sample_text(260, 3)
+    with LLM(model.folder, pooler_config=pooler, **SETTINGS) as llm:
+        ids = llm.tokenizer.encode(text)
+        assert 512 < len(ids) <= 700
+        whole, short, tail = llm.embed([ids, TEXTS[2], ids[512:]], use_tqdm=False)
+        chunks = llm.embed([ids[:256], ids[256:512], ids[512:]], use_tqdm=False)
+        weights = torch.tensor([256, 256, len(ids) - 512]) / len(ids)
+        assert torch.allclose(whole.outputs.data, (embeddings(chunks) * weights[:, None]).sum(0), atol=1e-6)
+        assert torch.allclose(short.outputs.data, model.mean_embeddings([TEXTS[2]])[0], atol=1e-6)
+        assert tail.outputs.pooled == chunks[2].outputs.pooled
+        assert whole.num_prompt_tokens == len(ids)
+        with pytest.raises(ContextLengthError, match="context is 256"):
+            llm.encode(ids, pooling_task="token_embed", use_tqdm=False)
+        with pytest.raises(ContextLengthError):
+            llm.embed(ids + ids, use_tqdm=False)
+        (cut,) = llm.embed(text, pooling_params=PoolingParams(truncate_prompt_tokens=-1), use_tqdm=False)
+        assert cut.num_prompt_tokens == 256
+        (cut,) = llm.embed(text, pooling_params=PoolingParams(truncate_prompt_tokens=300), use_tqdm=False)
+        assert cut.num_prompt_tokens == 300
+
+
+def test_a_call_of_many_texts_holds_few_at_a_time(model: SentenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(model.folder, max_num_seqs=4, **SETTINGS) as llm:
+        calls = llm._pooling_calls()
+        rendered: list[str] = []
+        render = calls.prompts.render
+
+        def rendering(prompt: Any, *args: Any, **fields: Any) -> Any:
+            rendered.append(prompt)
+            return render(prompt, *args, **fields)
+
+        monkeypatch.setattr(calls.prompts, "render", rendering)
+        done: list[int] = []
+        bar = type("Bar", (), {"update": lambda self, n: done.append(len(rendered)), "close": lambda self: None})
+        outputs = llm.embed(TEXTS * 5, use_tqdm=lambda **_: bar())
+    assert len(outputs) == len(TEXTS) * 5
+    assert done[0] <= 8, "all texts were rendered before the first one had run"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -154,3 +157,58 @@ def test_a_bad_pooling_request_fails_alone(llm: LLM) -> None:
     outputs = llm.embed(["a", "b", "c"], pooling_params=params, errors="per_item", use_tqdm=False)
     assert [each.error is None for each in outputs] == [True, False, True]
     assert "dimensions" in str(outputs[1].error)
+
+
+def test_the_same_bits_in_any_batch_order_and_chunking(folder: Path, llm: LLM) -> None:
+    assert llm.engine_info.batch_invariant
+    texts = [sample_text(number % 29 + 1, number) for number in range(24)]
+    alone = [llm.embed(text, use_tqdm=False)[0].outputs.pooled for text in texts]
+    chooser = random.Random(1)
+    for budget in (7, 100, 2048):
+        with LLM(folder, convert="embed", max_num_batched_tokens=budget, max_num_seqs=5, **SETTINGS) as other:
+            order = chooser.sample(range(len(texts)), len(texts))
+            outputs = other.embed([texts[place] for place in order], use_tqdm=False)
+            assert [each.outputs.pooled for each in outputs] == [alone[place] for place in order]
+
+
+def test_generative_rerankers_answer_by_rows_of_the_lm_head(folder: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    overrides = {"classifier_from_token": ["n", "y"], "is_original_qwen3_reranker": True}
+    with LLM(folder, runner="pooling", hf_overrides=overrides, **SETTINGS) as llm:
+        assert set(llm.engine_info.pooling_tasks) == {"classify", "score"}
+        no, yes = (llm.tokenizer.encode(word, add_special_tokens=False) for word in ("n", "y"))
+        outputs = llm.score("a query", TEXTS, chat_template=template, use_tqdm=False)
+        texts = [f"<query>a query<document>{text}" for text in TEXTS]
+        assert [each.prompt_token_ids for each in outputs] == [llm.tokenizer.encode(text) for text in texts]
+        network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for text, output in zip(texts, outputs, strict=True):
+            with torch.inference_mode():
+                logits = network(torch.tensor([llm.tokenizer.encode(text)])).logits[0, -1]
+            expected = torch.softmax(logits[[no[0], yes[0]]], 0)[1]
+            assert output.outputs.score == pytest.approx(float(expected), abs=1e-5)
+        with pytest.raises(RequestError, match="give a chat_template"):
+            llm.score("a query", TEXTS, use_tqdm=False)
+    with pytest.raises(ConfigError, match="tokens; it must be one"):
+        LLM(folder, runner="pooling", hf_overrides={"classifier_from_token": ["n", "certainly not"]}, **SETTINGS)
+
+
+def test_adapters_change_embeddings(folder: Path, tmp_path: Path) -> None:
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks Transformers for what is to go away
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+        tuned = peft.get_peft_model(network, config)
+        tuned.save_pretrained(tmp_path / "adapter")
+        merged = tuned.merge_and_unload().model.eval()
+    with LLM(folder, convert="embed", enable_lora=True, max_lora_rank=8, **SETTINGS) as llm:
+        llm.load_adapter("tuned", str(tmp_path / "adapter"))
+        outputs = llm.embed(TEXTS + TEXTS, lora_request=["tuned"] * len(TEXTS) + [None] * len(TEXTS), use_tqdm=False)
+        plain = normalized([each[-1] for each in hidden_states(folder, llm, TEXTS)])
+        with torch.inference_mode():
+            changed = [merged(torch.tensor([llm.tokenizer.encode(text)])).last_hidden_state[0, -1] for text in TEXTS]
+    assert torch.allclose(vectors(outputs[len(TEXTS) :]), plain, atol=1e-5)
+    assert torch.allclose(vectors(outputs[: len(TEXTS)]), normalized(changed), atol=1e-5)
+    assert not torch.allclose(plain, normalized(changed), atol=1e-2)
+    with LLM(folder, convert="embed", **SETTINGS) as llm, pytest.raises(RequestError, match="serves no adapters"):
+        llm.embed("a", lora_request="tuned", use_tqdm=False)

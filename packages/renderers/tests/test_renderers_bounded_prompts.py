@@ -172,7 +172,7 @@ def test_no_template_no_pairs(tmp_path: Path) -> None:
     plain = trained("gpt2")
     plain.post_processor = processors.ByteLevel()
     plain.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(RequestError, match="says nothing of pairs"):
+    with pytest.raises(RequestError, match="has no template for pairs"):
         BoundedPrompts(ChatRenderer(load_tokenizer(tmp_path))).render_pair("a", "b")
 
 
@@ -200,3 +200,17 @@ def test_pairs_have_token_types_where_networks_get_them(
     if settings.get("tokenizer_class", "").startswith(("Tokenizers", "PreTrained")):
         names = transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")
         assert ("token_type_ids" in names) == has_types
+
+
+def test_pairs_through_a_chat_template(tmp_path: Path) -> None:
+    trained("gpt2").save(str(tmp_path / "tokenizer.json"))
+    role = "{% if m.role == 'query' %}Q {% elif m.role == 'document' %}D {% endif %}"
+    own = "{% for m in messages %}" + role + "{{ m.content }}\n{% endfor %}"
+    tokenizer = load_tokenizer(tmp_path)
+    assert not ChatRenderer(tokenizer).has_pair_template
+    renderer = ChatRenderer(tokenizer, own)
+    assert renderer.has_pair_template
+    assert renderer.render_pair_template("a", "b") == "Q a\nD b\n"
+    assert renderer.render_pair_template("a", "b", "{{ messages[1].role }} {{ messages[1].content }}") == "document b"
+    with pytest.raises(RequestError, match="refuses"):
+        renderer.render_pair_template("a", "b", "{{ raise_exception('refuses') }}")

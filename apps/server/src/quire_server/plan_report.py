@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from typing import Any
 
 from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
@@ -12,7 +13,9 @@ from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.memory_advice import flags_of, format_bytes
 from quire.named_gpus import named_gpu_bytes
 from quire.plan import MemoryPlan, advice, make_plan
+from quire.poolers import choose_pooling, longest_embedded_text, pooling_tasks, read_pooler_spec
 from quire_models.config import ModelConfig
+from quire_pooling import PoolerSpec
 
 __all__ = ["print_plan"]
 
@@ -26,15 +29,24 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     free_bytes = named_gpu_bytes(config.runner.device)
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
+    choice = choose_pooling(config, folder, model)
     if model.is_encoder:
-        plan_of_reading = plan_encoder(config, model, free_bytes=free_bytes)
-        return _print_encoder_plan(config, model, plan_of_reading, start, as_json=as_json)
+        pooler = read_pooler_spec(config, folder, model)
+        plan_of_reading = plan_encoder(
+            config,
+            model,
+            max_seq_length=pooler.max_seq_length,
+            max_embed_len=longest_embedded_text(config),
+            free_bytes=free_bytes,
+        )
+        return _print_encoder_plan(config, model, pooler, plan_of_reading, start, as_json=as_json)
     plan = make_plan(config, model, folder=folder, free_bytes=free_bytes, must_fit=False)
     ways = "" if plan.fits else advice(config, model, plan, folder)
     if as_json:
         figures = {
             "model": str(config.model.model or folder.name),
             "architecture": model.architecture,
+            "runner": choice.runner,
             "dtype": plan.dtype,
             "kv_cache_dtype": plan.kv_cache_dtype,
             "linear_method": plan.linear_method,
@@ -55,6 +67,9 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
         print(json.dumps(figures, indent=2))
         return int(not plan.fits)
     print(f"{config.model.model or 'the demo model'}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
+    if choice.pools:
+        beside = "" if choice.runner == "pooling" else ", and pools"
+        print(f"runner: {choice.runner}{beside} ({choice.reason})")
     _print_ledger(plan)
     if plan.kv_plan.groups:
         print(
@@ -90,17 +105,21 @@ def _print_ledger(plan: MemoryPlan | EncoderPlan) -> None:
 
 
 def _print_encoder_plan(
-    config: QuireConfig, model: ModelConfig, plan: EncoderPlan, start: float, *, as_json: bool
+    config: QuireConfig, model: ModelConfig, pooler: PoolerSpec, plan: EncoderPlan, start: float, *, as_json: bool
 ) -> int:
+    tasks = pooling_tasks(pooler)
     if as_json:
-        figures = {"model": str(config.model.model), "architecture": model.architecture}
+        figures: dict[str, Any] = {"model": str(config.model.model), "architecture": model.architecture}
+        figures |= {"runner": "pooling", "pooling_tasks": tasks}
         figures |= dataclasses.asdict(plan) | {"total_bytes": plan.total_bytes}
         print(json.dumps(figures, indent=2))
         return 0
     print(f"{config.model.model}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
     _print_ledger(plan)
-    print(f"An encoder alone, without a KV cache: it reads texts of up to {plan.max_encoder_len} tokens,")
-    print(f"  {plan.num_tokens} tokens of them in one pass; it pools (--runner pooling)")
+    print(f"runner: pooling ({', '.join(tasks)}); an encoder, which has no KV cache")
+    print(f"It reads texts of up to {plan.max_encoder_len} tokens, {plan.num_tokens} tokens of them in one pass")
+    for note in pooler.notes:
+        print(f"  note: {note}")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
     print(f"FITS: {format_bytes(plan.total_bytes)} of the {format_bytes(plan.free_bytes)} that are free")
     return 0

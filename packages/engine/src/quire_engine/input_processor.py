@@ -151,7 +151,8 @@ class InputProcessor:
     ) -> tuple[bytes, PoolingParams]:
         """The packed prompt and the resolved parameters of a request that can be pooled."""
         params = resolve_pooling_params(params, self._info)
-        check_whole_prompt(self._info, len(prompt.token_ids))
+        longest = self._info.max_embed_len if params.task == "embed" else 0
+        check_whole_prompt(self._info, len(prompt.token_ids), longest)
         packed = pack_token_ids(prompt.token_ids)
         self._check_prompt(prompt.token_ids)
         if prompt.media is not None:

@@ -27,9 +27,10 @@ def check_prompt_length(info: EngineInfo, num_prompt_tokens: int, params: Sampli
     check_whole_prompt(info, num_prompt_tokens)
 
 
-def check_whole_prompt(info: EngineInfo, num_prompt_tokens: int) -> None:
-    """Raises ContextLengthError when a prompt of so many tokens does not fit the context by itself."""
-    if num_prompt_tokens <= info.max_model_len:
+def check_whole_prompt(info: EngineInfo, num_prompt_tokens: int, longest: int = 0) -> None:
+    """Raises ContextLengthError when a prompt of so many tokens does not fit the context by itself, nor is at most
+    `longest`."""
+    if num_prompt_tokens <= max(info.max_model_len, longest):
         return
     raise ContextLengthError(
         f"the prompt has {num_prompt_tokens} tokens, but this model's context is {info.max_model_len} "

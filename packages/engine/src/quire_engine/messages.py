@@ -182,6 +182,8 @@ class EngineInfo:
     """Tasks that pool the last token alone, so that they read cached prefixes."""
     embedding_size: int = 0
     """Numbers of an embedding; 0 where no task makes any."""
+    max_embed_len: int = 0
+    """Most tokens of a prompt that is embedded: where more than `max_model_len`, in chunks that are averaged."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0

@@ -24,7 +24,14 @@ from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_ti
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
-from quire.poolers import PoolingChoice, choose_pooling, converted_overrides, read_pooler_spec, without_classifier
+from quire.poolers import (
+    PoolingChoice,
+    choose_pooling,
+    converted_overrides,
+    longest_embedded_text,
+    read_pooler_spec,
+    without_classifier,
+)
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
 from quire_engine import EngineParts
@@ -276,6 +283,12 @@ def build_parts(
         _use_kernels(config)
         return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
     choice = choose_pooling(config, folder, model)
+    if longest_embedded_text(config):
+        raise ConfigError(
+            f"enable_chunked_processing is of encoders, and {model.architecture} reads prompts of up to its context "
+            "anyway; leave it out",
+            field="pooler_config",
+        )
     if choice.pools and tokenizer is None:
         tokenizer = load_tokenizer(tokenizer_folder(config, folder))
     pooler = read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None

@@ -19,9 +19,10 @@ from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
 from quire.poolers import read_pooler_spec
+from quire.pooling_calls import WINDOW_STEPS, Errors, check_errors
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_prompts import PoolingPrompts
-from quire.prompts import Prompt, parse_prompt_async
+from quire.prompts import Prompt, naming_prompt, parse_prompt_async
 from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient, RequestOutput
 from quire_interfaces import PoolingParams, RequestError, RequestOptions, SamplingParams, Tokenizer
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
@@ -123,7 +124,7 @@ class AsyncLLM:
         tokenizer = self._renderer.tokenizer
         if info.pooling_tasks:
             spec = read_pooler_spec(self.config, self.folder, model_config, tokenizer)
-            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len)
+            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len, info.max_embed_len)
         self._engine = AsyncEngine(
             self.client,
             tokenizer=tokenizer,
@@ -170,6 +171,7 @@ class AsyncLLM:
         request_id: str | None = None,
         prompt_name: str | None = None,
         add_special_tokens: bool = True,
+        chat_template: str | None = None,
     ) -> PoolingRequestOutput[PoolingOutput]:
         """Pool one prompt: an embedding, classes, a score. Cancelling the call drops the request before it is computed.
 
@@ -180,6 +182,7 @@ class AsyncLLM:
             request_id: The caller's name for it, unique among those in flight; None makes one.
             prompt_name: Which of the checkpoint's prompts goes before a text; None for its default, if it has one.
             add_special_tokens: Whether a text gets the tokenizer's special tokens.
+            chat_template: Writes a pair as messages with roles "query" and "document" (`LLM.score`).
 
         Returns:
             The output; one that failed in the engine has an `error`.
@@ -193,13 +196,75 @@ class AsyncLLM:
                 f"{self.engine.info.model} generates text and pools nothing", param="task", code="unsupported"
             )
         parsed = self.pooling_prompts.render(
-            prompt, pooling_params or PoolingParams(), prompt_name=prompt_name, add_special_tokens=add_special_tokens
+            prompt,
+            pooling_params or PoolingParams(),
+            prompt_name=prompt_name,
+            add_special_tokens=add_special_tokens,
+            chat_template=chat_template,
         )
         if parsed.cache_salt is not None:
             options = dataclasses.replace(options, cache_salt=parsed.cache_salt)
         return PoolingRequestOutput(
             await self.engine.encode(parsed.rendered, parsed.params, options, request_id=request_id)
         )
+
+    async def encode_batch(
+        self,
+        prompts: Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        options: RequestOptions = RequestOptions(),
+        *,
+        errors: Errors = "raise",
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+        chat_template: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool many prompts, so many of them at a time as the engine runs in two steps. Arguments as for `encode`.
+
+        Args:
+            errors: "raise" ends the call with the first prompt that cannot run, which the message names by its index;
+                "per_item" gives such a prompt an output with an `error`, and answers the others.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            RequestError: a prompt or its parameters are wrong, or the model pools nothing.
+            QuireError: the engine could not compute a prompt.
+        """
+        check_errors(errors)
+        outputs: dict[int, PoolingRequestOutput[PoolingOutput]] = {}
+        places = iter(range(len(prompts)))
+
+        async def work() -> None:
+            for place in places:
+                try:
+                    with naming_prompt(place, len(prompts)):
+                        output = await self.encode(
+                            prompts[place],
+                            pooling_params,
+                            options,
+                            prompt_name=prompt_name,
+                            add_special_tokens=add_special_tokens,
+                            chat_template=chat_template,
+                        )
+                        if output.error is not None and errors == "raise":
+                            raise output.error
+                except RequestError as error:
+                    if errors == "raise":
+                        raise
+                    output = PoolingRequestOutput.failed(f"request[{place}]", error)
+                outputs[place] = output
+
+        window = WINDOW_STEPS * self.engine.info.max_num_seqs
+        workers = [asyncio.ensure_future(work()) for _ in range(min(window, len(prompts)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:  # when one fails, the others have nobody to run for
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return [outputs[place] for place in range(len(prompts))]
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""

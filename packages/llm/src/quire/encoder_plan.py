@@ -40,7 +40,12 @@ class EncoderPlan:
 
 
 def plan_encoder(
-    config: QuireConfig, model: ModelConfig, *, max_seq_length: int | None = None, free_bytes: int | None = None
+    config: QuireConfig,
+    model: ModelConfig,
+    *,
+    max_seq_length: int | None = None,
+    max_embed_len: int = 0,
+    free_bytes: int | None = None,
 ) -> EncoderPlan:
     """Plan memory for a network that reads and does not write.
 
@@ -48,6 +53,7 @@ def plan_encoder(
         config: Settings. Texts of `max_num_batched_tokens` tokens together are read in one pass, but whole ones.
         model: The network, from config.json.
         max_seq_length: Most tokens of a text, as the files beside the network say; None where they do not.
+        max_embed_len: Most tokens of a text that is embedded in chunks; 0 where none is.
         free_bytes: Memory that may be planned with; None reads what is free now.
 
     Raises:
@@ -59,7 +65,7 @@ def plan_encoder(
         resolved_linear_method(config.model.quantization, model),
     )
     longest = _longest_text(config, model, max_seq_length)
-    num_tokens = max(config.scheduler.max_num_batched_tokens, longest)
+    num_tokens = max(config.scheduler.max_num_batched_tokens, longest, max_embed_len)
     runner = dataclasses.replace(
         config.runner, dtype=dtype, max_model_len=longest, max_num_batched_tokens=num_tokens, max_num_seqs=1
     )

@@ -113,7 +113,9 @@ class LLM:
         self._pooling: PoolingCalls | None = None
         if self.engine_info.pooling_tasks:
             spec = read_pooler_spec(config, self.model_folder, self.model_config, tokenizer)
-            prompts = PoolingPrompts(self.renderer, spec, self.engine_info.max_model_len)
+            prompts = PoolingPrompts(
+                self.renderer, spec, self.engine_info.max_model_len, self.engine_info.max_embed_len
+            )
             self._pooling = PoolingCalls(self._shared, prompts, self.engine_info)
         self._loaded_requests: dict[str, LoRARequest] = {}
         """What each adapter that a request brought was loaded for."""
@@ -317,6 +319,7 @@ class LLM:
         use_tqdm: ProgressChoice = True,
         lora_request: LoRAChoice = None,
         priority: int = 0,
+        chat_template: str | None = None,
         errors: Errors = "raise",
     ) -> list[ScoringRequestOutput]:
         """How well documents answer queries: by a cross-encoder, which reads each pair, by the cosine of embeddings, or
@@ -329,6 +332,8 @@ class LLM:
             use_tqdm: As for `encode`.
             lora_request: As for `encode`.
             priority: As for `encode`.
+            chat_template: Writes a pair as messages with roles "query" and "document"; None for the checkpoint's, where
+                it speaks of these roles, or else for the tokenizer's own way to write pairs.
             errors: As for `encode`.
 
         Returns:
@@ -351,7 +356,7 @@ class LLM:
                 sides.append(outputs * (len(pairs) // len(outputs)))
             return [ScoringRequestOutput(each) for each in similarity_outputs(*sides)]
         prompts = [{"prompt": query, "text_pair": document} for query, document in pairs]
-        requests = self._pooling_requests("score", prompts, pooling_params, lora_request, priority, None)
+        requests = self._pooling_requests("score", prompts, pooling_params, lora_request, priority, None, chat_template)
         return calls.run(requests, ScoringRequestOutput, use_tqdm, errors)
 
     def _pool(
@@ -380,6 +385,7 @@ class LLM:
         lora_request: LoRAChoice | Sequence[LoRAChoice],
         priority: int | Sequence[int],
         prompt_name: str | None,
+        chat_template: str | None = None,
     ) -> LazyRequests:
         """
         Raises:
@@ -389,13 +395,14 @@ class LLM:
         given = PoolingParams() if pooling_params is None else pooling_params
         params = _one_each("pooling_params", given, len(prompts), PoolingParams)
         if task is not None:
-            params = [each.with_task(task) for each in params]
+            with_task = {id(each): each.with_task(task) for each in {id(each): each for each in params}.values()}
+            params = [with_task[id(each)] for each in params]
         adapters: list[LoRAChoice] = _one_each("lora_request", lora_request, len(prompts), LoRARequest, str, type(None))
         if any(each is not None for each in adapters):
             with self._shared.turn():
                 self._check_adapters(adapters)
         priorities = _one_each("priority", priority, len(prompts), int)
-        return LazyRequests(prompts, params, adapters, priorities, calls.prompts, prompt_name)
+        return LazyRequests(prompts, params, adapters, priorities, calls.prompts, prompt_name, chat_template)
 
     def _pooling_calls(self) -> PoolingCalls:
         """Raises RequestError where the model pools nothing."""

@@ -21,6 +21,7 @@ __all__ = [
     "cached_pooling_tasks",
     "choose_pooling",
     "converted_overrides",
+    "longest_embedded_text",
     "pooling_tasks",
     "read_pooler_spec",
     "without_classifier",
@@ -154,6 +155,13 @@ def read_pooler_spec(
     if tokens := classifier_tokens(config, folder):
         spec = _with_token_classes(spec, tokens, tokenizer, lm_head)
     return spec.with_config(PoolerConfig.from_dict(config.model.pooler_config or {}))
+
+
+def longest_embedded_text(config: QuireConfig) -> int:
+    """Most tokens of a text that is embedded in chunks (`enable_chunked_processing` of `pooler_config`); 0 where none
+    is. Raises ConfigError for a wrong field."""
+    pooler = PoolerConfig.from_dict(config.model.pooler_config or {})
+    return (pooler.max_embed_len or 0) if pooler.enable_chunked_processing else 0
 
 
 def pooling_tasks(spec: PoolerSpec) -> tuple[str, ...]:

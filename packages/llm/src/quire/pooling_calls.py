@@ -17,7 +17,7 @@ from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import EngineInfo, PooledRequestOutput
 from quire_interfaces import PooledOutput, PoolingParams, PoolingTask, RequestError, RequestOptions
 
-__all__ = ["Errors", "LazyRequests", "PoolingCalls", "paired_prompts", "similarity_outputs"]
+__all__ = ["Errors", "LazyRequests", "PoolingCalls", "check_errors", "paired_prompts", "similarity_outputs"]
 
 Errors = Literal["raise", "per_item"]
 """What a prompt that cannot run is to a call of many: its end, or an output with an `error`."""
@@ -38,6 +38,7 @@ class LazyRequests(Sequence[OfflineRequest]):
         priorities: One each.
         renderer: Makes prompts of them.
         prompt_name: Which of the checkpoint's prompts goes before texts.
+        chat_template: Writes pairs.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LazyRequests(Sequence[OfflineRequest]):
         priorities: Sequence[int],
         renderer: PoolingPrompts,
         prompt_name: str | None,
+        chat_template: str | None = None,
     ) -> None:
         self._prompts = prompts
         self._params = params
@@ -55,6 +57,7 @@ class LazyRequests(Sequence[OfflineRequest]):
         self._priorities = priorities
         self._renderer = renderer
         self._prompt_name = prompt_name
+        self._chat_template = chat_template
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -67,7 +70,12 @@ class LazyRequests(Sequence[OfflineRequest]):
         """Raises RequestError where the prompt or its parameters are wrong."""
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        prompt = self._renderer.render(self._prompts[index], self._params[index], prompt_name=self._prompt_name)
+        prompt = self._renderer.render(
+            self._prompts[index],
+            self._params[index],
+            prompt_name=self._prompt_name,
+            chat_template=self._chat_template,
+        )
         adapter = self._adapters[index]
         return OfflineRequest(
             prompt=prompt.rendered,
@@ -107,13 +115,18 @@ class PoolingCalls:
         Raises:
             RequestError: one of them cannot run, unless errors are asked for per item; the message says which.
         """
-        if errors not in ("raise", "per_item"):
-            raise RequestError(f"errors must be 'raise' or 'per_item', got {errors!r}", param="errors")
+        check_errors(errors)
         with progress(len(requests), use_tqdm, "pooling") as advance:
             outputs = self._shared.run_pooling(
                 requests, window=self._window, keeps_errors=errors == "per_item", advance=advance
             )
         return [kind(output) for output in outputs]
+
+
+def check_errors(errors: str) -> None:
+    """Raises RequestError for what is no choice of errors."""
+    if errors not in ("raise", "per_item"):
+        raise RequestError(f"errors must be 'raise' or 'per_item', got {errors!r}", param="errors")
 
 
 def paired_prompts(queries: Sequence[Any], documents: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.engine_report import with_pooling
-from quire.poolers import PoolingChoice, choose_pooling, read_pooler_spec
+from quire.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, Executor
 from quire_kv_cache import NoKVCache
@@ -48,7 +48,8 @@ def build_pooling_parts(
     choice = choose_pooling(config, folder, model)
     _check(config, model)
     spec = read_pooler_spec(config, folder, model)
-    plan = plan_encoder(config, model, max_seq_length=spec.max_seq_length)
+    max_embed_len = longest_embedded_text(config)
+    plan = plan_encoder(config, model, max_seq_length=spec.max_seq_length, max_embed_len=max_embed_len)
     start = time.perf_counter()
     report("importing torch", 0.0)
     import torch
@@ -72,13 +73,17 @@ def build_pooling_parts(
     weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
     pooler = Pooler(spec, weights, device)
     timings_s = {"import": imported - start, "weights": time.perf_counter() - imported}
-    runner = PoolingRunner(cast("EncoderOnly", network), pooler, config.runner)
+    runner = PoolingRunner(
+        cast("EncoderOnly", network),
+        pooler,
+        dataclasses.replace(config.runner, max_model_len=plan.max_encoder_len),
+    )
     depth = config.engine.depth(config.runner.device)
     executor: Executor = ThreadedExecutor(runner, reads_apart=device.type != "cpu") if depth else runner
     scheduler = Scheduler(
         dataclasses.replace(
             config.scheduler,
-            max_model_len=max(2, plan.max_encoder_len),
+            max_model_len=max(2, plan.max_encoder_len, max_embed_len),
             max_num_batched_tokens=plan.num_tokens,
             enable_chunked_prefill=False,
             long_prefill_token_threshold=0,
@@ -132,4 +137,4 @@ def _info(
         timings_s=timings_s,
         extra={"folder": str(folder), "notes": []},
     )
-    return with_pooling(info, choice, spec)
+    return dataclasses.replace(with_pooling(info, choice, spec), max_embed_len=longest_embedded_text(config))

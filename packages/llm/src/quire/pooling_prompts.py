@@ -36,15 +36,17 @@ class PoolingPrompts:
         renderer: The model's.
         spec: Its pooler.
         max_model_len: Most tokens that the model reads.
+        max_embed_len: Most tokens of a text that is embedded in chunks; 0 where none is.
     """
 
-    def __init__(self, renderer: ChatRenderer, spec: PoolerSpec, max_model_len: int) -> None:
+    def __init__(self, renderer: ChatRenderer, spec: PoolerSpec, max_model_len: int, max_embed_len: int = 0) -> None:
         self.spec = spec
         self._renderer = renderer
         self._bounded = BoundedPrompts(renderer)
         self._max_model_len = max_model_len
         late = spec.late_interaction
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
+        self._max_embed_len = max_embed_len
 
     def render(
         self,
@@ -53,6 +55,7 @@ class PoolingPrompts:
         *,
         prompt_name: str | None = None,
         add_special_tokens: bool = True,
+        chat_template: str | None = None,
     ) -> PoolingPrompt:
         """A prompt ready for the engine.
 
@@ -64,6 +67,7 @@ class PoolingPrompts:
                 for the checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called
                 "query" is a query, and every other one a document.
             add_special_tokens: Whether a text gets the tokenizer's special tokens.
+            chat_template: Of pairs: writes messages with roles "query" and "document" (`LLM.score`).
 
         Raises:
             RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
@@ -72,7 +76,8 @@ class PoolingPrompts:
         params = self.spec.resolve(params)
         max_tokens = params.truncate_prompt_tokens
         if max_tokens is not None:
-            max_tokens = self._max_model_len if max_tokens == -1 else min(max_tokens, self._max_model_len)
+            longest = max(self._max_model_len, self._max_embed_len if params.task == "embed" else 0)
+            max_tokens = self._max_model_len if max_tokens == -1 else min(max_tokens, longest)
         salt = None
         if isinstance(prompt, Mapping):
             fields = _fields(prompt)
@@ -80,7 +85,8 @@ class PoolingPrompts:
             pair = fields.get("text_pair")
             prompt = fields["prompt"] if fields.get("prompt_token_ids") is None else fields["prompt_token_ids"]
             if pair is not None:
-                return PoolingPrompt(self._render_pair(prompt, pair, params, max_tokens), params, salt)
+                rendered = self._render_pair(prompt, pair, params, max_tokens, chat_template)
+                return PoolingPrompt(rendered, params, salt)
         assert not isinstance(prompt, Mapping)
         if not isinstance(prompt, str):
             rendered = self._bounded.render(prompt, max_tokens=max_tokens, truncation_side=params.truncation_side)
@@ -122,12 +128,21 @@ class PoolingPrompts:
             params = dataclasses.replace(params, skip_token_ids=texts.skip_token_ids)
         return rendered, params
 
-    def _render_pair(self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None) -> RenderedPrompt:
+    def _render_pair(
+        self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None, chat_template: str | None
+    ) -> RenderedPrompt:
+        """A pair through a chat template, the request's or the checkpoint's, or as the tokenizer writes pairs."""
         if not isinstance(first, str) or not isinstance(second, str):
             raise RequestError("text_pair goes with a prompt that is text, and is text itself", param="text_pair")
-        return self._bounded.render_pair(
-            self._cased(first), self._cased(second), max_tokens=max_tokens, truncation_side=params.truncation_side
-        )
+        first, second = self._cased(first), self._cased(second)
+        if chat_template is not None or self._renderer.has_pair_template:
+            return self._bounded.render(
+                self._renderer.render_pair_template(first, second, chat_template),
+                max_tokens=max_tokens,
+                truncation_side=params.truncation_side,
+                add_special_tokens=False,
+            )
+        return self._bounded.render_pair(first, second, max_tokens=max_tokens, truncation_side=params.truncation_side)
 
     def _instruction(self, prompt_name: str | None) -> str:
         """The text that goes before a prompt."""

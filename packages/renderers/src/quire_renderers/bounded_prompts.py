@@ -94,8 +94,8 @@ class BoundedPrompts:
         template, segments = self._pair_template, self._segments
         if template is None or segments is None:
             raise RequestError(
-                "this model's tokenizer says nothing of pairs of texts (its tokenizer.json has no template for them); "
-                "write them into one text",
+                "this model's tokenizer.json has no template for pairs of texts, and its chat template, if it has one, "
+                "does not speak of roles 'query' and 'document': give a chat_template that does",
                 param="prompt",
                 code="unsupported",
             )

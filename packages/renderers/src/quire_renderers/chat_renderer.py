@@ -25,6 +25,9 @@ from quire_renderers.tokenizer_files import TokenizerFiles
 
 __all__ = ["ChatRenderer"]
 
+PAIR_ROLES = ("query", "document")
+"""Roles of the messages of a pair, as vLLM and sentence-transformers name them."""
+
 
 class ChatRenderer:
     """`quire_interfaces.Renderer`. Thread-safe: an event loop should render long texts (above about 20,000
@@ -157,6 +160,26 @@ class ChatRenderer:
         conversation.extra = control.marked(conversation.extra)
         text = control.rendered(self._templates.render(conversation, chat_template))
         return self._encode(text, add_special_tokens, "messages", media)
+
+    @functools.cached_property
+    def has_pair_template(self) -> bool:
+        """Whether the model's chat template speaks of queries and documents, as those of generative rerankers do."""
+        return self._templates.names_roles(PAIR_ROLES)
+
+    def render_pair_template(self, query: str, document: str, chat_template: str | None = None) -> str:
+        """A query and a document through a chat template, whose messages have these roles.
+
+        Args:
+            query: Content of the message with role "query".
+            document: Content of the message with role "document".
+            chat_template: Replaces the model's own.
+
+        Raises:
+            RequestError: no template, or it fails.
+        """
+        for text in (query, document):
+            self.check_text(text, "prompt")
+        return self._templates.render_as_given(list(zip(PAIR_ROLES, (query, document), strict=True)), chat_template)
 
     def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
         """Per token of a rendered prompt: where it stands in the prompt's text, as (begin, end) in characters.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
@@ -113,6 +113,31 @@ class ChatTemplates:
         self._placeholders = placeholders or {}
         self._compiled: OrderedDict[str, _Template] = OrderedDict()
         self._lock = threading.Lock()
+
+    def names_roles(self, roles: Sequence[str]) -> bool:
+        """Whether the model's own template speaks of all these roles."""
+        text = self._named.get("default", "")
+        return all(f"'{role}'" in text or f'"{role}"' in text for role in roles)
+
+    def render_as_given(self, messages: Sequence[tuple[str, str]], chat_template: str | None = None) -> str:
+        """Messages as text, in their order and with their roles, which no conversation has.
+
+        Args:
+            messages: (role, content) of each.
+            chat_template: As for `render`.
+
+        Raises:
+            RequestError: no template, or it does not compile, fails or refuses the messages.
+        """
+        template = self._compile(self._choose(chat_template, False))
+        conversation = Conversation(
+            [{"role": role, "content": content} for role, content in messages],
+            None,
+            add_generation_prompt=True,
+            continue_final_message=False,
+            extra=None,
+        )
+        return self._render(template, conversation, conversation.messages)
 
     def render(self, conversation: Conversation, chat_template: str | None = None) -> str:
         """The conversation as text.

@@ -31,13 +31,14 @@ class PoolingRunner:
     Args:
         network: The encoder, on its device, weights loaded.
         pooler: Makes outputs of hidden states, on the same device.
-        config: The device, and the threads and cores of a step.
+        config: The device, the threads and cores of a step, and the length from which on texts are read in chunks.
     """
 
     def __init__(self, network: EncodesTexts, pooler: PoolsTexts, config: RunnerConfig) -> None:
         self._network = network
         self._pooler = pooler
         self._device = torch.device(config.device)
+        self._chunk_tokens = config.max_model_len
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
         self._bind_first = bool(self._cores)
         num_threads = len(self._cores) or config.num_threads
@@ -101,13 +102,20 @@ class PoolingRunner:
         self._texts.clear()
 
     def _pool(self, texts: list[NewRow]) -> list[Tensor]:
-        """The output of each text, on the device."""
-        lens = [len(text.token_ids) for text in texts]
+        """The output of each text, on the device: of a text in chunks, the mean of theirs by their tokens."""
+        pieces = [chunk_lens(len(text.token_ids), self._chunk_tokens) for text in texts]
+        lens = [length for each in pieces for length in each]
         batch = encoder_batch(texts, lens, self._device)
-        params = [text.pooling_params for text in texts]
-        assert None not in params, "an encoder generates nothing"
+        params = [text.pooling_params for text, each in zip(texts, pieces, strict=True) for _ in each]
         hidden = self._network.encode_batch(batch)
-        return self._pooler.pool(hidden, lens, params, batch.input_ids)  # type: ignore[arg-type]
+        pooled = self._pooler.pool(hidden, lens, params, batch.input_ids)  # type: ignore[arg-type]
+        if len(lens) == len(texts):
+            return pooled
+        outputs, begin = [], 0
+        for each in pieces:
+            outputs.append(_mean(pooled[begin : begin + len(each)], each))
+            begin += len(each)
+        return outputs
 
 
 def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device) -> EncoderBatch:
@@ -115,18 +123,33 @@ def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device
 
     Args:
         texts: Each with its tokens, and the place where the second text of a pair begins.
-        lens: Number of tokens of each.
+        lens: Number of tokens of each, or of each chunk of them: positions begin anew.
         device: Where the batch is to be.
     """
     token_ids = np.concatenate([np.asarray(text.token_ids, dtype=np.int64) for text in texts])
     positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lens])
     types = None
     if any(text.second_segment_start for text in texts):
-        starts = np.repeat([text.second_segment_start or len(text.token_ids) for text in texts], lens)
+        whole_lens = [len(text.token_ids) for text in texts]
+        starts = np.repeat([text.second_segment_start or len(text.token_ids) for text in texts], whole_lens)
         types = to_device((positions >= starts).astype(np.int64), device)
     return EncoderBatch(
         input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens, token_type_ids=types
     )
+
+
+def chunk_lens(num_tokens: int, chunk_tokens: int) -> list[int]:
+    """Numbers of tokens of the chunks of a text; one where it is not longer than a chunk."""
+    full, rest = divmod(num_tokens, chunk_tokens)
+    return [chunk_tokens] * full + ([rest] if rest else [])
+
+
+def _mean(pooled: list[Tensor], lens: list[int]) -> Tensor:
+    """The mean of vectors [dimensions], weighted by `lens`."""
+    if len(pooled) == 1:
+        return pooled[0]
+    weights = torch.tensor(lens, dtype=torch.float32, device=pooled[0].device) / sum(lens)
+    return (torch.stack(pooled) * weights[:, None]).sum(0)
 
 
 def pooled_outputs(pooled: Sequence[Tensor]) -> list[PooledOutput]:
