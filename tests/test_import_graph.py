@@ -31,6 +31,7 @@ LOCAL_IMPORTS = {
     "quire.pooling_parts": "loads torch",
     "quire_bench.cli": "a command loads what it needs",
     "quire_bench.programs.run_quire": "the package may be missing where it runs",
+    "quire_bench.programs.run_quire_embed": "the package may be missing where it runs",
     "quire_bench.programs.run_quire_vision": "the package may be missing where it runs",
     "quire_kernels_cuda.attention_backends": "needs Triton",
     "quire_kernels_cuda.ops": "needs Triton",

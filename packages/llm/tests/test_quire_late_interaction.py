@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,15 @@ def vectors(folder: Path, text: str, *, is_query: bool) -> Tensor:
     out = torch.nn.functional.normalize(hidden @ load_file(folder / "1_Dense/model.safetensors")["linear.weight"].T)
     counts = [is_query or WORDS[token : token + 1] not in (["."], [","]) for token in ids]
     return out[torch.tensor(counts)]
+
+
+def test_what_is_not_computed_of_a_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "unseen"
+    shutil.copytree(folder, other)
+    file = other / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attend_to_expansion_tokens": False}))
+    with LLM(str(other), dtype="float32") as llm:
+        assert "not filled up with mask tokens" in llm.engine_info.extra["notes"][0]
 
 
 def test_scores_are_maxsim_of_marked_texts(llm: LLM, folder: Path) -> None:

@@ -135,6 +135,6 @@ def _info(
             "KV cache": "none",
         },
         timings_s=timings_s,
-        extra={"folder": str(folder), "notes": []},
+        extra={"folder": str(folder), "notes": list(spec.notes)},
     )
     return dataclasses.replace(with_pooling(info, choice, spec), max_embed_len=longest_embedded_text(config))
