@@ -262,7 +262,7 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
         memory += f" + {format_bytes(cache)} KV cache = {info.num_blocks} blocks of {info.block_size} tokens"
         concurrency += f"; the KV cache holds {info.extra.get('max_concurrency', 0):.1f} of full length"
     lines = {
-        "chat page": f"{address}/",
+        **({} if info.runner == "pooling" else {"chat page": f"{address}/"}),
         "OpenAI API": f"{address}/v1",
         "model": f"{info.model} ({info.dtype} on {info.device}, context {info.max_model_len} tokens)",
         "memory": memory,

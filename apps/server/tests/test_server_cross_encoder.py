@@ -1,0 +1,56 @@
+"""Reranking by a cross-encoder over HTTP: each pair scored as Transformers does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from quire import QuireConfig
+from quire.assemble import FACTORY as REAL_FACTORY
+
+QUERY, DOCUMENTS = "the quire gathers", ["twelve blocks of paper", "a folded sheet", "the quire gathers twelve"]
+
+
+def write_word_tokenizer(folder: Path) -> None:
+    """A tokenizer of whole words that writes pairs as BERT's does, with token types."""
+    words = sorted({word for text in (QUERY, *DOCUMENTS) for word in text.split()})
+    vocab = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "[PAD]", "unk_token": "[UNK]"}))
+
+
+def test_scores_of_pairs_are_transformers(make_live: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, num_labels=1,
+        max_position_embeddings=128, architectures=["BertForSequenceClassification"],
+    )  # fmt: skip
+    oracle = BertForSequenceClassification(config).eval()
+    oracle.save_pretrained(tmp_path)
+    write_word_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    settings = QuireConfig.of(model=str(tmp_path), dtype="float32", num_threads=1)
+    live = make_live(folder=tmp_path, factory=REAL_FACTORY, engine=settings.to_dict())
+    with torch.inference_mode():
+        encoded = [tokenizer(QUERY, document, return_tensors="pt") for document in DOCUMENTS]
+        logits = torch.cat([oracle(**each).logits[0] for each in encoded])
+    answer = live.post("/score", {"queries": QUERY, "documents": DOCUMENTS, "use_activation": False})
+    assert answer.status_code == 200, answer.text
+    assert [each["score"] for each in answer.json()["data"]] == pytest.approx(logits.tolist(), abs=2e-6)
+    ranks = live.post("/rerank", {"query": QUERY, "texts": DOCUMENTS}).json()
+    assert [each["index"] for each in ranks] == logits.argsort(descending=True).tolist()
+    scores = logits.sigmoid().sort(descending=True).values.tolist()
+    assert [each["score"] for each in ranks] == pytest.approx(scores, abs=2e-6)
+    assert answer.json()["usage"]["prompt_tokens"] == sum(each["input_ids"].numel() for each in encoded)
