@@ -1,5 +1,6 @@
 """Train the companion that sees: its tower to say what each patch of a picture shows, its connector to give the demo
-model the words for it, and both with an adapter of the demo model to answer questions.
+model the words for it, and the connector with an adapter of the demo model to answer questions. The tower learns in the
+first stage only: the small steps of answers, of few pictures each, make it forget what patches show.
 
 Run (stage by stage; each goes on from what the one before left in a folder; the last one writes the companion):
     python packages/demo-model/train/train_vision.py patches --minutes 35 --work FOLDER
@@ -32,12 +33,10 @@ from train_adapters import Adapter
 from vision import VISION, Seeing, VisionChat
 from vision_checkpoint import write_processor, write_weights
 
-ROWS = {1: 16, 2: 9}
+ROWS = {1: 12, 2: 9}
 """Pictures of a conversation -> conversations of a micro-batch."""
 NUM_TOKENS = 2048
 """Places of a micro-batch."""
-LABEL_WEIGHT = 0.1
-"""Of a picture's labels, beside a token of the answers: the tower goes on to learn from these mostly."""
 
 
 class Trainer:
@@ -97,6 +96,8 @@ def tensors(step: list[Drawn]) -> tuple[Tensor, Tensor]:
 def train_patches(args: argparse.Namespace) -> None:
     """The tower alone, on what each patch shows."""
     seeing = Seeing()
+    if args.resume:
+        seeing.load_state_dict(torch.load(args.work / "patches.pt"))
     connector = "multi_modal_projector"
     trainer = Trainer(
         {name: each for name, each in seeing.named_parameters() if not name.startswith(connector)},
@@ -155,10 +156,10 @@ def train_connector(args: argparse.Namespace) -> None:
 
 
 class Answers:
-    """The loss of answers, and what learns from it: tower, connector and adapter.
+    """The loss of answers, and what learns from it: connector and adapter.
 
     Args:
-        seeing: The tower.
+        seeing: The tower, in bf16, which stays as it is, and the connector.
         adapter: Of the demo model, which is changed: it holds its own weights and the adapter in them.
         seed: Decides what else is spoken of.
     """
@@ -172,49 +173,48 @@ class Answers:
 
     def parameters(self) -> dict[str, Tensor]:
         """Name -> what is trained."""
-        named = {f"seeing.{name}": each for name, each in self.seeing.named_parameters()}
+        connector = self.seeing.multi_modal_projector.named_parameters()
+        named: dict[str, Tensor] = {f"connector.{name}": each for name, each in connector}
         for name, (a, b) in self.adapter.pairs.items():
             named |= {f"adapter.{name}.A": a, f"adapter.{name}.B": b}
         return named
 
-    def learn(self, batches: list[list[Drawn]]) -> tuple[float, float]:
-        """Gradients of micro-batches: mean loss of a token of the answers, and that of the patches' labels."""
+    def learn(self, batches: list[list[Drawn]]) -> float:
+        """Gradients of micro-batches: mean loss of a token of the answers."""
         merged = self.adapter.merged()
         with torch.no_grad():
             for name, weight in self._weights.items():
                 weight.copy_(merged[name])
         packed = [self._packed(batch) for batch in batches]
         num_targets = sum(len(each.labels) for each in packed)
-        losses = [0.0, 0.0]
+        mean = 0.0
         for batch, places in zip(batches, packed, strict=True):
-            loss, label_loss = self._losses(batch, places)
-            (loss / num_targets + LABEL_WEIGHT * label_loss / len(batches)).backward()
-            losses[0] += loss.item() / num_targets
-            losses[1] += label_loss.item() / len(batches)
+            loss = self._loss(batch, places) / num_targets
+            loss.backward()
+            mean += loss.item()
         trained = {name: each for name, each in merged.items() if each.requires_grad}
         torch.autograd.backward(
             list(trained.values()), [self._weights[name].grad.to(each.dtype) for name, each in trained.items()]
         )
         for weight in self._weights.values():
             weight.grad = None
-        return losses[0], losses[1]
+        return mean
 
-    def _losses(self, batch: list[Drawn], places: MicroBatch) -> tuple[Tensor, Tensor]:
-        pixels, labels = tensors(batch)
-        features = self.seeing.features(pixels)
+    def _loss(self, batch: list[Drawn], places: MicroBatch) -> Tensor:
+        with torch.no_grad():
+            features = self.seeing.features(tensors(batch)[0])
         logits = self._model(
             torch.from_numpy(places.ids), places.rows, places.row_len, torch.from_numpy(places.chosen),
-            self.seeing.embeds(features.detach()),
+            self.seeing.embeds(features),
         )  # fmt: skip
-        loss = F.cross_entropy(logits.float(), torch.from_numpy(places.labels), reduction="sum")
-        return loss, self.seeing.label_loss(features, labels)[0]
+        return F.cross_entropy(logits.float(), torch.from_numpy(places.labels), reduction="sum")
 
     def _packed(self, batch: list[Drawn]) -> MicroBatch:
         rows = []
         longest = NUM_TOKENS // len(batch) // 32 * 32
         for each in batch:
             plain = messages(each.viewing)
-            for turns in (mixed(self._source, each.viewing), plain, plain[:2]):
+            for turns in (mixed(self._source, each.viewing), plain, plain[:4], plain[:2]):
                 ids = self._chat.encode(self._chat.render(turns))
                 if len(ids) <= longest:
                     break
@@ -236,27 +236,26 @@ def micro_batches(drawings: Iterator[list[Drawn]]) -> Iterator[list[list[Drawn]]
 
 
 def train_answers(args: argparse.Namespace) -> None:
-    """Tower, connector and adapter together, on answers and, with a small weight, on what each patch shows."""
+    """Connector and adapter together, on answers."""
     seeing = Seeing()
     seeing.load_state_dict(torch.load(args.work / "connector.pt"))
+    seeing.vision_tower.bfloat16()
     answers = Answers(seeing, Adapter(load_model(), args.seed), args.seed)
     if args.resume:
         for name, each in torch.load(args.work / "answers.pt").items():
             answers.parameters()[name].data.copy_(each)
-    highest = {"seeing.vision_tower": args.tower_lr, "seeing.label": args.tower_lr, "seeing.multi": args.lr}
     trainer = Trainer(
         answers.parameters(),
-        lambda name: next((lr for start, lr in highest.items() if name.startswith(start)), args.adapter_lr),
+        lambda name: args.lr if name.startswith("connector") else args.adapter_lr,
         args.minutes,
     )
     for index, batches in enumerate(micro_batches(stream(args.seed + 1, 16))):
         if trainer.progress == 1:
             break
-        loss, label_loss = answers.learn(batches)
+        loss = answers.learn(batches)
         trainer.step()
         if index % 10 == 0:
-            shown = f"loss {loss:.3f}, of patches {label_loss:.2f}"
-            print(f"{trainer.progress:.1%} step {index} {shown}", flush=True)
+            print(f"{trainer.progress:.1%} step {index} loss {loss:.3f}", flush=True)
         if index % 50 == 49:
             torch.save(trainer.master, args.work / "answers.pt")
     torch.save(trainer.master, args.work / "answers.pt")
@@ -265,6 +264,7 @@ def train_answers(args: argparse.Namespace) -> None:
 def write_companion(args: argparse.Namespace) -> None:
     """The checkpoint, of what the last stage left."""
     seeing, adapter = Seeing(), Adapter(load_model(), args.seed)
+    seeing.load_state_dict(torch.load(args.work / "connector.pt"))
     answers = Answers(seeing, adapter, args.seed)
     for name, each in torch.load(args.work / "answers.pt").items():
         answers.parameters()[name].data.copy_(each)
@@ -281,8 +281,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--adapter-lr", type=float, default=3e-3, help="that of the adapter")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--resume", action="store_true", help="go on with the answers")
-    parser.add_argument("--tower-lr", type=float, default=1e-3, help="that of the tower while answers are learned")
+    parser.add_argument("--resume", action="store_true", help="go on with the patches or the answers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, required=True, help="folder of what a stage leaves")
     parser.add_argument("--out", type=Path, default=VISION, help="folder of the companion")

@@ -67,7 +67,7 @@ _Asked = tuple[tuple[Scene, ...], Iterator[Question]]
 
 def _naming(source: Source) -> _Asked:
     rng = source.rng
-    count = rng.choice((1, 1, 2, 3))
+    count = rng.choice((1, 2, 3))
     kinds = [kind(source)]
     while len(kinds) < count:  # a question names a shape or a colour, which has to be the only one
         other = trained_kind(rng)

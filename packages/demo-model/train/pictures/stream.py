@@ -14,7 +14,7 @@ from pictures.drawing import draw, pixels
 from pictures.labels import labels
 from pictures.questions import Viewing, viewing
 
-WEIGHTS = {"naming": 3, "counting": 4, "digits": 4, "words": 6, "comparing": 5}
+WEIGHTS = {"naming": 5, "counting": 6, "digits": 2, "words": 4, "comparing": 8}
 """How often each task is chosen."""
 
 
@@ -43,7 +43,7 @@ def _produce(queue: multiprocessing.Queue[list[Drawn]], seed: int, num_pictures:
         count = 0
         while count < num_pictures:
             task = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            step.append(drawn(viewing(source, task, rng.choices((1, 2), (85, 15))[0])))
+            step.append(drawn(viewing(source, task, rng.choices((1, 2, 3), (20, 30, 50))[0])))
             count += len(step[-1].pixels)
         queue.put(step)
 
