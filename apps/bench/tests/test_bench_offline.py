@@ -88,7 +88,7 @@ def test_both_engines_in_turn(llm: LLM, tiny_model: Path) -> None:
 
 def test_unknown_peers_and_bad_batches(tiny_model: Path) -> None:
     settings = {"dtype": "float32", "num_threads": None}
-    with pytest.raises(ConfigError, match=r"peer must be one of transformers, vllm, .*, got 'abacus'"):
+    with pytest.raises(ConfigError, match=r"peer must be one of transformers, .*, got 'abacus'"):
         load_peer("abacus", tiny_model, MIXED, batch_size=1, **settings)  # type: ignore[arg-type]
     for name in PEERS:
         with pytest.raises(ConfigError, match="batch size must be at least 1, got 0"):

@@ -111,8 +111,8 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         (
-            {"architectures": ["T5EncoderModel"]},
-            "T5EncoderModel is not supported: .*nearest to it are .*T5ForConditionalGeneration",
+            {"architectures": ["T5ForQuestionAnswering"]},
+            "T5ForQuestionAnswering is not supported: .*nearest to it are .*T5ForConditionalGeneration",
         ),
         ({"architectures": []}, "no architecture has the model_type 'llama'|it names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "must be a list of names"),

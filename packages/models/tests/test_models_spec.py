@@ -45,7 +45,8 @@ def test_a_network_is_built_as_it_is_described(architecture: str) -> None:
     assert all(math.prod(described[name]) == math.prod(built[name].shape) for name in described)
     table = config.vocab_size * config.network.embedding.size
     tables = [math.prod(built[name].shape) for name in built.keys() - described.keys()]
-    assert tables == [table] * (1 if config.tie_word_embeddings else 2), "those of embedding and head, and no more"
+    has_head = not (config.tie_word_embeddings or config.is_encoder)
+    assert tables == [table] * (1 + has_head), "those of embedding and head, and no more"
 
     buffers = {weight.name for weight in config.network.weights() if weight.is_buffer}
     sizes = [

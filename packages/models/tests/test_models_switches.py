@@ -92,7 +92,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba-gelu": ("BambaForCausalLM", {"hidden_act": "gelu_new"}),
     "bloom-residual": ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}),
     "falcon-h1-gelu": ("FalconH1ForCausalLM", {"hidden_act": "gelu_new"}),
-    "gemma3-both-ways": ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}),
     "granite-4-gelu": ("GraniteMoeHybridForCausalLM", {"hidden_act": "gelu_new"}),
     "jamba-gelu": ("JambaForCausalLM", {"hidden_act": "gelu_new"}),
     "nemotron-h-tied": ("NemotronHForCausalLM", {"tie_word_embeddings": True}),

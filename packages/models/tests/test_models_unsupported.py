@@ -31,10 +31,10 @@ def refusal(**fields: Any) -> str:
         ("CLIPModel", "clip", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),
-        ("T5ForSequenceClassification", "t5", "classifies texts", "T5ForConditionalGeneration"),
+        ("T5ForSequenceClassification", "t5", "classifies texts", "T5EncoderModel, T5ForConditionalGeneration"),
         ("LLamaForRewardModel", "llama", "gives texts a reward", "LlamaForCausalLM"),
         ("LLaDAModelLM", "llada", "writes by diffusion", ""),
-        ("T5EncoderModel", "t5", "makes embeddings", "T5ForConditionalGeneration"),
+        ("MT5EncoderModels", "mt5", "makes embeddings", "MT5EncoderModel"),
         ("LLamaForCausalLM", "llama", "LLamaForCausalLM is not supported", "LlamaForCausalLM"),
     ],
 )

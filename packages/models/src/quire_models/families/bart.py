@@ -64,7 +64,8 @@ def _network(config: Fields, *, norms_first: bool) -> NetworkSpec:
         return {"name": name, "mixers": (mixer,), "feed_forward": mlp, **norms}
 
     def attention(name: str, num_heads: int) -> EncoderAttentionSpec:
-        return replace(sizes, num_heads=num_heads, head_dim=hidden // num_heads).encoder_attention(name, bias=True)
+        of_heads = replace(sizes, num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads)
+        return of_heads.encoder_attention(name, bias=True)
 
     decoder, of_encoder = sizes.attention(bias=True, names=BART_NAMES), attention("self_attn", heads)
     cross, cross_norm = attention("encoder_attn", sizes.num_heads), sizes.layer_norm("encoder_attn_layer_norm")
