@@ -199,7 +199,7 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "--speculative-config", "{"], 2, "speculative_config is not JSON"),
         (["serve", "--speculative-config", "[]"], 2, "must be a JSON object"),
         (["serve", "-tp", "2"], 2, "start one for each device"),
-        (["serve", "--task", "embed"], 2, "--task embed is not supported: --runner and --convert say what a model is for"),
+        (["serve", "--task", "embed"], 2, "--runner and --convert say what a model is for"),
         (["serve", "--enable-log-requests"], 2, "--access-log logs requests without them"),
         (["serve", "--download-dir", "/tmp"], 2, "HF_HUB_CACHE"),
         (["serve", "--compilation-config", "[]"], 2, "--compilation-config expects a JSON object, got '[]'"),
