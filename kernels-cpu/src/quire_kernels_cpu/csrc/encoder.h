@@ -129,7 +129,8 @@ private:
         // The last block taken may be the largest.
         const int64_t count = static_cast<int64_t>(blocks.size());
         const bool even = count >= threads && (count == threads ? largest * 8 <= each * 9 : largest * 4 <= each * 3 || count >= 4 * threads);
-        return threads == 1 || even ? blocks : std::vector<EncoderBlock>{};
+        if (threads > 1 && !even) return {};
+        return blocks;
     }
 
     // The layers for one block; every thread of the team makes its own.
