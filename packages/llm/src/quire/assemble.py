@@ -575,9 +575,8 @@ def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
 def _make_controller(config: QuireConfig) -> DraftController | None:
     if config.speculative.method == "none" or not config.speculative.adaptive:
         return None
-    return DraftController(
-        config.speculative.num_speculative_tokens, catches_up=config.speculative.method not in HEAD_METHODS
-    )
+    settings = config.speculative
+    return DraftController(settings.num_speculative_tokens, catches_up=settings.method not in HEAD_METHODS)
 
 
 def _load_draft(config: QuireConfig, draft: DraftPlan, max_model_len: int) -> Network:

@@ -5,6 +5,7 @@ Knows arguments and outputs; `PoolingCalls` runs them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ __all__ = ["PoolingMethods"]
 PoolingOutputKind = TypeVar("PoolingOutputKind", bound=PoolingRequestOutput[Any])
 
 
-class PoolingMethods:
+class PoolingMethods(ABC):
     """The methods of `LLM` that pool."""
 
     _pooling: PoolingCalls | None
@@ -37,13 +38,13 @@ class PoolingMethods:
     _shared: SharedEngine
 
     @property
+    @abstractmethod
     def engine_info(self) -> EngineInfo:
         """What runs, and what was chosen."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_adapters(self, adapters: Sequence[LoRAChoice]) -> None:
         """Raises RequestError where an adapter cannot be had."""
-        raise NotImplementedError
 
     def embed(
         self,
