@@ -23,8 +23,8 @@ from quire_testkit.parity.oracle import write_checkpoint
 NATIVE = [
     f"{name}ForConditionalGeneration"
     for name in (
-        "Gemma3", "Idefics3", "InternVL", "LightOnOcr", "Llava", "Mistral3", "Qwen2Audio", "Qwen2VL", "Qwen2_5_VL",
-        "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM", "Voxtral",
+        "Gemma3", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "Mistral3", "Qwen2Audio", "Qwen2VL",
+        "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM", "Voxtral",
     )
 ]  # fmt: skip
 SMOLVLM = "SmolVLMForConditionalGeneration"
@@ -99,6 +99,40 @@ def test_images_may_be_of_any_size_and_have_padding(tmp_path: Path) -> None:
         assert (embeds - one).abs().max() <= 1e-5 * one.abs().max()
     with pytest.raises(ValueError, match="no multiples of 2"):
         network.encode_media(Modality.IMAGE, [{**items[0], "image_sizes": torch.tensor([[24, 64]])}])
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 5])
+def test_tiles_may_be_of_any_size_and_have_padding(num_items: int, tmp_path: Path) -> None:
+    """Positions that are stretched and shrunk, tiles of several sizes in an item."""
+    architecture = "Lfm2VlForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    assert isinstance(network.towers, NativeTowers)
+    oracle = load_towers(network.config, tmp_path, torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for tiles in (((4, 6),), ((2, 2), (6, 4)), ((20, 36), (6, 4)), ((16, 16),), ((2, 40), (4, 4), (40, 2)))[:num_items]:
+        most = max(height * width for height, width in tiles) + 8
+        mask = torch.stack([(torch.arange(most) < height * width).long() for height, width in tiles])
+        pixels = torch.randn(len(tiles), most, 192, generator=generator)
+        items.append({"pixel_values": pixels, "spatial_shapes": torch.tensor(tiles), "pixel_attention_mask": mask})
+    packed = network.encode_media(Modality.IMAGE, items)
+    assert len(packed) == num_items
+    for item, embeds in zip(items, packed, strict=True):
+        (expected,) = oracle.encode(Modality.IMAGE, [item])
+        assert embeds.shape == expected.shape
+        assert (embeds - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_tiles_that_are_not_their_patches_are_refused(tmp_path: Path) -> None:
+    architecture = "Lfm2VlForConditionalGeneration"
+    write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
+    network = load(tmp_path)
+    pixels = torch.zeros(1, 12, 192)
+    with pytest.raises(ValueError, match=r"an item has patches of \[1, 12\], and tiles of \[\(4, 4\)\]"):
+        network.encode_media(Modality.IMAGE, [{"pixel_values": pixels, "spatial_shapes": torch.tensor([[4, 4]])}])
+    with pytest.raises(ValueError, match="no multiples of 2"):
+        network.encode_media(Modality.IMAGE, [{"pixel_values": pixels, "spatial_shapes": torch.tensor([[3, 4]])}])
 
 
 def test_frames_that_are_no_sound_are_not_read(tmp_path: Path) -> None:

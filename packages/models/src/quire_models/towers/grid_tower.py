@@ -16,7 +16,14 @@ from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.towers.connector import Connector
-from quire_models.towers.grids import Places, ThwGrid, patch_places, stretched_positions, windows_of
+from quire_models.towers.grids import (
+    Places,
+    ThwGrid,
+    antialiased_positions,
+    patch_places,
+    stretched_positions,
+    windows_of,
+)
 from quire_models.towers.layers import build_layers
 from quire_models.towers.patches import PatchEmbedding, piece_tokens, tile_patches
 from quire_models.towers.tower_spec import GridTowerSpec
@@ -38,13 +45,16 @@ class GridTower:
         self._deepstack = {layer: Connector(steps, scope) for layer, steps in spec.deepstack}
         attention = spec.layers[0].mixers[0]
         assert isinstance(attention, EncoderAttentionSpec)
-        self._rotation = AxialRotation(spec, attention.head_dim, scope)
+        self._rotation = AxialRotation(spec, attention.head_dim, scope) if spec.rope_theta else None
         self._input_norm = None if spec.input_norm is None else make_norm(spec.input_norm, scope)
+        self._final_norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
         self._table: Tensor | None = None
         if spec.position_table:
             table = scope.parameter(spec.position_table, spec.position_side**2, spec.patch.hidden_size)
             scope.when_loaded(lambda: setattr(self, "_table", table.take()))
         self._piece_tokens = piece_tokens(scope.device)
+        readers = {"squares": _read_patches, "image": self._read_image, "padded_rows": _read_padded_rows}
+        self._read = readers[spec.pixel_layout]
 
     def encode(self, modality: Modality, items: list[dict[str, Tensor]]) -> list[Tensor]:
         """Args:
@@ -54,10 +64,9 @@ class GridTower:
             ValueError: An item has not as many patches as its grid says, or squares of patches are not whole.
         """
         names = self._spec.inputs[modality]
-        read = self._read_image if self._spec.comes_as_image else _read_patches
         pixels, grids = [], []
         for item in items:
-            its_pixels, its_grids = read(*(item[name] for name in names))
+            its_pixels, its_grids = self._read(*(item[name] for name in names))
             pixels.append(its_pixels)
             grids.append(its_grids)
         for each, its_grids in zip(pixels, grids, strict=True):
@@ -101,7 +110,7 @@ class GridTower:
         x = self._patches(pixels)
         if self._input_norm is not None:
             x = self._input_norm(x)
-        places = [patch_places(grid, 1 if spec.comes_as_image else spec.merge_size) for grid in grids]
+        places = [patch_places(grid, spec.merge_size if spec.pixel_layout == "squares" else 1) for grid in grids]
         if self._table is not None:
             x = x + self._positions(self._table, grids, places)
         rows, columns = (torch.cat(each).to(x.device) for each in zip(*places, strict=True))
@@ -111,13 +120,15 @@ class GridTower:
             windows = windows_of(grids, spec.merge_size, spec.window_size)
             window_lens, order = windows.lens, windows.order.to(x.device)
             x, rows, columns = (_by_square(each, order, square) for each in (x, rows, columns))
-        rotation = self._rotation(rows, columns)
+        rotation = None if self._rotation is None else self._rotation(rows, columns)
         deep = []
         for index, layer in enumerate(self._layers):
             is_full = not spec.window_size or index in spec.full_attention_layers
             x = layer(x, frame_lens if is_full else window_lens, rotation)
             if (connector := self._deepstack.get(index)) is not None:
                 deep.append(connector(x))
+        if self._final_norm is not None:
+            x = self._final_norm(x)
         embeds = self._connector(x, [(grid.height, grid.width) for grid in grids for _ in range(grid.time)])
         embeds = torch.cat([embeds, *deep], dim=-1) if deep else embeds
         return embeds if order is None else embeds[torch.argsort(order)]
@@ -125,6 +136,9 @@ class GridTower:
     def _positions(self, table: Tensor, grids: list[ThwGrid], places: list[Places]) -> Tensor:
         """[E, C]."""
         side = self._spec.position_side
+        if self._spec.is_antialiased:
+            by_grid = {grid: antialiased_positions(table, side, grid) for grid in set(grids)}
+            return torch.cat([by_grid[grid].repeat(grid.time, 1) for grid in grids])
         on_device = [Places(*(each.to(table.device) for each in one)) for one in places]
         return torch.cat(
             [stretched_positions(table, side, grid, one) for grid, one in zip(grids, on_device, strict=True)]
@@ -152,6 +166,14 @@ class AxialRotation:
 
 def _read_patches(pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[ThwGrid]]:
     return pixels, [ThwGrid(*each) for each in sizes.tolist()]
+
+
+def _read_padded_rows(pixels: Tensor, sizes: Tensor) -> tuple[Tensor, list[ThwGrid]]:
+    grids = [ThwGrid(1, *each) for each in sizes.tolist()]
+    if len(grids) != len(pixels) or any(grid.num_patches > pixels.shape[1] for grid in grids):
+        tiles = [(grid.height, grid.width) for grid in grids]
+        raise ValueError(f"an item has patches of {list(pixels.shape[:2])}, and tiles of {tiles}")
+    return torch.cat([tile[: grid.num_patches] for tile, grid in zip(pixels, grids, strict=True)]), grids
 
 
 def _by_square(x: Tensor, order: Tensor, square: int) -> Tensor:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Places", "ThwGrid", "Windows", "patch_places", "stretched_positions", "windows_of"]
+__all__ = ["Places", "ThwGrid", "Windows", "antialiased_positions", "patch_places", "stretched_positions", "windows_of"]
 
 
 class ThwGrid(NamedTuple):
@@ -88,6 +89,15 @@ def stretched_positions(table: Tensor, side: int, grid: ThwGrid, places: Places)
         return torch.lerp(low, high, column_share[:, None])
 
     return torch.lerp(between(row_low), between(row_high), row_share[:, None]).to(table.dtype)
+
+
+def antialiased_positions(table: Tensor, side: int, grid: ThwGrid) -> Tensor:
+    """[rows * columns, width]: a table of positions, [side * side, width], stretched to a frame of the grid, row by
+    row; where that has fewer, each is the mean of those that it covers."""
+    square = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+    size = (grid.height, grid.width)
+    stretched = F.interpolate(square, size=size, mode="bilinear", align_corners=False, antialias=True)
+    return stretched[0].flatten(1).T.to(table.dtype)
 
 
 def _neighbours(index: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:

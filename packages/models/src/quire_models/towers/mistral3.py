@@ -96,5 +96,5 @@ def _tower(
         merge_size=merge,
         rope_theta=theta,
         alternates_frequencies=True,
-        comes_as_image=True,
+        pixel_layout="image",
     )

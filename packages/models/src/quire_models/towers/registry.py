@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire_models.towers import gemma3, idefics3, internvl, llava, mistral3, qwen_vl, whisper
+from quire_models.towers import gemma3, idefics3, internvl, lfm2_vl, llava, mistral3, qwen_vl, whisper
 from quire_models.towers.tower_spec import TowerSpec
 
 __all__ = ["TOWERS", "tower_spec"]
@@ -18,6 +18,7 @@ TOWERS: dict[str, Callable[[Mapping[str, Any], int], TowerSpec | None]] = {
     "gemma3": gemma3.spec,
     "idefics3": idefics3.spec,
     "internvl": internvl.spec,
+    "lfm2_vl": lfm2_vl.spec,
     "lighton_ocr": mistral3.spec_of_lighton_ocr,
     "llava": llava.spec,
     "mistral3": mistral3.spec,

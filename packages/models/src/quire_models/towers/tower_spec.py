@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from quire_interfaces import Modality
 from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
@@ -21,6 +21,7 @@ __all__ = [
     "LearnedPositionsSpec",
     "MergeSpec",
     "PatchSpec",
+    "PixelLayout",
     "PixelShuffleSpec",
     "PoolSpec",
     "SoundTowerSpec",
@@ -48,10 +49,14 @@ class PatchSpec:
     num_frames: int = 0
     """Frames of a patch of a video; 0 for a kernel without that dimension."""
     has_bias: bool = True
+    is_linear: bool = False
+    """The checkpoint has it as a linear layer, over the numbers of a patch as the processor gives them."""
 
     @property
     def kernel(self) -> tuple[int, ...]:
         """Shape of the weight in the checkpoint."""
+        if self.is_linear:
+            return (self.hidden_size, self.num_channels * self.patch_size**2)
         frames = (self.num_frames,) if self.num_frames else ()
         return (self.hidden_size, self.num_channels, *frames, self.patch_size, self.patch_size)
 
@@ -103,6 +108,13 @@ class MergeSpec:
     num_tokens: int
 
 
+PixelLayout = Literal["squares", "image", "padded_rows"]
+"""How a processor gives the pixels of an item of any size, and which sizes stand beside them. "squares": patches,
+[patches, numbers of a patch], square by square of the tower's `merge_size`, with frames, rows and columns, [grids, 3].
+"image": [1, channels, height, width], with height and width, [1, 2]. "padded_rows": patches of some tiles row by row,
+[tiles, most patches, numbers of a patch], with rows and columns, [tiles, 2]; what stands behind those is padding
+(Tschannen et al. 2025, "SigLIP 2", NaFlex)."""
+
 ConnectorStep = LinearSpec | NormSpec | ActivationSpec | PixelShuffleSpec | PoolSpec | MergeSpec
 """What a connector does at a time; names are full ones."""
 
@@ -144,27 +156,30 @@ class TileTowerSpec(TowerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridTowerSpec(TowerSpec):
-    """An encoder of images and videos of any size (Wang et al. 2024, "Qwen2-VL", sec. 2.1). Their pixels come patch by
-    patch, [patches, numbers of a patch], square by square of `merge_size`, with their frames, rows and columns beside
-    them, [1, 3]. Frames do not see each other."""
+    """An encoder of images and videos of any size (Wang et al. 2024, "Qwen2-VL", sec. 2.1). Frames do not see each
+    other."""
 
     patch: PatchSpec
     merge_size: int
     """Patches on a side of the squares that become one embedding."""
-    rope_theta: float
-    """Base of the rotation; the first half of its pairs turns by a patch's row, the other by its column."""
+    rope_theta: float = 0.0
+    """Base of the rotation; the first half of its pairs turns by a patch's row, the other by its column. 0 for none."""
     alternates_frequencies: bool = False
     """Rows have every other frequency of a head's, columns those between (Pixtral); otherwise both have the same, of
     half a head."""
-    comes_as_image: bool = False
-    """Pixels are [1, channels, height, width], with the image's height and width beside them, [1, 2], and patches stand
-    row by row."""
+    pixel_layout: PixelLayout = "squares"
+    """How the processor gives the pixels of an item."""
     input_norm: NormSpec | None = None
     """Before the layers."""
+    final_norm: NormSpec | None = None
+    """Behind the layers."""
     position_table: str = ""
-    """Full name of a table of positions that is stretched to the grid of an image (Qwen3-VL); empty for none."""
+    """Full name of a table of positions that is stretched to the grid of an image; empty for none."""
     position_side: int = 0
     """Positions on a side of that table."""
+    is_antialiased: bool = False
+    """Stretching averages over all positions of the table that a patch covers (SigLIP 2), and images are as large as
+    the table from edge to edge; otherwise each patch lies between its nearest four, corners on corners (Qwen3-VL)."""
     window_size: int = 0
     """Squares on a side of a window, in layers whose patches see their window alone (Bai et al. 2025, "Qwen2.5-VL",
     sec. 2.1.1); 0 where all see the frame."""
