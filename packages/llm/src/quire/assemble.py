@@ -30,7 +30,7 @@ from quire.poolers import (
     converted_overrides,
     longest_embedded_text,
     read_pooler_spec,
-    without_classifier,
+    without_pooler_fields,
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
@@ -112,7 +112,7 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
             none.
     """
     place = network_folder(folder)
-    model = ModelConfig.from_path(place, overrides=without_classifier(config.model.hf_overrides))
+    model = ModelConfig.from_path(place, overrides=without_pooler_fields(config.model.hf_overrides))
     if (overrides := converted_overrides(config, folder, model)) is not None:
         model = ModelConfig.from_path(place, overrides=overrides)
     if config.model.language_model_only:

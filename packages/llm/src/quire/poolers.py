@@ -24,11 +24,13 @@ __all__ = [
     "longest_embedded_text",
     "pooling_tasks",
     "read_pooler_spec",
-    "without_classifier",
+    "without_pooler_fields",
 ]
 
 CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
 """vLLM's fields of config.json, which --hf-overrides may bring: which tokens of the LM head are the classes."""
+POOLER_FIELDS = (*CLASSIFIER_FIELDS, "is_matryoshka", "matryoshka_dimensions", "colbert_dim")
+"""Fields of config.json that poolers read and networks do not."""
 _ENDS = {"embed": "Model", "classify": "ForSequenceClassification", "reward": "ForRewardModel"}
 """`--convert` -> end of the name of the class that the network is loaded as."""
 
@@ -110,7 +112,7 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
     for stem_end in ("ForCausalLM", "LMHeadModel"):
         name = model.architecture.removesuffix(stem_end) + end
         if model.architecture.endswith(stem_end) and architecture_entry(name).is_native:
-            return {**without_classifier(config.model.hf_overrides), "architectures": [name]}
+            return {**without_pooler_fields(config.model.hf_overrides), "architectures": [name]}
     return None
 
 
@@ -122,9 +124,9 @@ def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def without_classifier(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The overrides of fields that networks read."""
-    return {name: value for name, value in (overrides or {}).items() if name not in CLASSIFIER_FIELDS}
+def without_pooler_fields(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Overrides of config.json without the fields that poolers alone read."""
+    return {name: value for name, value in (overrides or {}).items() if name not in POOLER_FIELDS}
 
 
 def read_pooler_spec(

@@ -44,6 +44,7 @@ class PoolingPrompts:
         self._renderer = renderer
         self._bounded = BoundedPrompts(renderer)
         self._max_model_len = max_model_len
+        self._max_text_len = min(max_model_len, spec.max_seq_length or max_model_len)
         late = spec.late_interaction
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
         self._max_embed_len = max_embed_len
@@ -77,7 +78,7 @@ class PoolingPrompts:
         max_tokens = params.truncate_prompt_tokens
         if max_tokens is not None:
             longest = max(self._max_model_len, self._max_embed_len if params.task == "embed" else 0)
-            max_tokens = self._max_model_len if max_tokens == -1 else min(max_tokens, longest)
+            max_tokens = self._max_text_len if max_tokens == -1 else min(max_tokens, longest)
         salt = None
         if isinstance(prompt, Mapping):
             fields = _fields(prompt)
