@@ -212,5 +212,9 @@ def test_pairs_through_a_chat_template(tmp_path: Path) -> None:
     assert renderer.has_pair_template
     assert renderer.render_pair_template("a", "b") == "Q a\nD b\n"
     assert renderer.render_pair_template("a", "b", "{{ messages[1].role }} {{ messages[1].content }}") == "document b"
+    template = "{{ instruction }}: {{ messages[0].content }}"
+    assert renderer.render_pair_template("a", "b", template, {"instruction": "Judge"}) == "Judge: a"
+    with pytest.raises(RequestError, match=r"chat_template_kwargs\.messages is reserved"):
+        renderer.render_pair_template("a", "b", template, {"messages": []})
     with pytest.raises(RequestError, match="refuses"):
         renderer.render_pair_template("a", "b", "{{ raise_exception('refuses') }}")

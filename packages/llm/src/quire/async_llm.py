@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
@@ -19,12 +19,22 @@ from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
 from quire.poolers import read_pooler_spec
-from quire.pooling_calls import WINDOW_STEPS, Errors, check_errors
+from quire.pooling_batch import pool_batch
+from quire.pooling_calls import Errors, check_errors
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from quire.pooling_prompts import PoolingPrompts
-from quire.prompts import Prompt, naming_prompt, parse_prompt_async
+from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
+from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient, RequestOutput
-from quire_interfaces import PoolingParams, RequestError, RequestOptions, SamplingParams, Tokenizer
+from quire_interfaces import (
+    EngineDeadError,
+    OverloadedError,
+    PoolingParams,
+    QuireError,
+    RequestError,
+    RequestOptions,
+    SamplingParams,
+    Tokenizer,
+)
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
@@ -169,9 +179,7 @@ class AsyncLLM:
         options: RequestOptions = RequestOptions(),
         *,
         request_id: str | None = None,
-        prompt_name: str | None = None,
-        add_special_tokens: bool = True,
-        chat_template: str | None = None,
+        **prompt_options: Unpack[PromptOptions],
     ) -> PoolingRequestOutput[PoolingOutput]:
         """Pool one prompt: an embedding, classes, a score. Cancelling the call drops the request before it is computed.
 
@@ -180,9 +188,7 @@ class AsyncLLM:
             pooling_params: What to pool, and how; None for the model's first task.
             options: What else is said of the request; a salt of the prompt goes before its own.
             request_id: The caller's name for it, unique among those in flight; None makes one.
-            prompt_name: Which of the checkpoint's prompts goes before a text; None for its default, if it has one.
-            add_special_tokens: Whether a text gets the tokenizer's special tokens.
-            chat_template: Writes a pair as messages with roles "query" and "document" (`LLM.score`).
+            **prompt_options: How to write texts.
 
         Returns:
             The output; one that failed in the engine has an `error`.
@@ -191,21 +197,9 @@ class AsyncLLM:
             RequestError: the prompt or its parameters are wrong, or the model pools nothing.
             OverloadedError, EngineDeadError: by the engine.
         """
-        if self.pooling_prompts is None:
-            raise RequestError(
-                f"{self.engine.info.model} generates text and pools nothing", param="task", code="unsupported"
-            )
-        parsed = self.pooling_prompts.render(
-            prompt,
-            pooling_params or PoolingParams(),
-            prompt_name=prompt_name,
-            add_special_tokens=add_special_tokens,
-            chat_template=chat_template,
-        )
-        if parsed.cache_salt is not None:
-            options = dataclasses.replace(options, cache_salt=parsed.cache_salt)
+        parsed = self._pooling_prompt(prompt, pooling_params, prompt_options)
         return PoolingRequestOutput(
-            await self.engine.encode(parsed.rendered, parsed.params, options, request_id=request_id)
+            await self.engine.encode(parsed.rendered, parsed.params, parsed.salted(options), request_id=request_id)
         )
 
     async def encode_batch(
@@ -215,9 +209,7 @@ class AsyncLLM:
         options: RequestOptions = RequestOptions(),
         *,
         errors: Errors = "raise",
-        prompt_name: str | None = None,
-        add_special_tokens: bool = True,
-        chat_template: str | None = None,
+        **prompt_options: Unpack[PromptOptions],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool many prompts, so many of them at a time as the engine runs in two steps. Arguments as for `encode`.
 
@@ -233,38 +225,33 @@ class AsyncLLM:
             QuireError: the engine could not compute a prompt.
         """
         check_errors(errors)
-        outputs: dict[int, PoolingRequestOutput[PoolingOutput]] = {}
-        places = iter(range(len(prompts)))
 
-        async def work() -> None:
-            for place in places:
-                try:
-                    with naming_prompt(place, len(prompts)):
-                        output = await self.encode(
-                            prompts[place],
-                            pooling_params,
-                            options,
-                            prompt_name=prompt_name,
-                            add_special_tokens=add_special_tokens,
-                            chat_template=chat_template,
-                        )
-                        if output.error is not None and errors == "raise":
-                            raise output.error
-                except RequestError as error:
-                    if errors == "raise":
-                        raise
-                    output = PoolingRequestOutput.failed(f"request[{place}]", error)
-                outputs[place] = output
+        def prompt_of(place: int) -> PoolingPrompt:
+            return self._pooling_prompt(prompts[place], pooling_params, prompt_options)
 
-        window = WINDOW_STEPS * self.engine.info.max_num_seqs
-        workers = [asyncio.ensure_future(work()) for _ in range(min(window, len(prompts)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:  # when one fails, the others have nobody to run for
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        return [outputs[place] for place in range(len(prompts))]
+        def on_error(place: int, error: QuireError) -> QuireError:
+            name_prompt(error, place, len(prompts))
+            if errors == "raise" or isinstance(error, (OverloadedError, EngineDeadError)):
+                raise error
+            return error
+
+        outputs = await pool_batch(self.engine, len(prompts), prompt_of, options, on_error)
+        return [
+            PoolingRequestOutput.failed(f"request[{place}]", output)
+            if isinstance(output, QuireError)
+            else PoolingRequestOutput(output)
+            for place, output in enumerate(outputs)
+        ]
+
+    def _pooling_prompt(
+        self, prompt: Prompt, pooling_params: PoolingParams | None, options: PromptOptions
+    ) -> PoolingPrompt:
+        """Raises RequestError where the model pools nothing, or as `PoolingPrompts.render`."""
+        if self.pooling_prompts is None:
+            raise RequestError(
+                f"{self.engine.info.model} generates text and pools nothing", param="task", code="unsupported"
+            )
+        return self.pooling_prompts.render(prompt, pooling_params or PoolingParams(), **options)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""

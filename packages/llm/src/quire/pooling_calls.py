@@ -7,23 +7,45 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
-from quire.lora_request import LoRARequest
+from quire.lora_request import LoRAChoice, LoRARequest
+from quire.pooling_batch import num_in_flight
 from quire.pooling_outputs import PoolingRequestOutput
-from quire.pooling_prompts import PoolingPrompts
+from quire.pooling_prompts import PoolingPrompts, PromptOptions
 from quire.progress import ProgressChoice, progress
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import EngineInfo, PooledRequestOutput
 from quire_interfaces import PooledOutput, PoolingParams, PoolingTask, RequestError, RequestOptions
 
-__all__ = ["Errors", "LazyRequests", "PoolingCalls", "check_errors", "paired_prompts", "similarity_outputs"]
+__all__ = [
+    "CallOptions",
+    "Errors",
+    "LazyRequests",
+    "PoolingCalls",
+    "check_errors",
+    "paired_prompts",
+    "similarity_outputs",
+]
 
 Errors = Literal["raise", "per_item"]
 """What a prompt that cannot run is to a call of many: its end, or an output with an `error`."""
 
-WINDOW_STEPS = 2
-"""Requests in the engine at a time, in steps of `max_num_seqs` requests."""
+
+class CallOptions(TypedDict, total=False):
+    """How a call of many prompts runs; none is needed."""
+
+    use_tqdm: ProgressChoice
+    """Show a progress bar on standard error, as it does where this is left out; a callable makes one of its own, as
+    tqdm does."""
+    lora_request: LoRAChoice | Sequence[LoRAChoice]
+    """The adapter to run with; one for all, or one each."""
+    priority: int | Sequence[int]
+    """Lower runs first, under the priority policy; one for all, or one each."""
+    errors: Errors
+    """"raise", the default, ends the call with the first prompt that cannot run, which the message names by its index;
+    "per_item" gives such a prompt an output with an `error`, and answers the others."""
+
 
 Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
 
@@ -37,8 +59,7 @@ class LazyRequests(Sequence[OfflineRequest]):
         adapters: One each.
         priorities: One each.
         renderer: Makes prompts of them.
-        prompt_name: Which of the checkpoint's prompts goes before texts.
-        chat_template: Writes pairs.
+        prompt_options: How to write texts.
     """
 
     def __init__(
@@ -48,16 +69,14 @@ class LazyRequests(Sequence[OfflineRequest]):
         adapters: Sequence[LoRARequest | str | None],
         priorities: Sequence[int],
         renderer: PoolingPrompts,
-        prompt_name: str | None,
-        chat_template: str | None = None,
+        prompt_options: PromptOptions,
     ) -> None:
         self._prompts = prompts
         self._params = params
         self._adapters = adapters
         self._priorities = priorities
         self._renderer = renderer
-        self._prompt_name = prompt_name
-        self._chat_template = chat_template
+        self._prompt_options = prompt_options
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -70,20 +89,16 @@ class LazyRequests(Sequence[OfflineRequest]):
         """Raises RequestError where the prompt or its parameters are wrong."""
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        prompt = self._renderer.render(
-            self._prompts[index],
-            self._params[index],
-            prompt_name=self._prompt_name,
-            chat_template=self._chat_template,
-        )
+        prompt = self._renderer.render(self._prompts[index], self._params[index], **self._prompt_options)
         adapter = self._adapters[index]
         return OfflineRequest(
             prompt=prompt.rendered,
             params=prompt.params,
-            options=RequestOptions(
-                priority=self._priorities[index],
-                cache_salt=prompt.cache_salt,
-                adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+            options=prompt.salted(
+                RequestOptions(
+                    priority=self._priorities[index],
+                    adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+                )
             ),
             lora_request=adapter if isinstance(adapter, LoRARequest) else None,
         )
@@ -102,21 +117,22 @@ class PoolingCalls:
         self.prompts = prompts
         self._shared = shared
         self._info = info
-        self._window = WINDOW_STEPS * info.max_num_seqs
+        self._window = num_in_flight(info)
 
     def task_of_scores(self) -> PoolingTask:
         """What scores are made of: pairs of texts that are read together, or else embeddings of texts or of tokens."""
         tasks: tuple[PoolingTask, ...] = ("score", "embed", "token_embed")
         return next((task for task in tasks if task in self._info.pooling_tasks), "score")
 
-    def run(self, requests: LazyRequests, kind: type[Output], use_tqdm: ProgressChoice, errors: Errors) -> list[Output]:
+    def run(self, requests: LazyRequests, kind: type[Output], options: CallOptions) -> list[Output]:
         """Outputs of all requests, in their order, as `kind`.
 
         Raises:
             RequestError: one of them cannot run, unless errors are asked for per item; the message says which.
         """
+        errors = options.get("errors", "raise")
         check_errors(errors)
-        with progress(len(requests), use_tqdm, "pooling") as advance:
+        with progress(len(requests), options.get("use_tqdm", True), "pooling") as advance:
             outputs = self._shared.run_pooling(
                 requests, window=self._window, keeps_errors=errors == "per_item", advance=advance
             )

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from quire.prompts import Prompt
-from quire_interfaces import PoolingParams, RenderedPrompt, RequestError
+from quire_interfaces import PoolingParams, RenderedPrompt, RequestError, RequestOptions
 from quire_pooling import PoolerSpec
 from quire_pooling.late_interaction import LateInteractionTexts
 from quire_renderers import BoundedPrompts, ChatRenderer
 
-__all__ = ["PoolingPrompt", "PoolingPrompts", "as_prompts"]
+__all__ = ["PoolingPrompt", "PoolingPrompts", "PromptOptions", "as_prompts"]
 
 _KEYS = ("prompt", "prompt_token_ids", "text_pair", "cache_salt")
 
@@ -27,6 +27,27 @@ class PoolingPrompt(NamedTuple):
     params: PoolingParams
     """Resolved: of the checkpoint's pooler, with the length of its instruction."""
     cache_salt: str | None = None
+    """The prompt's own; None for that of its request."""
+
+    def salted(self, options: RequestOptions) -> RequestOptions:
+        """The options of its request, with the prompt's own salt."""
+        return options if self.cache_salt is None else dataclasses.replace(options, cache_salt=self.cache_salt)
+
+
+class PromptOptions(TypedDict, total=False):
+    """How texts are written before they are tokenized; none is needed."""
+
+    prompt_name: str | None
+    """Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text; None for the
+    checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called "query" is a query, and
+    every other one a document."""
+    add_special_tokens: bool
+    """Whether a text gets the tokenizer's special tokens; it does where this is left out."""
+    chat_template: str | None
+    """Writes a pair as messages with roles "query" and "document"; None for the checkpoint's, where it speaks of these
+    roles, or else for the tokenizer's own way to write pairs."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Further variables of the template that writes pairs, such as `instruction`."""
 
 
 class PoolingPrompts:
@@ -49,32 +70,21 @@ class PoolingPrompts:
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
         self._max_embed_len = max_embed_len
 
-    def render(
-        self,
-        prompt: Prompt,
-        params: PoolingParams,
-        *,
-        prompt_name: str | None = None,
-        add_special_tokens: bool = True,
-        chat_template: str | None = None,
-    ) -> PoolingPrompt:
+    def render(self, prompt: Prompt, params: PoolingParams, **options: Unpack[PromptOptions]) -> PoolingPrompt:
         """A prompt ready for the engine.
 
         Args:
             prompt: Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`; with `text_pair`, the second
                 text of a pair, whose first one is `prompt`.
             params: What to pool, how, and where to cut the prompt.
-            prompt_name: Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text; None
-                for the checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called
-                "query" is a query, and every other one a document.
-            add_special_tokens: Whether a text gets the tokenizer's special tokens.
-            chat_template: Of pairs: writes messages with roles "query" and "document" (`LLM.score`).
+            **options: How to write texts.
 
         Raises:
             RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
                 parameters say.
         """
         params = self.spec.resolve(params)
+        prompt_name, add_special_tokens = options.get("prompt_name"), options.get("add_special_tokens", True)
         max_tokens = params.truncate_prompt_tokens
         if max_tokens is not None:
             longest = max(self._max_model_len, self._max_embed_len if params.task == "embed" else 0)
@@ -86,7 +96,7 @@ class PoolingPrompts:
             pair = fields.get("text_pair")
             prompt = fields["prompt"] if fields.get("prompt_token_ids") is None else fields["prompt_token_ids"]
             if pair is not None:
-                rendered = self._render_pair(prompt, pair, params, max_tokens, chat_template)
+                rendered = self._render_pair(prompt, pair, params, max_tokens, options)
                 return PoolingPrompt(rendered, params, salt)
         assert not isinstance(prompt, Mapping)
         if not isinstance(prompt, str):
@@ -130,18 +140,25 @@ class PoolingPrompts:
         return rendered, params
 
     def _render_pair(
-        self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None, chat_template: str | None
+        self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None, options: PromptOptions
     ) -> RenderedPrompt:
         """A pair through a chat template, the request's or the checkpoint's, or as the tokenizer writes pairs."""
         if not isinstance(first, str) or not isinstance(second, str):
             raise RequestError("text_pair goes with a prompt that is text, and is text itself", param="text_pair")
         first, second = self._cased(first), self._cased(second)
+        chat_template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
         if chat_template is not None or self._renderer.has_pair_template:
             return self._bounded.render(
-                self._renderer.render_pair_template(first, second, chat_template),
+                self._renderer.render_pair_template(first, second, chat_template, variables),
                 max_tokens=max_tokens,
                 truncation_side=params.truncation_side,
                 add_special_tokens=False,
+            )
+        if variables:
+            raise RequestError(
+                f"{next(iter(variables))!r} is for a chat template with roles 'query' and 'document', which this model "
+                "does not have: give one as chat_template, or leave it out",
+                param="chat_template_kwargs",
             )
         return self._bounded.render_pair(first, second, max_tokens=max_tokens, truncation_side=params.truncation_side)
 

@@ -10,11 +10,11 @@ from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from quire.media import HeldMedia, MediaFront, prompt_sources
 from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds, prepare_prompt_embeds_now
-from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
+from quire_interfaces import PreparedMedia, QuireError, RenderedPrompt, RequestError
 
 __all__ = [
-    "ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompt_async",
-    "parse_prompts", "release_media",
+    "ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "name_prompt", "naming_prompt", "parse_prompt",
+    "parse_prompt_async", "parse_prompts", "release_media",
 ]  # fmt: skip
 
 
@@ -138,9 +138,14 @@ def naming_prompt(index: int, count: int, field: str = "prompts") -> Iterator[No
     try:
         yield
     except RequestError as error:
-        if count > 1:
-            error.args = (f"{field}[{index}]: {error}",)
+        name_prompt(error, index, count, field)
         raise
+
+
+def name_prompt(error: QuireError, index: int, count: int, field: str = "prompts") -> None:
+    """Say in a refusal which prompt of `count` in `field` it is about, if there are several."""
+    if count > 1 and isinstance(error, RequestError):
+        error.args = (f"{field}[{index}]: {error}",)
 
 
 def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None = None) -> ParsedPrompt:

@@ -166,20 +166,28 @@ class ChatRenderer:
         """Whether the model's chat template speaks of queries and documents, as those of generative rerankers do."""
         return self._templates.names_roles(PAIR_ROLES)
 
-    def render_pair_template(self, query: str, document: str, chat_template: str | None = None) -> str:
+    def render_pair_template(
+        self,
+        query: str,
+        document: str,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """A query and a document through a chat template, whose messages have these roles.
 
         Args:
             query: Content of the message with role "query".
             document: Content of the message with role "document".
             chat_template: Replaces the model's own.
+            chat_template_kwargs: Further variables of the template, such as `instruction`.
 
         Raises:
             RequestError: no template, or it fails.
         """
         for text in (query, document):
             self.check_text(text, "prompt")
-        return self._templates.render_as_given(list(zip(PAIR_ROLES, (query, document), strict=True)), chat_template)
+        messages = list(zip(PAIR_ROLES, (query, document), strict=True))
+        return self._templates.render_as_given(messages, chat_template, chat_template_kwargs)
 
     def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
         """Per token of a rendered prompt: where it stands in the prompt's text, as (begin, end) in characters.

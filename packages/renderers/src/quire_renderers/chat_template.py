@@ -119,12 +119,18 @@ class ChatTemplates:
         text = self._named.get("default", "")
         return all(f"'{role}'" in text or f'"{role}"' in text for role in roles)
 
-    def render_as_given(self, messages: Sequence[tuple[str, str]], chat_template: str | None = None) -> str:
+    def render_as_given(
+        self,
+        messages: Sequence[tuple[str, str]],
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """Messages as text, in their order and with their roles, which no conversation has.
 
         Args:
             messages: (role, content) of each.
             chat_template: As for `render`.
+            chat_template_kwargs: Further variables of the template.
 
         Raises:
             RequestError: no template, or it does not compile, fails or refuses the messages.
@@ -135,7 +141,7 @@ class ChatTemplates:
             None,
             add_generation_prompt=True,
             continue_final_message=False,
-            extra=None,
+            extra=chat_template_kwargs,
         )
         return self._render(template, conversation, conversation.messages)
 
