@@ -12,6 +12,8 @@ from quire_engine.core import EngineCore, EngineParts, StepResult
 from quire_engine.core_loop import CoreLoop, Inbox
 from quire_engine.inproc_client import InprocClient
 from quire_engine.input_processor import InputProcessor
+from quire_engine.kv_event_publisher import KVEventPublisher
+from quire_engine.kv_events_config import KVEventsConfig
 from quire_engine.listener import EngineListener, NullListener
 from quire_engine.llm_engine import LLMEngine
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids, unpack_token_ids
@@ -43,6 +45,8 @@ __all__ = [
     "Inbox",
     "InprocClient",
     "InputProcessor",
+    "KVEventPublisher",
+    "KVEventsConfig",
     "LLMEngine",
     "Logprob",
     "NullListener",

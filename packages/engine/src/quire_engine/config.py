@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from quire_interfaces import Settings, at_least, one_of, setting
+from quire_engine.kv_events_config import KVEventsConfig
+from quire_interfaces import ConfigError, Settings, at_least, one_of, setting
 
 __all__ = ["EngineConfig"]
+
+
+def _kv_events(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "be a JSON object"
+    try:
+        KVEventsConfig.of(value)
+    except ConfigError as error:
+        return f"be right in all its members ({error})"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +102,21 @@ class EngineConfig(Settings):
         check=one_of(True, False),
     )
 
+    kv_events_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help="Publish over ZMQ which prefix blocks are stored and evicted, for prefix-aware routers: a JSON object in "
+        'vLLM\'s form, e.g. {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": '
+        '"tcp://*:5558"}. Events hold the token ids of prompts, and whoever reaches the address reads them.',
+        check=_kv_events,
+    )
+
     def depth(self, device: str) -> int:
         """Steps that may be planned ahead of the one that a device (as torch names it) runs."""
         if self.async_scheduling is None:
             return 0 if device.startswith("cpu") else 1
         return int(self.async_scheduling)
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """What `kv_events_config` says."""
+        return KVEventsConfig.of(self.kv_events_config or {})

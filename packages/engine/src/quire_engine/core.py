@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire_engine.config import EngineConfig
+from quire_engine.kv_event_publisher import KVEventPublisher
 from quire_engine.messages import EngineInfo
 from quire_engine.quarantine import Quarantine
 from quire_interfaces import (
@@ -59,6 +60,8 @@ class EngineParts:
     reset_encoder_cache: Callable[[], bool] | None = None
     """Forgets the embeddings of media that no running request needs, and says whether none are left; None for a network
     that takes no media."""
+    kv_events: KVEventPublisher | None = None
+    """Publishes what becomes findable in the prefix cache; None where nobody is to hear of it. Closed with the core."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -224,7 +227,13 @@ class EngineCore:
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached blocks; whether it worked. Steps in flight must be collected before (`collect_all`)."""
-        return self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
+        is_reset = self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
+        self._publish_kv_events()
+        return is_reset
+
+    def _publish_kv_events(self) -> None:
+        if self.parts.kv_events is not None:
+            self.parts.kv_events.publish()
 
     def reset_encoder_cache(self) -> bool:
         """Forget the embeddings of media that no running request needs; whether none are left."""
@@ -281,6 +290,8 @@ class EngineCore:
         for gate in self.parts.gates:
             gate.close()
         self._executor.close()
+        if self.parts.kv_events is not None:
+            self.parts.kv_events.close()
 
     def _launch(self, only: frozenset[str] | None, result: StepResult) -> bool:
         now = time.monotonic()
@@ -318,6 +329,7 @@ class EngineCore:
             return False
         self._num_failed_steps = 0
         outputs = self._scheduler.update(output, runner_output)
+        self._publish_kv_events()
         if output.total_num_scheduled_tokens:
             result.step_tokens.append(output.total_num_scheduled_tokens)
         result.outputs.extend(outputs)

@@ -259,6 +259,8 @@ class BlockStored(KVCacheEvent):
     extra_keys: list[tuple[str, ...] | None] = field(default_factory=list)
     """Per block: media, adapter, salt and prompt-embedding keys, None when the tokens alone identify it."""
     group: int = 0
+    lora_name: str | None = None
+    """Name of the adapter that the blocks were computed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

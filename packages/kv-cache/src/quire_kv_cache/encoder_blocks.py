@@ -79,4 +79,5 @@ class EncoderBlocks:
                         block, block + 1, size, request.options.cache_salt, request.cache_extra_keys
                     ),
                     group=group,
+                    lora_name=request.options.adapter,
                 )

@@ -37,7 +37,9 @@ class EventLog:
         block_size: int,
         extra_keys: list[tuple[str, ...] | None],
         group: int,
+        lora_name: str | None = None,
     ) -> None:
+        """Record blocks that became findable, each the parent of the next."""
         self._events.append(
             BlockStored(
                 sequence_number=self._number(),
@@ -47,13 +49,16 @@ class EventLog:
                 block_size=block_size,
                 extra_keys=extra_keys,
                 group=group,
+                lora_name=lora_name,
             )
         )
 
     def removed(self, block_hashes: list[bytes], group: int) -> None:
+        """Record blocks that are no longer findable."""
         self._events.append(BlockRemoved(sequence_number=self._number(), block_hashes=block_hashes, group=group))
 
     def cleared(self) -> None:
+        """Record that no block is findable any more."""
         self._events.append(AllBlocksCleared(sequence_number=self._number()))
 
     def take(self) -> list[KVCacheEvent]:

@@ -397,6 +397,7 @@ class KVCacheManager:
             block_size=size,
             extra_keys=block_extra_keys(start, end, size, request.options.cache_salt, request.cache_extra_keys),
             group=group,
+            lora_name=request.options.adapter,
         )
 
     def free(self, request: Request) -> None:

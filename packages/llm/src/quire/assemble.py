@@ -34,7 +34,7 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
-from quire_engine import EngineParts
+from quire_engine import EngineParts, KVEventPublisher
 from quire_interfaces import (
     AdmissionRule,
     ConfigError,
@@ -454,7 +454,12 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     """Join scheduler and KV cache manager, and hand all parts to an engine."""
     config, plan, tier = blueprint.config, blueprint.plan, device.tier
     scheduler_config = _scheduler_config(blueprint)
-    cache_config = dataclasses.replace(config.kv_cache, block_size=plan.block_size)
+    kv_events = config.engine.kv_events
+    cache_config = dataclasses.replace(
+        config.kv_cache,
+        block_size=plan.block_size,
+        enable_kv_cache_events=config.kv_cache.enable_kv_cache_events or kv_events.enable_kv_cache_events,
+    )
     on_computed = None if tier is None else tier.connector.offer
     allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
     adapters = AdapterGate(device.store, config.lora.max_loras if device.store is not None else 0)
@@ -499,6 +504,9 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         adapters=device.store,
         release_kv_cache=device.runner.release_kv_cache if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
+        kv_events=KVEventPublisher(kv_events, plan.kv_plan.groups, allocator.take_events)
+        if kv_events.is_published
+        else None,
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
     )

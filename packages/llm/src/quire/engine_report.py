@@ -161,6 +161,8 @@ def _choices(
             choices["adapters"] += f"; in the weights after {config.lora.lora_merge_after} steps alone"
         elif config.lora.lora_merge_after:
             choices["adapters"] += "; on top of the weights, which are quantized, whatever --lora-merge-after says"
+    if config.engine.kv_events.is_published:
+        choices["KV events"] = f"published at {config.engine.kv_events.endpoint}"
     if tier is not None:
         choices["prefixes on disk"] = (
             f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"

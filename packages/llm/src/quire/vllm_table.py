@@ -181,7 +181,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
               kv_transfer_config="{}", kv_offloading_size="0", kv_offloading_backend="native"),
     **_answer("prompts are computed where they are answered; there is no other engine to get anything from",
               ec_transfer_config="{}", engram_config="{}", weight_transfer_config="{}"),
-    **_answer("use --enable-kv-cache-events", kv_events_config="{}"),
     **_answer("states of recurrent layers are kept in float32, each in a block",
               mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto|float32", mamba_block_size=_NOTHING,
               mamba_cache_mode=_ANY, enable_mamba_cache_stochastic_rounding="false",
