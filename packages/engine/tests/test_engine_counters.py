@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire_engine.counters import add_counters
+import pytest
+
+from quire_engine.counters import add_counters, sum_stats
 from quire_interfaces import SchedulerStats
 
 
@@ -32,3 +34,15 @@ def test_every_counter_is_added() -> None:
             assert sum_ == [4, 2], spec.name
         else:
             assert sum_ == 11, spec.name
+
+
+def test_engines_add_up_and_shares_are_averaged() -> None:
+    one = SchedulerStats(num_running=1, kv_cache_usage=0.5, num_prompt_tokens_total=3, jit_compilations_total={"a": 1})
+    other = SchedulerStats(num_running=2, kv_cache_usage=0.1, num_accepted_tokens_per_pos_total=[4])
+    together = sum_stats([one, other])
+    assert together.num_running == 3
+    assert together.kv_cache_usage == pytest.approx(0.3)
+    assert together.num_prompt_tokens_total == 3
+    assert together.jit_compilations_total == {"a": 1}
+    assert together.num_accepted_tokens_per_pos_total == [4]
+    assert sum_stats([one]) == one

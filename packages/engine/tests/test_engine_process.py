@@ -241,17 +241,28 @@ async def test_counters_go_on_after_a_restart_and_gauges_do_not() -> None:
     assert seen[-1].num_generation_tokens_total == after.num_generation_tokens_total
 
 
-async def test_a_request_that_kills_the_process_twice_is_given_up() -> None:
+async def test_a_request_that_kills_the_process_again_and_again_is_found_among_others() -> None:
     client = await start({"step_time_s": 0.002}, max_restarts=3)
-    fine = client.open([make_message("fine", [3], 100, seed=3)])
-    async for _ in fine:
-        break
+    fine = [client.open([make_message(f"r{i}", [i], 300, seed=i)]) for i in range(5)]
+    for stream in fine:
+        async for output in stream:
+            assert output.finish_reason is None
+            break
     killer = await collect(client.open([make_message("exit", [4], 100)]))
     assert killer["exit"] == ([], FinishReason.ERROR)
-    # Who was there at both deaths is suspected, too; who comes later is served.
-    await collect(fine)
+    for i, stream in enumerate(fine):
+        tokens, reason = (await collect(stream))[f"r{i}"]
+        assert reason == FinishReason.LENGTH
+        assert tokens == expected_output([i], 300, request_seed=i)[-len(tokens) :]
     later = await collect(client.open([make_message("later", [5], 100, seed=5)]))
     assert later["later"][0] == expected_output([5], 100, request_seed=5)
+    assert client.num_restarts == 3
+    await client.shutdown()
+
+
+async def test_a_request_that_kills_the_process_alone_is_given_up_at_its_second_death() -> None:
+    client = await start(max_restarts=3)
+    assert (await collect(client.open([make_message("exit", [4], 100)])))["exit"] == ([], FinishReason.ERROR)
     assert client.num_restarts == 2
     await client.shutdown()
 

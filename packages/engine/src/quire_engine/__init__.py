@@ -10,6 +10,7 @@ from quire_engine.client import EngineClient, PauseMode
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts, StepResult
 from quire_engine.core_loop import CoreLoop, Inbox
+from quire_engine.engine_pool import EnginePool
 from quire_engine.inproc_client import InprocClient
 from quire_engine.input_processor import InputProcessor
 from quire_engine.kv_event_publisher import KVEventPublisher
@@ -42,6 +43,7 @@ __all__ = [
     "EngineInfo",
     "EngineListener",
     "EngineParts",
+    "EnginePool",
     "Inbox",
     "InprocClient",
     "InputProcessor",

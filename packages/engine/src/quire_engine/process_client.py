@@ -30,12 +30,11 @@ from quire_engine.messages import (
     CoreMessage,
     EngineFailed,
     EngineInfo,
-    EngineReady,
     decode_core_message,
     encode_message,
 )
 from quire_engine.process import EngineProcess, explain_exit
-from quire_engine.streaming_client import StreamingClient, failure_text, first_line
+from quire_engine.streaming_client import EngineOwner, StreamingClient, failure_text, first_line
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
     EngineCoreOutput,
@@ -58,6 +57,11 @@ RETRY_START_S = 1.0
 HANG_GRACE_S = 5.0
 """Beyond `step_timeout_s`, how long an engine gets to answer before its process is ended."""
 RESTART_WINDOW_S = 3600.0
+MAX_DEATHS = 3
+"""Deaths of engine processes, without a token between them, at which a request is given up; the third one died while no
+other suspect was there."""
+MAX_KILLS = 5
+"""Such deaths by SIGKILL."""
 LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
 
@@ -74,6 +78,7 @@ class ProcessClient(StreamingClient):
         config: The engine's settings.
         listener: Hears of steps and requests.
         sys_path: Further places from which the child may import.
+        owner: Who moves requests between this engine and others; None where it is the only one.
     """
 
     def __init__(
@@ -84,8 +89,9 @@ class ProcessClient(StreamingClient):
         listener: EngineListener | None = None,
         *,
         sys_path: Iterable[str] = (),
+        owner: EngineOwner | None = None,
     ) -> None:
-        super().__init__(config, listener)
+        super().__init__(config, listener, owner)
         self._factory = factory
         self._factory_config = factory_config
         self._sys_path = list(sys_path)
@@ -101,11 +107,17 @@ class ProcessClient(StreamingClient):
         self._resume_ids: list[str] = []
         self._restart_times_s: list[float] = []
         self._is_starting = True
+        self._followed: ProcessClient | None = None
+        """Engine whose adapters and rest are taken over when this one is ready."""
         self._ping_time_s = 0.0
         """When an engine that seems to hang was asked for an answer; 0.0 is "not asked"."""
         self._last_failure: str | None = None
         """What a core said of its own failure, while its process is on its way out."""
         self.num_restarts = 0
+
+    def follow(self, former: ProcessClient) -> None:
+        """Begin with the adapters of another engine, and rest if it rests. To be called before `start`."""
+        self._followed = former
 
     @property
     def pid(self) -> int | None:
@@ -198,12 +210,21 @@ class ProcessClient(StreamingClient):
     def _on_message(self, message: CoreMessage) -> None:
         self._ping_time_s = 0.0
         super()._on_message(message)
-        if isinstance(message, EngineReady):
-            self._is_starting = False
-            # Both sides are connected, so the sockets need their names no longer: whoever is killed leaves none behind.
-            self._remove_folder()
-            if self._resume_ids:
-                self._resume()
+
+    def _on_ready(self) -> None:
+        self._is_starting = False
+        # Both sides are connected, so the sockets need their names no longer: whoever is killed leaves none behind.
+        self._remove_folder()
+        if self._followed is not None:
+            self.adapters, self._rest = dict(self._followed.adapters), self._followed._rest
+            self._followed = None
+            self._restore_state()
+        resume_ids, self._resume_ids = self._resume_ids, []
+        for request_id in resume_ids:
+            entry = self._book.get(request_id)
+            if entry is not None:
+                self._resume(entry)
+        super()._on_ready()
 
     def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
         stream = self._new_stream(requests)
@@ -287,6 +308,8 @@ class ProcessClient(StreamingClient):
             return
         self._exited.set()
         self._remove_folder()
+        if self._owner is not None and not self._is_stopping:
+            self._give_up_repeaters(cause, reason)
         self._die(EngineDeadError(cause))
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
@@ -319,8 +342,10 @@ class ProcessClient(StreamingClient):
         self._close_sockets()
         if self._process is not None:
             self._process.close()
-        self._give_up_repeaters(cause)
+        self._give_up_repeaters(cause, reason)
         self._is_starting = True
+        if self._owner is not None:
+            self._owner.on_engine_failed(self)
         self._no_engine_stats(len(self._book))
         self._start_again()
 
@@ -338,6 +363,10 @@ class ProcessClient(StreamingClient):
             return
         self._attach()
         self._loop.call_later(self.config.startup_timeout_s, self._end_hanging_start, self._process)
+        self._restore_state()
+
+    def _restore_state(self) -> None:
+        """Offer the adapters that requests may choose, and rest if the engine shall."""
         self._restore_adapters()
         if self._rest is not None:
             method, arguments = self._rest
@@ -392,23 +421,26 @@ class ProcessClient(StreamingClient):
         if unloads or loads:
             self._calls.send_then(forget_failed, "restore_adapters", unloads=unloads, loads=loads)
 
-    def _give_up_repeaters(self, cause: str) -> None:
-        """A request that was there at two deaths may be what kills the process: fail it, save the others."""
+    def _give_up_repeaters(self, cause: str, reason: str) -> None:
+        """A request that gets no further from one death to the next may be what kills the process. Alone, it is failed;
+        where several are suspected, each is tried apart from the others. SIGKILL comes from outside, mostly for
+        somebody else's sake, and counts less."""
+        unsent = set(self._suspects)
+        self._suspects.clear()
         for entry in self._book:
-            entry.num_deaths += 1
-            if entry.num_deaths >= 2:
+            if entry.request.request_id not in unsent:
+                entry.count_death()
+        suspects = [entry for entry in self._book if entry.is_suspect]
+        if reason == "SIGKILL":
+            most_deaths = max(MAX_DEATHS, min(MAX_KILLS, self.config.max_restarts))
+        else:
+            most_deaths = MAX_DEATHS if len(suspects) > 1 else 2
+        for entry in suspects:
+            if entry.num_deaths >= most_deaths:
                 request_id = entry.request.request_id
                 self._book.finish(request_id, FinishReason.ERROR)
                 failure = RequestFailure(cause)
                 entry.reader.push(EngineCoreOutput(request_id, [], FinishReason.ERROR, failure=failure))
-
-    def _resume(self) -> None:
-        resume_ids, self._resume_ids = self._resume_ids, []
-        for request_id in resume_ids:
-            entry = self._book.get(request_id)
-            if entry is not None:
-                message: AddRequest = entry.request.resumed(list(entry.token_ids))
-                self._send(message)
 
     # The end.
 

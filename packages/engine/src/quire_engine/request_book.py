@@ -36,7 +36,27 @@ class InFlight(Generic[Reader]):
     token_ids: list[int] = field(default_factory=list)
     """Output tokens so far, with which it could go on in another engine; kept only where the book `keeps_tokens`."""
     num_deaths: int = 0
-    """Engine processes that died while it was in flight."""
+    """Number of engine processes that died, one after the other, before it had another token."""
+    num_tokens_at_death: int = -1
+    """Number of output tokens when the last one of them died."""
+    is_adopted: bool = False
+    """Whether another engine had it before."""
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Number of prompt tokens that stand before its first token; 0 once that is there."""
+        return 0 if self.metrics.num_generation_tokens else self.metrics.num_prompt_tokens
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what kills engine processes: two died before it had another token."""
+        return self.num_deaths >= 2 and self.num_tokens_at_death == len(self.token_ids)
+
+    def count_death(self) -> None:
+        """Count the death of the engine process that had it."""
+        is_repeated = self.num_tokens_at_death == len(self.token_ids)
+        self.num_deaths = self.num_deaths + 1 if is_repeated else 1
+        self.num_tokens_at_death = len(self.token_ids)
 
 
 class RequestBook(Generic[Reader]):
@@ -51,6 +71,8 @@ class RequestBook(Generic[Reader]):
         self._listener = listener
         self._keeps_tokens = keeps_tokens
         self._entries: dict[str, InFlight[Reader]] = {}
+        self.num_waiting_tokens = 0
+        """Number of prompt tokens of all requests that have no token yet."""
         self._finish_times_s: deque[float] = deque(maxlen=NUM_FINISH_TIMES)
 
     def __len__(self) -> int:
@@ -83,8 +105,21 @@ class RequestBook(Generic[Reader]):
             n=n,
         )
         entry = InFlight(request, reader, metrics)
-        self._entries[request.request_id] = entry
+        self.adopt(entry)
         self._listener.on_added(metrics)
+        return entry
+
+    def adopt(self, entry: InFlight[Reader]) -> None:
+        """Note a request that goes on here, with what was counted of it before."""
+        self._entries[entry.request.request_id] = entry
+        self.num_waiting_tokens += entry.num_waiting_tokens
+
+    def take(self, request_id: str) -> InFlight[Reader] | None:
+        """Forget a request that goes on elsewhere, which is no end of it. Returns its entry; None for one that is not
+        in flight."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self.num_waiting_tokens -= entry.num_waiting_tokens
         return entry
 
     def start(self, request_ids: Iterable[str], time_s: float) -> None:
@@ -122,7 +157,7 @@ class RequestBook(Generic[Reader]):
 
     def finish(self, request_id: str, reason: FinishReason, now_s: float | None = None) -> InFlight[Reader] | None:
         """Forget a request that has ended. Returns its entry; None for one that is not in flight."""
-        entry = self._entries.pop(request_id, None)
+        entry = self.take(request_id)
         if entry is not None:
             entry.metrics.finished_time_s = time.monotonic() if now_s is None else now_s
             self._finish_times_s.append(entry.metrics.finished_time_s)
@@ -131,7 +166,7 @@ class RequestBook(Generic[Reader]):
 
     def reject(self, request_id: str) -> InFlight[Reader] | None:
         """Forget a request that the core refused. Returns its entry; None for one that is not in flight."""
-        entry = self._entries.pop(request_id, None)
+        entry = self.take(request_id)
         if entry is not None:
             self._listener.on_rejected()
         return entry
@@ -146,6 +181,7 @@ class RequestBook(Generic[Reader]):
     def _count_tokens(self, entry: InFlight[Reader], token_ids: list[int], now_s: float) -> None:
         metrics = entry.metrics
         if metrics.num_generation_tokens == 0:
+            self.num_waiting_tokens -= entry.num_waiting_tokens
             metrics.first_token_time_s = now_s
             self._listener.on_first_token(now_s - metrics.arrival_time_s)
         else:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import reprlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,10 +31,11 @@ from quire_engine.messages import (
     EngineReady,
     EngineStopped,
     Outputs,
+    RequestRejected,
     Shutdown,
     UtilityReply,
 )
-from quire_engine.request_book import RequestBook
+from quire_engine.request_book import InFlight, RequestBook
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
     AdapterInfo,
@@ -46,7 +48,7 @@ from quire_interfaces import (
     SchedulerStats,
 )
 
-__all__ = ["StreamingClient", "failure_text", "first_line"]
+__all__ = ["EngineOwner", "StreamingClient", "failure_text", "first_line"]
 
 _logger = logging.getLogger(__name__)
 
@@ -59,11 +61,39 @@ PAUSE_POLL_S = 0.02
 WATCH_INTERVAL_S = 1.0
 """How often a client looks whether the engine still steps; more often where `stall_timeout_s` is short."""
 
+RETRY_ADOPTED_S = 0.1
+"""When an engine's queue has no room for a request of another engine, how long until the next try."""
+
+
+class EngineOwner(Protocol):
+    """Who has several engines, and moves requests from one to another (`EnginePool`)."""
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests, whichever engine has them."""
+
+    def on_engine_failed(self, client: StreamingClient) -> None:
+        """The engine is gone, for now or for good. Requests that are not taken from it now (`take_requests`) wait for
+        its return, or end with its error."""
+
+    def on_engine_ready(self, client: StreamingClient) -> None:
+        """The engine takes requests, for the first time or again."""
+
 
 class StreamingClient:
-    """An `EngineClient` without its transport: subclasses send messages and hand in what comes back."""
+    """An `EngineClient` without its transport: subclasses send messages and hand in what comes back.
 
-    def __init__(self, config: EngineConfig | None = None, listener: EngineListener | None = None) -> None:
+    Args:
+        config: The engine's settings.
+        listener: Hears of steps and requests.
+        owner: Who moves requests between this engine and others; None where it is the only one.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        listener: EngineListener | None = None,
+        owner: EngineOwner | None = None,
+    ) -> None:
         self.config = config or EngineConfig()
         self.listener: EngineListener = listener or NullListener()
         self.info: EngineInfo | None = None
@@ -76,8 +106,13 @@ class StreamingClient:
         """The call that paused the engine or put it to sleep: one that is started again rests as well."""
         self._former_stats = SchedulerStats()
         """Of engine processes that died; their counters are part of all statistics."""
-        self._book: RequestBook[OutputStream] = RequestBook(self.listener, keeps_tokens=bool(self.config.max_restarts))
+        self._owner = owner
+        keeps_tokens = owner is not None or self.config.max_restarts > 0
+        self._book: RequestBook[OutputStream] = RequestBook(self.listener, keeps_tokens=keeps_tokens)
         self._calls = ControlCalls(self._send, self.config.call_timeout_s)
+        self._suspects: deque[str] = deque()
+        """Requests that may be what kills engine processes, which go on one after the other."""
+        self._tried_suspect: str | None = None
         self._dead: EngineDeadError | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -103,6 +138,8 @@ class StreamingClient:
     def _new_stream(self, requests: Sequence[AddRequest]) -> OutputStream:
         """The stream of requests that may be sent now. Raises as `EngineClient.open` does."""
         self.check_health()
+        if self._owner is None and any(request.options.data_parallel_rank for request in requests):
+            raise RequestError("there is one engine only, of data_parallel_rank 0", param="data_parallel_rank")
         bound = self.config.max_requests_in_flight
         if len(self._book) + len(requests) > bound:
             raise OverloadedError(
@@ -117,7 +154,8 @@ class StreamingClient:
                 )
         if not self._book:
             self._progress_s = time.monotonic()
-        return OutputStream([each.request_id for each in requests], self.abort)
+        abort = self.abort if self._owner is None else self._owner.abort
+        return OutputStream([each.request_id for each in requests], abort)
 
     def _note_sent(self, request: AddRequest, stream: OutputStream, n: int) -> None:
         """A request of a stream is on its way."""
@@ -133,12 +171,74 @@ class StreamingClient:
                 entry.reader.push(EngineCoreOutput(request_id, [], finish_reason=reason))
         if aborted_ids and self._dead is None:
             self._send(AbortRequests(request_ids=aborted_ids))
+            if self._suspects:
+                self._try_suspect()
 
     def abort_all(self) -> None:
         self.abort([entry.request.request_id for entry in self._book])
 
     def num_requests(self) -> int:
         return len(self._book)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Number of prompt tokens of the requests in flight that have no token yet."""
+        return self._book.num_waiting_tokens
+
+    def retry_after_s(self) -> float:
+        """Seconds until a place may be free."""
+        return self._book.retry_after_s()
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether this request is in flight here."""
+        return request_id in self._book
+
+    def take_requests(self) -> list[InFlight[OutputStream]]:
+        """Forget all requests in flight, so that they go on in another engine (`adopt_requests`); one that lives drops
+        them before its next step."""
+        entries = list(self._book)
+        self._suspects.clear()
+        for entry in entries:
+            self._book.take(entry.request.request_id)
+        if entries and self._dead is None:
+            self._send(AbortRequests(request_ids=[entry.request.request_id for entry in entries]))
+        return entries
+
+    def adopt_requests(self, entries: Iterable[InFlight[OutputStream]]) -> None:
+        """Go on with requests of another engine: in their preempted form, behind the tokens that they have."""
+        if not self._book:
+            self._progress_s = time.monotonic()
+        for entry in entries:
+            entry.is_adopted = True
+            self._book.adopt(entry)
+            self._resume(entry)
+
+    def _resume(self, entry: InFlight[OutputStream]) -> None:
+        """Go on with a request behind the tokens that it has; with one that may be what kills engine processes, when no
+        other one of that kind is tried."""
+        if entry.is_suspect:
+            self._suspects.append(entry.request.request_id)
+            self._try_suspect()
+        else:
+            self._send_resumed(entry.request.request_id)
+
+    def _try_suspect(self) -> None:
+        """Send the next suspect, unless one is there that has not got a token yet."""
+        tried = self._book.get(self._tried_suspect or "")
+        if tried is not None and tried.is_suspect:
+            return
+        self._tried_suspect = None
+        while self._suspects and self._tried_suspect is None:
+            request_id = self._suspects.popleft()
+            if request_id in self._book:
+                self._tried_suspect = request_id
+                self._send_resumed(request_id)
+
+    def _send_resumed(self, request_id: str) -> None:
+        """Send a request with the tokens that it has, unless it has ended."""
+        entry = self._book.get(request_id)
+        if entry is not None:
+            self._send(entry.request.resumed(list(entry.token_ids)))
 
     # What comes back.
 
@@ -157,6 +257,7 @@ class StreamingClient:
             self._progress_s = time.monotonic()
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.info)
+            self._on_ready()
         elif isinstance(message, EngineFailed):
             self._on_failed(message)
         else:
@@ -172,15 +273,30 @@ class StreamingClient:
             if entry is not None:
                 entry.reader.push(output)
         for rejected in message.rejected:
-            entry = self._book.reject(rejected.request_id)
-            if entry is not None:
-                entry.reader.fail(rejected.to_error())
+            self._on_rejected(rejected)
+        if self._suspects:
+            self._try_suspect()
         stats = message.stats and add_counters(message.stats, self._former_stats)
         self.last_stats = stats or self.last_stats
         for num_tokens in message.step_tokens:
             self.listener.on_step(num_tokens, None)
         if stats is not None:
             self.listener.on_step(0, stats)
+
+    def _on_ready(self) -> None:
+        """The engine takes requests, for the first time or again."""
+        if self._owner is not None:
+            self._owner.on_engine_ready(self)
+
+    def _on_rejected(self, rejected: RequestRejected) -> None:
+        entry = self._book.get(rejected.request_id)
+        if entry is not None and entry.is_adopted and rejected.kind == "overloaded":
+            loop = asyncio.get_running_loop()  # its caller was told long ago that it runs
+            loop.call_later(RETRY_ADOPTED_S, self._send_resumed, rejected.request_id)
+            return
+        entry = self._book.reject(rejected.request_id)
+        if entry is not None:
+            entry.reader.fail(rejected.to_error())
 
     # Life and death.
 
@@ -285,6 +401,8 @@ class StreamingClient:
         self._dead = error
         if self.info is not None and not self._is_stopping:
             _logger.error("the engine is gone for good: %s", first_line(error))
+        if self._owner is not None and not self._is_stopping:
+            self._owner.on_engine_failed(self)
         self._no_engine_stats(0)
         for entry in self._book:
             self._book.finish(entry.request.request_id, FinishReason.ERROR)
@@ -310,7 +428,9 @@ class StreamingClient:
 
     async def stats(self) -> SchedulerStats:
         stats = msgspec.convert(await self._call("stats"), SchedulerStats)
-        return add_counters(stats, self._former_stats)
+        self.last_stats = add_counters(stats, self._former_stats)
+        self.listener.on_step(0, self.last_stats)
+        return self.last_stats
 
     async def ping(self) -> float:
         start = time.monotonic()

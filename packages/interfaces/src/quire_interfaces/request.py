@@ -65,6 +65,8 @@ class RequestOptions:
     output_kind: OutputKind | None = None
     """What each output holds; None for deltas where outputs are streamed (`AsyncEngine`), and for everything at the end
     where they are collected (`LLMEngine`)."""
+    data_parallel_rank: int | None = None
+    """Rank of the engine to run in, where there are several; None for the one that suits best."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

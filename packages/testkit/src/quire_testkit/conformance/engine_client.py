@@ -63,6 +63,9 @@ async def collect(stream: OutputStream) -> dict[str, tuple[list[int], FinishReas
 class EngineClientSuite:
     """Inherit, and give `make_client`."""
 
+    num_engines = 1
+    """Number of engines of these sizes that the client has."""
+
     def make_client(self, engine: FakeEngineConfig, config: EngineConfig) -> EngineClient:
         """A client, not started, of an engine of these sizes."""
         raise NotImplementedError("give make_client")
@@ -196,23 +199,30 @@ class EngineClientSuite:
 
     async def test_overload_by_the_client_and_by_the_scheduler(self) -> None:
         engine = FakeEngineConfig(max_num_seqs=1, max_queued_requests=2, step_time_s=0.005)
-        async with self.running(engine, max_requests_in_flight=8) as client:
-            first = client.open([make_message("first", [1], 500)])
-            async for _ in first:
-                break
-            streams = [client.open([make_message(f"r{i}", [1], 2)]) for i in range(7)]
+        size = self.num_engines
+        async with self.running(engine, max_requests_in_flight=8 * size) as client:
+            running = [client.open([make_message(f"first{i}", [1], 500)]) for i in range(size)]
+            for stream in running:
+                async for _ in stream:
+                    break
+            streams = [client.open([make_message(f"r{i}", [1], 2)]) for i in range(7 * size)]
             with pytest.raises(OverloadedError, match="max_requests_in_flight") as caught:
                 client.open([make_message("one too many", [1], 2)])
             assert caught.value.retry_after_s > 0
-            refused = 0
-            for stream in streams[2:]:
-                with pytest.raises(OverloadedError, match="max_queued_requests"):
-                    await collect(stream)
-                refused += 1
-            assert refused == 5
-            first.close()
-            for stream in streams[:2]:
-                assert [reason for _, reason in (await collect(stream)).values()] == [FinishReason.LENGTH]
+            tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
+            async with asyncio.timeout(DEADLINE_S):
+                while sum(task.done() for task in tasks) < 5 * size:
+                    await asyncio.sleep(0.01)
+            for task in tasks:
+                if task.done():
+                    with pytest.raises(OverloadedError, match="max_queued_requests"):
+                        await task
+            queued = [task for task in tasks if not task.done()]
+            assert len(queued) == 2 * size
+            for stream in running:
+                stream.close()
+            for task in queued:
+                assert [reason for _, reason in (await task).values()] == [FinishReason.LENGTH]
             await self.wait_until_empty(client)
 
     async def test_a_request_that_fails_alone(self) -> None:
