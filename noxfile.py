@@ -27,6 +27,7 @@ TYPED = [
     "sampling",
     "lora",
     "pooling",
+    "distributed",
     "ops",
     "quantization",
     "renderers",

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 10_000
 """Lines of code that the core stays under."""
 OPTIONAL = {
+    "quire_distributed": "several ranks",
     "quire_kernels_cuda": "kernels for NVIDIA GPUs",
     "quire_kernels_rocm": "kernels for AMD GPUs",
     "quire_kv_transfer": "tiers behind the KV cache",

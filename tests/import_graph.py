@@ -25,7 +25,7 @@ FLOORS = {
     ),
     "Tensors: computes a step": (
         "quire_runner", "quire_spec_decode", "quire_models", "quire_attention", "quire_sampling",
-        "quire_quantization", "quire_lora", "quire_pooling", "quire_ops",
+        "quire_quantization", "quire_lora", "quire_pooling", "quire_ops", "quire_distributed",
     ),
     "Kernels: found by entry point": ("quire_kernels_cpu", "quire_kernels_cuda", "quire_kernels_rocm"),
     "Words that all share": ("quire_interfaces",),

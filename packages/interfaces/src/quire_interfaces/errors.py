@@ -10,6 +10,7 @@
     ├── OverloadedError          a bounded queue is full; try again later           -> HTTP 429
     ├── RequestAbortedError      the request was cancelled before it finished
     └── EngineDeadError          the engine process is gone; carries the cause      -> HTTP 503
+        └── RankDeadError        one of its ranks is gone; carries rank and cause   -> HTTP 503
 
 `assert` is for our own bugs only; bad input never reaches one.
 """
@@ -28,6 +29,7 @@ __all__ = [
     "NotEnoughMemoryError",
     "OverloadedError",
     "QuireError",
+    "RankDeadError",
     "RequestAbortedError",
     "RequestError",
     "wrong_value",
@@ -142,3 +144,17 @@ class EngineDeadError(QuireError):
     def __init__(self, message: str, *, is_wrong_setting: bool = False) -> None:
         super().__init__(message)
         self.is_wrong_setting = is_wrong_setting
+
+
+class RankDeadError(EngineDeadError):
+    """A rank of a group ended, failed or left, so that no collective of the group can be completed any more.
+
+    Args:
+        rank: The rank that is gone, by its number in the group.
+        cause: What ended it, as part of a sentence ("its process ended").
+    """
+
+    def __init__(self, rank: int, cause: str) -> None:
+        super().__init__(f"rank {rank} is gone: {cause}; start the engine again")
+        self.rank = rank
+        self.cause = cause
