@@ -229,6 +229,23 @@ def test_a_language_model_alone_refuses_media_and_takes_less_memory(tmp_path: Pa
     engine.close()
 
 
+def test_towers_in_int8_take_less_memory_and_say_so(tmp_path: Path) -> None:
+    architecture = "LlavaForConditionalGeneration"
+    oracle = write_checkpoint(tmp_path / "model", architecture, MEDIA_CASES[architecture])
+    album = Album(tmp_path, architecture, oracle)
+    whole, engine = (make_engine(tmp_path / "model", mm_encoder_quantization=form) for form in (None, "int8"))
+    assert engine.info.choices["media"] == "image; towers: Quire's, int8, float32"
+    assert engine.info.choices["weights"] == whole.info.choices["weights"]
+    towers = (each.info.memory_bytes.pop("weights: towers") for each in (whole, engine))
+    assert next(towers) > next(towers) > 0
+    assert engine.info.memory_bytes == whole.info.memory_bytes
+    text = album.prompt([])
+    assert greedy_tokens(engine, [text], 5) == greedy_tokens(whole, [text], 5)
+    assert len(greedy_tokens(engine, [album.prompt([0])], 5)[0]) == 5
+    whole.close()
+    engine.close()
+
+
 def test_media_that_are_not_served_are_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = "LlavaForConditionalGeneration"
     monkeypatch.setitem(UNSERVED, "llava", "why not")

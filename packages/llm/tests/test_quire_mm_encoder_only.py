@@ -55,6 +55,15 @@ def test_the_whole_model_finds_what_towers_alone_have_encoded(model: SeeingModel
         assert not llm.stats().num_encoded_items_total.get("image")
 
 
+def test_embeddings_of_towers_in_int8_are_others(model: SeeingModel, tmp_path: Path) -> None:
+    """A folder that they share does not mix them up."""
+    for quantization, num_encoded in ((None, 1), ("int8", 1), ("int8", 0), (None, 0)):
+        with make_llm(model, tmp_path, mm_encoder_only=True, mm_encoder_quantization=quantization) as llm:
+            llm.chat(conversation("a", 1), PARAMS, use_tqdm=False)
+            assert sum(llm.stats().num_encoded_items_total.values()) == num_encoded
+            assert ("int8" in llm.engine_info.choices["media"]) == (quantization == "int8")
+
+
 def test_what_needs_a_language_model_is_refused_by_name(model: SeeingModel, tmp_path: Path) -> None:
     with make_llm(model, tmp_path, mm_encoder_only=True) as llm:
         for prompt in ("words", [5, 6, 7]):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from models_native_towers import NATIVE, embeddings
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError, Modality
 from quire_models import ModelConfig, Network, load_model
@@ -20,24 +20,11 @@ from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.media_items import media_item
 from quire_testkit.parity.oracle import write_checkpoint
 
-NATIVE = [
-    f"{name}ForConditionalGeneration"
-    for name in (
-        "Gemma3", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "Mistral3", "Qwen2Audio", "Qwen2VL",
-        "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM", "Voxtral",
-    )
-]  # fmt: skip
 SMOLVLM = "SmolVLMForConditionalGeneration"
 
 
 def load(folder: Path, **options: Any) -> Network:
     return load_model(ModelConfig.from_path(folder), folder, **{"dtype": "float32", **options})
-
-
-def embeddings(towers: Any, items: list[tuple[Modality, dict[str, Tensor]]]) -> list[Tensor]:
-    (modality,) = {modality for modality, _ in items}
-    encoded: list[Tensor] = towers.encode(modality, [arrays for _, arrays in items])
-    return encoded
 
 
 @pytest.mark.parametrize("architecture", NATIVE)

@@ -108,8 +108,8 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
 
     Raises:
         CheckpointError: the model is not understood.
-        ConfigError: a replaced field that the network does not read, or embeddings as prompts of a network that takes
-            none.
+        ConfigError: a replaced field that the network does not read, embeddings as prompts of a network that takes
+            none, or a form of weights for towers that are not built.
     """
     place = network_folder(folder)
     model = ModelConfig.from_path(place, overrides=without_pooler_fields(config.model.hf_overrides))
@@ -119,6 +119,8 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         model = dataclasses.replace(model, media=None)
     elif config.model.mmproj is not None:
         model = model.with_towers(media_folder(config, folder))
+    if config.model.mm_encoder_quantization is not None:
+        model = model.with_tower_weights(config.model.mm_encoder_quantization)
     if config.media.enable_prompt_embeds:
         check_prompt_embeds(model)
     return model

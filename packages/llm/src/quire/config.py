@@ -147,6 +147,12 @@ class ModelSettings(Settings):
         help="Of a model that takes images, videos or sounds, build the towers alone: requests are answered with "
         "nothing when their media are encoded and kept in kv_disk_path, where servers of the whole model find them.",
     )
+    mm_encoder_quantization: str | None = setting(
+        None,
+        help="Weight format of towers and their connectors, where they are Quire's own: int8, or w8a8, which "
+        "rounds what their linear layers take, too; empty: that of the checkpoint, whatever --quantization says.",
+        check=one_of(None, "int8", "w8a8"),
+    )
     runner: str = setting(
         "auto",
         help="What the model is run for: generate (text), pooling (embeddings, classes and scores alone), or auto: "

@@ -17,6 +17,7 @@ from quire_engine import EngineInfo
 from quire_interfaces import Modality
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
+from quire_models.media_spec import MediaSpec
 from quire_pooling import PoolerSpec
 from quire_structured_output import resolve_backend
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from quire_models import Network
     from quire_runner import ModelRunner
 
-__all__ = ["engine_info", "with_pooling"]
+__all__ = ["engine_info", "tower_format", "with_pooling"]
 
 
 def engine_info(
@@ -107,6 +108,17 @@ def with_pooling(info: EngineInfo, choice: PoolingChoice, spec: PoolerSpec) -> E
     )
 
 
+def tower_format(media: MediaSpec, dtype: str) -> str:
+    """Whose towers a network has, and how their weights are kept.
+
+    Args:
+        dtype: What they run in.
+    """
+    if media.tower is None:
+        return f"Transformers', {dtype}"
+    return f"Quire's, {dtype if media.linear_method == 'plain' else f'{media.linear_method}, {dtype}'}"
+
+
 def _modalities(config: QuireConfig, model: ModelConfig) -> tuple[str, ...]:
     """What prompts may hold beside tokens."""
     towers = () if model.media is None else tuple(map(str, model.media.modalities))
@@ -148,8 +160,7 @@ def _choices(
     if model.media_refusal:
         choices["media"] = f"none: {model.media_refusal}"
     elif network.towers is not None and model.media is not None:
-        origin = "Quire's" if model.media.tower is not None else "Transformers'"
-        choices["media"] = f"{', '.join(model.media.modalities)}; towers: {origin}, {plan.dtype}"
+        choices["media"] = f"{', '.join(model.media.modalities)}; towers: {tower_format(model.media, plan.dtype)}"
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:

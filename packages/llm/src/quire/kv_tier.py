@@ -167,6 +167,7 @@ def towers_fingerprint(model: ModelConfig, plan: MemoryPlan, digest: str) -> byt
             "transformers": importlib.metadata.version("transformers"),
             "dtype": plan.dtype,
             "linear_method": plan.linear_method,
+            "towers' linear_method": "plain" if model.media is None else model.media.linear_method,
             "overrides": dict(model.overrides),
         }
     )

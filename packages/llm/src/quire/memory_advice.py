@@ -18,6 +18,7 @@ Fits = Callable[[QuireConfig], bool]
 
 LINE_FLAGS = {
     "weights: draft": "--speculative-quantization",
+    "weights: towers": "--mm-encoder-quantization, --language-model-only",
     "weights": "--quantization, --dtype",
     "activations": "--max-num-batched-tokens, --max-model-len, --max-num-seqs",
     "drafts of recurrent layers": "--num-speculative-tokens, --max-num-seqs",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.config import QuireConfig
+from quire.engine_report import tower_format
 from quire.kv_tier import ENCODER_CACHE, start_digest, towers_fingerprint
 from quire.plan import MemoryPlan
 from quire_engine import EngineInfo, EngineParts
@@ -133,7 +134,11 @@ def _info(
         dtype=plan.dtype,
         device=config.runner.device,
         memory_bytes=dict(plan.ledger_bytes),
-        choices={"network": "towers alone, without a language model", "encoder outputs": "kept on disk for others"},
+        choices={
+            "network": "towers alone, without a language model",
+            "media": f"{', '.join(model.media.modalities)}; towers: {tower_format(model.media, plan.dtype)}",
+            "encoder outputs": "kept on disk for others",
+        },
         timings_s=timings_s,
         extra={"folder": str(folder), "notes": list(plan.notes), ENCODER_CACHE: cache.address},
     )

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from quire_interfaces import (
     CheckpointError,
+    ConfigError,
     Fields,
     FullAttentionSpec,
     KVCacheSpec,
@@ -153,6 +154,25 @@ class ModelConfig:
         if other.media.cross_attention_layers:
             raise CheckpointError(f"the towers in {folder} are made for layers of their own language model")
         return dataclasses.replace(self, media=other.media, language_names=language_names(self.network))
+
+    def with_tower_weights(self, linear_method: str) -> ModelConfig:
+        """This network with weights of its towers kept in another form than the checkpoint's, whatever form those of
+        its language model have.
+
+        Args:
+            linear_method: A name that `quire_quantization.linear_method` takes.
+
+        Raises:
+            ConfigError: It has no towers of Quire's own.
+        """
+        if self.media is None or self.media.tower is None:
+            reason = "has no towers that are built" if self.media is None else "runs Transformers' towers"
+            raise ConfigError(
+                f"{self.architecture} {reason}, whose weights could be kept in {linear_method}; leave "
+                "mm_encoder_quantization out",
+                field="mm_encoder_quantization",
+            )
+        return dataclasses.replace(self, media=dataclasses.replace(self.media, linear_method=linear_method))
 
     @classmethod
     def from_dict(

@@ -49,8 +49,16 @@ def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, i
 
 
 def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
-    """The row of towers and connectors, which stay in the compute dtype; empty for a language model alone."""
-    return {} if config.media is None else {"towers": config.media.num_parameters * element}
+    """The row of towers and connectors; empty for a language model alone."""
+    media = config.media
+    if media is None:
+        return {}
+    size = media.num_parameters * element
+    if size and media.tower is not None and media.linear_method != "plain":
+        kept_as = WEIGHT_BYTES[media.linear_method]
+        for outputs, inputs in ((linear.out_features, linear.in_features) for linear in media.tower.linears()):
+            size += kept_as(outputs, inputs, element) - outputs * inputs * element
+    return {"towers": size}
 
 
 def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain") -> dict[str, int]:
@@ -119,4 +127,6 @@ def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 
 def num_parameters(config: ModelConfig) -> int:
     """Weights of the network, a tied LM head counted once."""
-    return sum(weight_ledger(dataclasses.replace(config, quantization=None), "float32").values()) // 4
+    media = None if config.media is None else dataclasses.replace(config.media, linear_method="plain")
+    plain = dataclasses.replace(config, quantization=None, media=media)
+    return sum(weight_ledger(plain, "float32").values()) // 4

@@ -229,11 +229,11 @@ def _towers(
     *,
     dummy: bool,
 ) -> Towers:
-    """Quire's own where they are described and take all modalities, else Transformers'."""
+    """Quire's own where they are described, else Transformers'."""
     media, names = config.media, config.language_names
     assert media is not None
     assert names is not None
-    if media.tower is None or not media.tower.inputs.keys() >= set(media.modalities):
+    if media.tower is None:
         return load_towers(config, folder, dtype, device, dummy=dummy)
     check_towers(Path(folder), names)
     return load_native_towers(media, names, folder, dtype, device, attention_backend, dummy=dummy)

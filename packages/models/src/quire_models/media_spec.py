@@ -79,7 +79,9 @@ class MediaSpec:
     num_parameters: int = 0
     """Weights of the towers, connectors included, as far as files are there to be counted."""
     tower: TowerSpec | None = None
-    """The tower, where it is Quire's own; None where Transformers' serves."""
+    """The tower, where it is Quire's own, for all modalities; None where Transformers' serves."""
+    linear_method: str = "plain"
+    """How linear layers of a tower of Quire's own and of its connectors keep their weights: a linear method's name."""
     is_bidirectional: bool = False
     """Tokens of an image attend to all of the image, not only to those before them."""
     is_prefix_lm: bool = False
@@ -126,13 +128,15 @@ def media_spec(
     bidirectional = text.get("use_bidirectional_attention") == "vision"
     cross = cross_attention_layers(text)
     prefix_lm = values.get("model_type") in _PREFIX_LMS
+    tower = tower_spec(values, hidden_size) if is_native else None
+    takes_all = tower is not None and tower.inputs.keys() >= set(modalities)
     return MediaSpec(
         architecture=architecture,
         modalities=modalities,
         width=_cross_width(text, cross) if cross else hidden_size * (1 + len(deepstack)),
         cross_attention_layers=cross,
         deepstack_layers=deepstack,
-        tower=tower_spec(values, hidden_size) if is_native else None,
+        tower=tower if takes_all else None,
         has_mrope=_has_mrope(text),
         is_bidirectional=bidirectional or values.get("model_type") == "gemma3" or prefix_lm,
         is_prefix_lm=prefix_lm,

@@ -123,11 +123,12 @@ def load_native_towers(
     Raises:
         CheckpointError: Weights cannot be read, have other shapes, or are not there, and are named.
     """
-    plain = linear_method("plain", OpRequest(device=device.type, dtype=dtype))
+    request = OpRequest(device=device.type, dtype=dtype)
+    plain = linear_method("plain", request)
     scope = Scope(
         dtype=dtype,
         device=device,
-        linear_method=plain,
+        linear_method=linear_method(spec.linear_method, request),
         head_method=plain,
         plain_method=plain,
         attention_backend=attention_backend,

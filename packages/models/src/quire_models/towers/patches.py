@@ -34,11 +34,12 @@ def tile_patches(tiles: Tensor, patch_size: int) -> Tensor:
 
 
 class PatchEmbedding:
-    """patches [..., numbers of a patch] -> [..., C]."""
+    """patches [..., numbers of a patch] -> [..., C]. It is never quantized: it is small, and all that follows has its
+    errors."""
 
     def __init__(self, spec: PatchSpec, scope: Scope) -> None:
         inner, size = scope / spec.name, prod(spec.kernel[1:])
-        self._linear = Linear(inner, padded_size(size), spec.hidden_size, bias=spec.has_bias)
+        self._linear = Linear(inner, padded_size(size), spec.hidden_size, bias=spec.has_bias, method=scope.plain_method)
         self._padding = (0, padded_size(size) - size)
         inner.packed("weight", spec.kernel, lambda weight: [(self._linear.name, self._pad(weight.flatten(1)))])
 

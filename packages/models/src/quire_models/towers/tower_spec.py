@@ -6,11 +6,13 @@ those of the checkpoint, without the prefixes "model." and "thinker.".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from quire_interfaces import Modality
+from quire_models.encoder_spec import EncoderAttentionSpec
+from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec
 from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
 
 __all__ = [
@@ -137,6 +139,21 @@ class TowerSpec:
     built_by: ClassVar[str]
     """"module:class" of the tower that is made of it."""
 
+    @property
+    def connectors(self) -> tuple[tuple[ConnectorStep, ...], ...]:
+        """Every connector."""
+        return (self.connector,)
+
+    def linears(self) -> Iterator[LinearSpec]:
+        """Linear layers that may be quantized, as wide as they are kept: those of the layers and of the connectors."""
+        for layer in self.layers:
+            for mixer in layer.mixers:
+                assert isinstance(mixer, EncoderAttentionSpec)
+                yield from mixer.projections()
+            assert isinstance(layer.feed_forward, MLPSpec | GatedMLPSpec)
+            yield from layer.feed_forward.projections()
+        yield from (step for steps in self.connectors for step in steps if isinstance(step, LinearSpec))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTowerSpec(TowerSpec):
@@ -189,6 +206,10 @@ class GridTowerSpec(TowerSpec):
     """(layer, connector) of features that are taken behind earlier layers; they stand behind the others in an
     embedding (DeepStack)."""
     built_by: ClassVar[str] = "quire_models.towers.grid_tower:GridTower"
+
+    @property
+    def connectors(self) -> tuple[tuple[ConnectorStep, ...], ...]:
+        return (self.connector, *(steps for _, steps in self.deepstack))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
