@@ -28,6 +28,7 @@ __all__ = [
     "set_template",
     "write_metaspace_bpe",
     "write_network",
+    "write_qwen_tokenizer",
 ]
 
 VOCAB_SIZE = 400
@@ -48,13 +49,16 @@ def rename_tensors(folder: Path, rename: Callable[[str], str]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_network(folder: Path, architecture: str, base: str | None = None, **fields: Any) -> Any:
+def write_network(
+    folder: Path, architecture: str, base: str | None = None, *, weight_scale: float = 0.2, **fields: Any
+) -> Any:
     """A random network of a class of Transformers.
 
     Args:
         folder: Written to.
         architecture: The class.
         base: The architecture whose parity case has its sizes; None for `architecture`.
+        weight_scale: Standard deviation of matrices.
         fields: Fields of its configuration.
 
     Returns:
@@ -62,7 +66,11 @@ def write_network(folder: Path, architecture: str, base: str | None = None, **fi
     """
     case = {**CASES, **ENCODER_CASES}[base or architecture]
     return write_checkpoint(
-        folder, architecture, dataclasses.replace(case, fields={**case.fields, "vocab_size": VOCAB_SIZE, **fields})
+        folder,
+        architecture,
+        dataclasses.replace(
+            case, fields={**case.fields, "vocab_size": VOCAB_SIZE, **fields}, weight_scale=weight_scale
+        ),
     )
 
 

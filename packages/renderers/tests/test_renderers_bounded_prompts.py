@@ -218,3 +218,9 @@ def test_pairs_through_a_chat_template(tmp_path: Path) -> None:
         renderer.render_pair_template("a", "b", template, {"messages": []})
     with pytest.raises(RequestError, match="refuses"):
         renderer.render_pair_template("a", "b", "{{ raise_exception('refuses') }}")
+    assert renderer.render_pair_template("a", "b", instruction="find") == "find\nQ a\nD b\n"
+    end = "{{ messages[-1].content }} 5\nanswer:{{ messages[0].content }}"
+    assert renderer.pair_template_end(end, instruction="yes") == tokenizer.encode(
+        " 5\nanswer:yes", add_special_tokens=False
+    )
+    assert renderer.pair_template_end("{{ messages[-1].content }}") == []

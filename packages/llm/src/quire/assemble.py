@@ -29,8 +29,8 @@ from quire.poolers import (
     choose_pooling,
     converted_overrides,
     longest_embedded_text,
+    network_overrides,
     read_pooler_spec,
-    without_pooler_fields,
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
@@ -112,7 +112,7 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
             none, or a form of weights for towers that are not built.
     """
     place = network_folder(folder)
-    model = ModelConfig.from_path(place, overrides=without_pooler_fields(config.model.hf_overrides))
+    model = ModelConfig.from_path(place, overrides=network_overrides(config, folder))
     if (overrides := converted_overrides(config, folder, model)) is not None:
         model = ModelConfig.from_path(place, overrides=overrides)
     if config.model.language_model_only:

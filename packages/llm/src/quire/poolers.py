@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +21,9 @@ __all__ = [
     "choose_pooling",
     "converted_overrides",
     "longest_embedded_text",
+    "network_overrides",
     "pooling_tasks",
     "read_pooler_spec",
-    "without_pooler_fields",
 ]
 
 CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
@@ -112,7 +111,7 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
     for stem_end in ("ForCausalLM", "LMHeadModel"):
         name = model.architecture.removesuffix(stem_end) + end
         if model.architecture.endswith(stem_end) and architecture_entry(name).is_native:
-            return {**without_pooler_fields(config.model.hf_overrides), "architectures": [name]}
+            return {**network_overrides(config, folder), "architectures": [name]}
     return None
 
 
@@ -124,9 +123,19 @@ def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def without_pooler_fields(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Overrides of config.json without the fields that poolers alone read."""
-    return {name: value for name, value in (overrides or {}).items() if name not in POOLER_FIELDS}
+def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
+    """Overrides of config.json that the network reads.
+
+    vLLM's users name a class with a classifier (...ForSequenceClassification) for generative rerankers, whose classes
+    are rows of the LM head: the body alone is loaded then.
+    """
+    overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
+    names = overrides.get("architectures")
+    if isinstance(names, list) and classifier_tokens(config, folder):
+        end = _ENDS["classify"]
+        names = [name.removesuffix(end) + "Model" if str(name).endswith(end) else name for name in names]
+        return {**overrides, "architectures": names}
+    return overrides
 
 
 def read_pooler_spec(
