@@ -38,9 +38,9 @@ class PromptOptions(TypedDict, total=False):
     """How texts are written before they are tokenized; none is needed."""
 
     prompt_name: str | None
-    """Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text; None for the
-    checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called "query" is a query, and
-    every other one a document."""
+    """Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text, or instructs the reader
+    of a pair; None for the checkpoint's default, if it has one. To models of late interaction (ColBERT) a text called
+    "query" is a query, and every other one a document."""
     add_special_tokens: bool
     """Whether a text gets the tokenizer's special tokens; it does where this is left out."""
     chat_template: str | None
@@ -77,15 +77,7 @@ class PoolingPrompts:
             prompt: Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`; with `text_pair`, the second
                 text of a pair, whose first one is `prompt`.
             params: What to pool, how, and where to cut the prompt.
-<<<<<<< HEAD
             **options: How to write texts.
-=======
-            prompt_name: Which of the checkpoint's prompts (config_sentence_transformers.json) goes before a text, or
-                instructs the reader of a pair; None for the checkpoint's default, if it has one. To models of late
-                interaction (ColBERT) a text called "query" is a query, and every other one a document.
-            add_special_tokens: Whether a text gets the tokenizer's special tokens.
-            chat_template: Of pairs: writes messages with roles "query" and "document" (`LLM.score`).
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
 
         Raises:
             RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
@@ -104,12 +96,7 @@ class PoolingPrompts:
             pair = fields.get("text_pair")
             prompt = fields["prompt"] if fields.get("prompt_token_ids") is None else fields["prompt_token_ids"]
             if pair is not None:
-<<<<<<< HEAD
                 rendered = self._render_pair(prompt, pair, params, max_tokens, options)
-=======
-                instruction = self._instruction(prompt_name)
-                rendered = self._render_pair(prompt, pair, params, max_tokens, chat_template, instruction)
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
                 return PoolingPrompt(rendered, params, salt)
         assert not isinstance(prompt, Mapping)
         if not isinstance(prompt, str):
@@ -153,55 +140,36 @@ class PoolingPrompts:
         return rendered, params
 
     def _render_pair(
-<<<<<<< HEAD
         self, first: Any, second: Any, params: PoolingParams, max_tokens: int | None, options: PromptOptions
-=======
-        self,
-        first: Any,
-        second: Any,
-        params: PoolingParams,
-        max_tokens: int | None,
-        chat_template: str | None,
-        instruction: str,
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
     ) -> RenderedPrompt:
         """A pair through a chat template, the request's or the checkpoint's, or as the tokenizer writes pairs. The
         instruction is a message of role "system", or stands before the first text, as sentence-transformers has it."""
         if not isinstance(first, str) or not isinstance(second, str):
             raise RequestError("text_pair goes with a prompt that is text, and is text itself", param="text_pair")
         first, second = self._cased(first), self._cased(second)
-<<<<<<< HEAD
+        instruction = self._instruction(options.get("prompt_name"))
         chat_template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
-        if chat_template is not None or self._renderer.has_pair_template:
-            return self._bounded.render(
-                self._renderer.render_pair_template(first, second, chat_template, variables),
-=======
         if chat_template is None and not self._renderer.has_pair_template:
+            if variables:
+                raise RequestError(
+                    f"{next(iter(variables))!r} is for a chat template with roles 'query' and 'document', which this "
+                    "model does not have: give one as chat_template, or leave it out",
+                    param="chat_template_kwargs",
+                )
             return self._bounded.render_pair(
                 self._cased(instruction) + first,
                 second,
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
                 max_tokens=max_tokens,
                 truncation_side=params.truncation_side,
             )
-<<<<<<< HEAD
-        if variables:
-            raise RequestError(
-                f"{next(iter(variables))!r} is for a chat template with roles 'query' and 'document', which this model "
-                "does not have: give one as chat_template, or leave it out",
-                param="chat_template_kwargs",
-            )
-        return self._bounded.render_pair(first, second, max_tokens=max_tokens, truncation_side=params.truncation_side)
-=======
-        text = self._renderer.render_pair_template(first, second, chat_template, instruction=instruction)
+        text = self._renderer.render_pair_template(first, second, chat_template, variables, instruction=instruction)
         rendered = self._bounded.render(
             text, max_tokens=max_tokens, truncation_side=params.truncation_side, add_special_tokens=False
         )
         if len(rendered.token_ids) != max_tokens or params.truncation_side == "left":
             return rendered
-        end = self._renderer.pair_template_end(chat_template, instruction=instruction)[-max_tokens:]
+        end = self._renderer.pair_template_end(chat_template, variables, instruction=instruction)[-max_tokens:]
         return dataclasses.replace(rendered, token_ids=[*rendered.token_ids[: max_tokens - len(end)], *end])
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
 
     def _instruction(self, prompt_name: str | None) -> str:
         """The text that goes before a prompt."""

@@ -168,15 +168,13 @@ class ChatRenderer:
         return self._templates.names_roles(PAIR_ROLES)
 
     def render_pair_template(
-<<<<<<< HEAD
         self,
         query: str,
         document: str,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-=======
-        self, query: str, document: str, chat_template: str | None = None, *, instruction: str = ""
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
+        *,
+        instruction: str = "",
     ) -> str:
         """A query and a document through a chat template, whose messages have these roles.
 
@@ -184,35 +182,33 @@ class ChatRenderer:
             query: Content of the message with role "query".
             document: Content of the message with role "document".
             chat_template: Replaces the model's own.
-<<<<<<< HEAD
             chat_template_kwargs: Further variables of the template, such as `instruction`.
-=======
             instruction: Content of a message with role "system" before the two; empty for none.
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
 
         Raises:
             RequestError: no template, or it fails.
         """
         for text in (query, document):
             self.check_text(text, "prompt")
-<<<<<<< HEAD
-        messages = list(zip(PAIR_ROLES, (query, document), strict=True))
-        return self._templates.render_as_given(messages, chat_template, chat_template_kwargs)
-=======
         messages = [("system", instruction)] if instruction else []
         messages += zip(PAIR_ROLES, (query, document), strict=True)
-        return self._templates.render_as_given(messages, chat_template)
+        return self._templates.render_as_given(messages, chat_template, chat_template_kwargs)
 
-    def pair_template_end(self, chat_template: str | None = None, *, instruction: str = "") -> list[int]:
+    def pair_template_end(
+        self,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        instruction: str = "",
+    ) -> list[int]:
         """Token ids that a chat template writes behind every query and document, such as the turn of a reranker's
         answer; empty where it writes none. Arguments and errors are those of `render_pair_template`."""
         ends = []
         for text in ("0", "1 2"):  # whose tokens differ, so that what both prompts end with is the template's
-            prompt = self.render_pair_template(text, text, chat_template, instruction=instruction)
+            prompt = self.render_pair_template(text, text, chat_template, chat_template_kwargs, instruction=instruction)
             ends.append(self.tokenizer.encode(prompt, add_special_tokens=False)[::-1])
         alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
         return [token_id for token_id, _ in alike][::-1]
->>>>>>> 416930ff (Score by generative rerankers as they are published, cut prompts included)
 
     def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
         """Per token of a rendered prompt: where it stands in the prompt's text, as (begin, end) in characters.
