@@ -14,6 +14,7 @@ from quire_kernels_cpu import (
     encoder,
     latent,
     lora,
+    maxsim,
     moe,
     recurrent,
     rope_and_cache,
@@ -34,7 +35,20 @@ from quire_ops.torch_attention import paged_attention as torch_paged_attention
 
 __all__ = ["backends"]
 
-MODULES = (decode_step, decoder, encoder, latent, lora, moe, recurrent, rope_and_cache, routing, sampling, step_inputs)
+MODULES = (
+    decode_step,
+    decoder,
+    encoder,
+    latent,
+    lora,
+    maxsim,
+    moe,
+    recurrent,
+    rope_and_cache,
+    routing,
+    sampling,
+    step_inputs,
+)
 """The other modules with backends: importing them adds theirs."""
 
 

@@ -28,6 +28,7 @@ FAMILIES = (
     "latent",
     "linear",
     "lora",
+    "maxsim",
     "moe",
     "norms",
     "penalties",

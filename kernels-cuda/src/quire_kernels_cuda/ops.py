@@ -79,6 +79,7 @@ SERVED = (
     Served(op=ops.penalize, module="penalties", batch_invariant=True),
     Served(op=ops.route_experts, module="routing", sizes={"experts": SizeRule(maximum=1024)}, batch_invariant=True),
     Served(op=ops.fused_moe, module="moe"),
+    Served(op=ops.maxsim, module="maxsim", batch_invariant=True),
     Served(op=ops.causal_conv1d, module="recurrent", device_lengths=True),
     Served(op=ops.mamba2_scan, module="recurrent", device_lengths=True),
     Served(op=ops.selective_scan, module="recurrent", device_lengths=True),

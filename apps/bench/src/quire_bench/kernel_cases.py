@@ -240,6 +240,14 @@ def _moe(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
     return KernelWork(prepare, num_bytes, 6 * rows * top_k * size * inner, {}, memory_bytes)
 
 
+def _maxsim(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
+    query_len, document_len, count, size = (shape[name] for name in ("query_len", "document_len", "documents", "size"))
+    query, documents = (_random(n, size, dtype=dtype, device=device) for n in (query_len, count * document_len))
+    lens = [document_len] * count
+    num_bytes, flop = _bytes(query, documents) + 4 * count, 2 * query_len * documents.numel()
+    return KernelWork(lambda f: lambda: f(query, documents, [query_len], lens), num_bytes, flop, {})
+
+
 _ROWS: Shape = {"rows": 32, "size": 4096}
 _PRODUCT: Shape = {"rows": 1, "outputs": 4096, "inputs": 4096}
 _HEADS: Shape = {"batch": "8xq1k1k", "kv_heads": 8, "head_dim": 128, "block_size": 16}
@@ -261,6 +269,7 @@ CASES: dict[str, KernelCase] = {
         ("rotary_embedding", {"rows": 32, "heads": 32, "head_dim": 128}, _rotary),
         ("write_kv_cache", _HEADS, _write),
         ("paged_attention", _HEADS | {"heads": 32}, _attention),
+        ("maxsim", {"query_len": 32, "document_len": 180, "documents": 100, "size": 128}, _maxsim),
         ("fused_moe", {"rows": 8, "experts": 8, "top_k": 2, "size": 1024, "inner": 768}, _moe),
     )
 }

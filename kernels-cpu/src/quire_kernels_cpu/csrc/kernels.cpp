@@ -13,6 +13,7 @@
 #include "index.h"
 #include "linear.h"
 #include "lora.h"
+#include "maxsim.h"
 #include "moe.h"
 #include "recurrent.h"
 #include "sample.h"
@@ -420,6 +421,20 @@ void quire_rope_and_write_kv(int dtype, const void* const* inputs, const int64_t
                                    .tokens = tokens,
                                    .num_heads = num_heads},
             cache);
+    });
+}
+
+void quire_maxsim(int dtype, const void* queries, const int64_t* query_lens, int64_t num_queries, const void* documents,
+                  const int64_t* document_lens, int64_t num_documents, int64_t dim, float* scores) {
+    for_dtype(dtype, [&]<typename T>() {
+        quire::maxsim(quire::MaxSim<T>{.queries = static_cast<const T*>(queries),
+                                       .documents = static_cast<const T*>(documents),
+                                       .query_lens = query_lens,
+                                       .document_lens = document_lens,
+                                       .num_queries = num_queries,
+                                       .num_documents = num_documents,
+                                       .dim = dim,
+                                       .scores = scores});
     });
 }
 

@@ -320,6 +320,10 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
                        int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
                        int64_t outputs);
 
+// See maxsim.h. queries, documents: [tokens, dim], so many tokens each; num_queries: 1 or num_documents; scores [num_documents].
+void quire_maxsim(int dtype, const void* queries, const int64_t* query_lens, int64_t num_queries, const void* documents,
+                  const int64_t* document_lens, int64_t num_documents, int64_t dim, float* scores);
+
 // A decoder keeps what it needs of the structs, and the pointers to weights: they must outlive it.
 void* quire_decoder_new(int dtype, const DecoderArgument* decoder);
 

@@ -47,6 +47,9 @@ class CallOptions(TypedDict, total=False):
     "per_item" gives such a prompt an output with an `error`, and answers the others."""
 
 
+MAXSIM_PAIRS = 256
+"""Pairs whose vectors are laid side by side at a time."""
+
 Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
 
 
@@ -166,33 +169,63 @@ def similarity_outputs(
 ) -> list[PooledRequestOutput]:
     """Cosine similarity of the embeddings of pairs, or MaxSim (op `maxsim`) where there is one per token, as outputs
     with one number each; a failed one fails its pair."""
+    pairs = list(zip(queries, documents, strict=True))
+    complete = [
+        (query.pooled, document.pooled)
+        for query, document in pairs
+        if query.pooled is not None and document.pooled is not None
+    ]
+    scores = iter(_similarities(complete))
     results = []
-    for query, document in zip(queries, documents, strict=True):
-        error, pooled = query.error or document.error, None
+    for query, document in pairs:
+        pooled = None
         if query.pooled is not None and document.pooled is not None:
-            pooled = PooledOutput(struct.pack("<f", _similarity(query.pooled, document.pooled)), (1,))
+            pooled = PooledOutput(struct.pack("<f", next(scores)), (1,))
         results.append(
             PooledRequestOutput(
                 request_id=f"{query.request_id}_{document.request_id}",
                 packed_token_ids=query.packed_token_ids + document.packed_token_ids,
                 pooled=pooled,
-                error=error,
+                error=query.error or document.error,
                 num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
             )
         )
     return results
 
 
-def _similarity(query: PooledOutput, document: PooledOutput) -> float:
+def _similarities(pairs: Sequence[tuple[PooledOutput, PooledOutput]]) -> list[float]:
+    """The score of each pair of a query and a document."""
+    import torch
+
+    if not pairs or len(pairs[0][0].shape) > 1:
+        return _maxsim_scores(pairs)
+
+    def cosine(first: PooledOutput, second: PooledOutput) -> float:
+        vectors = (torch.frombuffer(bytearray(each.data), dtype=torch.float32) for each in (first, second))
+        return float(torch.nn.functional.cosine_similarity(next(vectors), next(vectors), dim=0))
+
+    return [cosine(*pair) for pair in pairs]
+
+
+def _maxsim_scores(pairs: Sequence[tuple[PooledOutput, PooledOutput]]) -> list[float]:
+    """MaxSim of each pair of outputs [tokens, dimensions]; 0 where one of them has no tokens."""
     import torch
 
     from quire_ops import OpRequest, bind, ops
 
-    first, second = (
-        torch.frombuffer(bytearray(each.data), dtype=torch.float32).reshape(each.shape) for each in (query, document)
-    )
-    if first.ndim == 1:
-        return float(torch.nn.functional.cosine_similarity(first, second, dim=0))
-    if 0 in first.shape or 0 in second.shape:
-        return 0.0
-    return float(bind(ops.maxsim, OpRequest(dtype=torch.float32))(first, second, [len(second)]))
+    def packed(outputs: Sequence[PooledOutput]) -> torch.Tensor:
+        """[tokens, dimensions] float32 of some outputs, one behind the other."""
+        data = bytearray().join(each.data for each in outputs)
+        return torch.frombuffer(data, dtype=torch.float32).view(-1, outputs[0].shape[1])
+
+    maxsim, scores = bind(ops.maxsim, OpRequest(dtype=torch.float32)), [0.0] * len(pairs)
+    places = [place for place, (query, document) in enumerate(pairs) if query.shape[0] and document.shape[0]]
+    for begin in range(0, len(places), MAXSIM_PAIRS):
+        part = places[begin : begin + MAXSIM_PAIRS]
+        queries, documents = ([pairs[place][side] for place in part] for side in (0, 1))
+        if all(query is queries[0] for query in queries):
+            del queries[1:]
+        lens = ([each.shape[0] for each in side] for side in (queries, documents))
+        for place, score in zip(part, maxsim(packed(queries), packed(documents), *lens).tolist(), strict=True):
+            scores[place] = score
+    return scores
