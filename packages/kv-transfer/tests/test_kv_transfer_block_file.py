@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire_interfaces import BlockKey
-from quire_kv_transfer import BlockFileError, read_block, write_block
+from quire_kv_transfer import BlockFormatError, read_block, write_block
 from quire_kv_transfer.block_file import HEADER_BYTES
 
 FINGERPRINT = bytes(range(32))
@@ -62,38 +62,38 @@ def test_any_changed_byte_is_noticed(path: Path) -> None:
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
-        with pytest.raises(BlockFileError):
+        with pytest.raises(BlockFormatError):
             read(path)
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, 500, HEADER_BYTES + len(PAYLOAD) - 1])
 def test_a_file_cut_short_is_noticed(path: Path, length: int) -> None:
     os.truncate(path, length)
-    with pytest.raises(BlockFileError, match=f"it has {length} bytes"):
+    with pytest.raises(BlockFormatError, match=f"it has {length} bytes"):
         read(path)
 
 
 def test_a_longer_file_is_noticed(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"x")
-    with pytest.raises(BlockFileError, match="should have"):
+    with pytest.raises(BlockFormatError, match="should have"):
         read(path)
 
 
 def test_another_model_or_block(path: Path) -> None:
     assert read(path) == PAYLOAD
-    with pytest.raises(BlockFileError, match="another model"):
+    with pytest.raises(BlockFormatError, match="another model"):
         read(path, fingerprint=bytes(32))
     for key in (BlockKey(0, KEY.block_hash), BlockKey(1, KEY.block_hash[:-1] + b"x"), BlockKey(1, KEY.block_hash[:-1])):
-        with pytest.raises(BlockFileError, match="another block"):
+        with pytest.raises(BlockFormatError, match="another block"):
             read(path, key=key)
-    with pytest.raises(BlockFileError, match="should have"):
+    with pytest.raises(BlockFormatError, match="should have"):
         read(path, num_bytes=len(PAYLOAD) + 1)
 
 
 def test_any_file_of_the_right_length(path: Path) -> None:
     path.write_bytes(os.urandom(HEADER_BYTES + len(PAYLOAD)))
-    with pytest.raises(BlockFileError, match="not a KV block file"):
+    with pytest.raises(BlockFormatError, match="not a KV block"):
         read(path)
 
 

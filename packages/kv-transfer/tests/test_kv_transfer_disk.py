@@ -15,13 +15,22 @@ from pathlib import Path
 import pytest
 
 from quire_interfaces import BlockKey, BlockTransfer, ConfigError, KVTransferJob, KVTransferPlan
-from quire_kv_transfer import DiskTier, DiskWorker, FolderUsage, TierFolder, model_fingerprint
-from quire_kv_transfer.disk_connector import DiskConnector
+from quire_kv_transfer import (
+    BlockFiles,
+    DiskTier,
+    FolderUsage,
+    HostMemoryTier,
+    TierConnector,
+    TierFolder,
+    TierStack,
+    TierWorker,
+    model_fingerprint,
+)
 from quire_testkit.conformance.kv_transfer import LayeredMemory
 
 BLOCK_BYTES = (48, 40)
 FINGERPRINT = model_fingerprint({"model": "a"})
-MakeTier = Callable[..., tuple[DiskTier, DiskWorker]]
+MakeTier = Callable[..., tuple[DiskTier, TierWorker]]
 
 
 def key(number: int, group: int = 0) -> BlockKey:
@@ -37,7 +46,7 @@ def memory() -> LayeredMemory:
 def make_tier(tmp_path: Path, memory: LayeredMemory) -> Iterator[MakeTier]:
     workers = []
 
-    def make(size_bytes: int = 10 << 20, fingerprint: bytes = FINGERPRINT) -> tuple[DiskTier, DiskWorker]:
+    def make(size_bytes: int = 10 << 20, fingerprint: bytes = FINGERPRINT) -> tuple[DiskTier, TierWorker]:
         tier = DiskTier(str(tmp_path / "tier"), fingerprint, BLOCK_BYTES, size_bytes=size_bytes)
         workers.append(tier.make_worker(memory))
         return tier, workers[-1]
@@ -47,7 +56,7 @@ def make_tier(tmp_path: Path, memory: LayeredMemory) -> Iterator[MakeTier]:
         worker.close()
 
 
-def wait_for(worker: DiskWorker, job_id: int) -> list[bool]:
+def wait_for(worker: TierWorker, job_id: int) -> list[bool]:
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         output = worker.poll(waits=True)
@@ -61,7 +70,7 @@ def job(job_id: int, *blocks: tuple[BlockKey, int]) -> KVTransferJob:
     return KVTransferJob(job_id, tuple(BlockTransfer(*block) for block in blocks))
 
 
-def store(worker: DiskWorker, memory: LayeredMemory, *numbers: int) -> list[bool]:
+def store(worker: TierWorker, memory: LayeredMemory, *numbers: int) -> list[bool]:
     """Store block n's own content under key n."""
     for number in numbers:
         memory.fill(0, 1, number)
@@ -69,7 +78,7 @@ def store(worker: DiskWorker, memory: LayeredMemory, *numbers: int) -> list[bool
     return [wait_for(worker, number)[0] for number in numbers]
 
 
-def load(worker: DiskWorker, *numbers: int) -> list[bool]:
+def load(worker: TierWorker, *numbers: int) -> list[bool]:
     worker.begin(KVTransferPlan(loads=[job(1000, *[(key(number), 2 + i) for i, number in enumerate(numbers)])]))
     return wait_for(worker, 1000)
 
@@ -163,7 +172,9 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(
 def test_a_disk_that_hangs_is_late_and_not_waited_for(tmp_path: Path, memory: LayeredMemory) -> None:
     """A named pipe stands for the file: opening it hangs until somebody opens its other end."""
     folder = TierFolder(str(tmp_path), FINGERPRINT)
-    worker = DiskWorker(folder, FolderUsage(str(tmp_path)), memory, late_after_s=0.05)
+    worker = TierStack([BlockFiles(folder, FolderUsage(str(tmp_path)))], FINGERPRINT, BLOCK_BYTES).make_worker(
+        memory, late_after_s=0.05
+    )
     pipe = folder.path(key(1))
     os.makedirs(os.path.dirname(pipe))
     os.mkfifo(pipe)
@@ -350,7 +361,9 @@ def test_copies_that_wait_for_the_disk_are_bounded(tmp_path: Path) -> None:
 
 
 def test_copies_that_wait_to_be_written_are_bounded(tmp_path: Path) -> None:
-    connector = DiskConnector(TierFolder(str(tmp_path), FINGERPRINT), (40,), max_store_bytes=120, max_wanted=99)
+    connector = TierConnector(
+        TierStack([HostMemoryTier(0)], FINGERPRINT, (40,)), (40,), max_store_bytes=120, max_wanted=99
+    )
     connector.offer(0, [key(number).block_hash for number in range(7)])
     first = connector.take_stores(99)
     assert first == [key(number) for number in range(3)], "as many as fit, to the last byte"

@@ -91,8 +91,8 @@ def test_a_process_leaves_its_prefixes_to_the_next(folder: Path, disk: Path, exp
 import time
 from quire import LLM, SamplingParams
 from quire_kv_transfer import block_files
-write_block = block_files.write_block
-block_files.write_block = lambda *block: (time.sleep(0.2), write_block(*block))
+write_frame = block_files.write_frame
+block_files.write_frame = lambda *block: (time.sleep(0.2), write_frame(*block))
 llm = LLM({str(folder)!r}, max_model_len=160, max_num_seqs=4, num_threads=1,
           kv_disk_path={str(disk)!r}, kv_disk_size="50M")
 params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

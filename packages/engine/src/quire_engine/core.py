@@ -54,6 +54,8 @@ class EngineParts:
     """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
     add_stats: tuple[Callable[[SchedulerStats], None], ...] = ()
     """Adds what the executor's side counts."""
+    take_failures: Callable[[], list[tuple[str, RequestFailure]]] | None = None
+    """Requests, by id, that what is beside the runner failed since the last call; None where nothing does."""
     release_kv_cache: Callable[[], int] | None = None
     """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
     that cannot be."""
@@ -334,6 +336,10 @@ class EngineCore:
             result.step_tokens.append(output.total_num_scheduled_tokens)
         result.outputs.extend(outputs)
         self._forget([each.request_id for each in outputs if each.finish_reason is not None])
+        if self.parts.take_failures is not None:
+            for request_id, failure in self.parts.take_failures():
+                if self.abort_requests([request_id], FinishReason.ERROR):
+                    result.outputs.append(EngineCoreOutput(request_id, [], FinishReason.ERROR, failure=failure))
         if self._quarantine:
             self._quarantine.step_succeeded(output)
         return True

@@ -126,6 +126,10 @@ class KVConnector(Protocol):
     def contains(self, key: BlockKey) -> bool:
         """Whether the tier has the block, as far as is known; a load may still fail. False once stopped."""
 
+    def look_up(self, keys: Sequence[BlockKey]) -> None:
+        """Find out which of these blocks the tier has, before `contains` is asked for them one by one. A tier that is
+        asked over a network does so in one question, and waits a fraction of a second for the answer at most."""
+
     def offer(self, group: int, block_hashes: Sequence[bytes]) -> None:
         """These blocks were computed and are in memory now; the tier may want them."""
 

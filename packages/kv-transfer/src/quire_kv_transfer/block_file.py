@@ -1,20 +1,7 @@
-"""One block of one KV cache group as a file: a fixed header, then the raw bytes of the group's layers.
+"""Frames of blocks as files.
 
-    offset  bytes  field (little endian)
-    0       8      magic "QUIREKV" and a zero byte
-    8       4      version of this format
-    12      4      KV cache group
-    16      32     fingerprint: model, dtype, block layout, hash algorithm (`fingerprint`)
-    48      4      length of the block hash
-    52      32     block hash, zero-padded
-    84      8      length of the payload
-    92      16     XXH3-128 of the payload
-    108     16     zeros
-    124     4      CRC-32 of the 124 bytes before
-
-The checksums find accidents (a disk that lost a page, a write that power cut short), not forgery: the folder is as
-trusted as the checkpoint. A file is written under a temporary name and renamed, so that a name never stands for half a
-block; it is not synced, since whatever a crash leaves is recognized. Knows no queue, no thread and no bound.
+A file is written under a temporary name and renamed, so that a name never stands for half a block; it is not synced,
+since whatever a crash leaves is recognized. Knows no queue, no thread and no bound.
 """
 
 from __future__ import annotations
@@ -22,35 +9,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import struct
-import zlib
 from collections.abc import Sequence
 
-import xxhash
+from quire_interfaces import BlockKey
+from quire_kv_transfer.block_frame import HEADER_BYTES, BlockFormatError, check_frame, frame_header
 
-from quire_interfaces import BlockKey, QuireError
+__all__ = ["expect_block", "read_block", "read_frame", "write_block", "write_frame"]
 
-__all__ = ["HEADER_BYTES", "MAX_HASH_BYTES", "BlockFileError", "expect_block", "read_block", "write_block"]
-
-HEADER_BYTES = 128
-MAX_HASH_BYTES = 32
-
-_MAGIC = b"QUIREKV\0"
-_VERSION = 1
-_FIELDS = struct.Struct("<8sII32sI32sQ16s16x")
-_CRC = struct.Struct("<I")
 _MAX_BUFFERS = 1024
 """Buffers that one system call takes (IOV_MAX on Linux)."""
 
 _temporary_numbers = itertools.count()
 
 
-class BlockFileError(QuireError):
-    """A file is not the block it should be. The message says in which respect."""
-
-
 def write_block(path: str, fingerprint: bytes, key: BlockKey, payload: bytes | memoryview) -> None:
-    """Write a block under its name; folders are made as needed.
+    """Write a block under its name. Raises OSError as `write_frame` does."""
+    write_frame(path, [frame_header(fingerprint, key, [payload]), payload])
+
+
+def write_frame(path: str, buffers: Sequence[bytes | memoryview]) -> None:
+    """Write a frame, given in pieces, under its name; folders are made as needed.
 
     Raises:
         OSError: the disk did not take it; nothing is left of it.
@@ -60,7 +38,7 @@ def write_block(path: str, fingerprint: bytes, key: BlockKey, payload: bytes | m
     fd = _create(temporary)
     try:
         try:
-            _write_all(fd, [memoryview(_header(fingerprint, key, payload)), memoryview(payload)])
+            _write_all(fd, [memoryview(buffer) for buffer in buffers])
         finally:
             os.close(fd)
         os.rename(temporary, path)
@@ -81,23 +59,32 @@ def read_block(path: str, fingerprint: bytes, key: BlockKey, buffers: Sequence[m
 
     Raises:
         FileNotFoundError: there is no such file.
-        BlockFileError: the file is not this block, or damaged.
+        BlockFormatError: the file is not this block, or damaged.
         OSError: it cannot be read.
     """
     header = bytearray(HEADER_BYTES)
-    payload_bytes = sum(map(len, buffers))
+    read_frame(path, [memoryview(header), *buffers])
+    check_frame(header, buffers, fingerprint, key)
+
+
+def read_frame(path: str, buffers: Sequence[memoryview]) -> None:
+    """Read a frame into buffers that are as long as it, together.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BlockFormatError: the file has another length.
+        OSError: it cannot be read.
+    """
+    num_bytes = sum(map(len, buffers))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        if size != HEADER_BYTES + payload_bytes:
-            raise BlockFileError(f"it has {size} bytes and should have {HEADER_BYTES + payload_bytes}")
-        if _read_all(fd, [memoryview(header), *buffers]) != size:
-            raise BlockFileError("it became shorter while it was read")
+        if size != num_bytes:
+            raise BlockFormatError(f"it has {size} bytes and should have {num_bytes}")
+        if _read_all(fd, list(buffers)) != size:
+            raise BlockFormatError("it became shorter while it was read")
     finally:
         os.close(fd)
-    expected = _checked_header(bytes(header), fingerprint, key, payload_bytes)
-    if _checksum(buffers) != expected:
-        raise BlockFileError("its content does not have the checksum it was written with")
 
 
 def expect_block(path: str) -> None:
@@ -110,40 +97,6 @@ def expect_block(path: str) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
-
-
-def _header(fingerprint: bytes, key: BlockKey, payload: bytes | memoryview) -> bytes:
-    assert len(fingerprint) == 32
-    assert len(key.block_hash) <= MAX_HASH_BYTES
-    checksum = _checksum([memoryview(payload)])
-    length = len(key.block_hash)
-    fields = _FIELDS.pack(_MAGIC, _VERSION, key.group, fingerprint, length, key.block_hash, len(payload), checksum)
-    return fields + _CRC.pack(zlib.crc32(fields))
-
-
-def _checked_header(header: bytes, fingerprint: bytes, key: BlockKey, payload_bytes: int) -> bytes:
-    """The checksum of the payload, when everything else is as it should be."""
-    magic, version, group, of_whom, length, padded_hash, num_bytes, checksum = _FIELDS.unpack_from(header)
-    if magic != _MAGIC:
-        raise BlockFileError("it is not a KV block file")
-    if version != _VERSION:
-        raise BlockFileError(f"it has version {version} of the format, this is version {_VERSION}")
-    if _CRC.unpack_from(header, _FIELDS.size)[0] != zlib.crc32(header[: _FIELDS.size]):
-        raise BlockFileError("its header is damaged")
-    if of_whom != fingerprint:
-        raise BlockFileError("it was written by another model, dtype or layout")
-    if (group, padded_hash[:length]) != key:
-        raise BlockFileError("it holds another block than its name says")
-    if num_bytes != payload_bytes:
-        raise BlockFileError(f"it holds {num_bytes} bytes and should hold {payload_bytes}")
-    return bytes(checksum)
-
-
-def _checksum(buffers: Sequence[memoryview]) -> bytes:
-    state = xxhash.xxh3_128()
-    for buffer in buffers:
-        state.update(buffer)
-    return state.digest()
 
 
 def _create(path: str) -> int:

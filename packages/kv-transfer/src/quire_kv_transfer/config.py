@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import Settings, at_least, setting
+from quire_interfaces import Settings, at_least, one_of, setting
 
 __all__ = ["KVTransferConfig"]
 
@@ -28,4 +28,20 @@ class KVTransferConfig(Settings):
         "half of the space that is free there at the start.",
         unit="bytes",
         check=at_least(1),
+    )
+    kv_offloading_size: float | None = setting(
+        None,
+        help="Host memory for blocks that the KV cache has no room for, above the disk where there is one. Empty takes "
+        "none.",
+        unit="GiB",
+        check=at_least(0),
+    )
+    kv_offloading_backend: str = setting(
+        "native", help="What offloads to host memory: native is Quire's own.", check=one_of("native")
+    )
+    kv_load_failure_policy: str = setting(
+        "recompute",
+        help="A block that a tier has, and that does not arrive whole: recompute computes it, fail fails the requests "
+        "that wait for it.",
+        check=one_of("recompute", "fail"),
     )

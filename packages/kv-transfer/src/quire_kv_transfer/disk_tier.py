@@ -1,20 +1,18 @@
-"""The disk tier as a whole: opened once per engine, gives the scheduler and the runner their halves."""
+"""The disk tier as a whole: opened once per engine; its files are one tier of a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from quire_interfaces import BlockMemory, KVCachePlan
-from quire_kv_transfer.disk_connector import DiskConnector
-from quire_kv_transfer.disk_worker import DiskWorker
+from quire_kv_transfer.block_files import BlockFiles
 from quire_kv_transfer.encoder_cache import DiskEncoderCache
 from quire_kv_transfer.folder import TierFolder
+from quire_kv_transfer.tier_stack import TierStack
+from quire_kv_transfer.tier_worker import TierWorker
 from quire_kv_transfer.usage import open_usage
 
-__all__ = ["MAX_STORE_BYTES", "DiskTier", "group_block_bytes"]
-
-MAX_STORE_BYTES = 256 << 20
-"""Copies that wait to be written: what a disk writes in a fraction of a second, and what a long prefill leaves."""
+__all__ = ["DiskTier", "group_block_bytes"]
 
 
 def group_block_bytes(plan: KVCachePlan) -> tuple[int, ...]:
@@ -49,10 +47,11 @@ class DiskTier:
         self._folder = TierFolder(self._usage.root, fingerprint)
         self.size_bytes = self._usage.bound_bytes
         """Bound of all files in the folder."""
-        self.connector = DiskConnector(
-            self._folder, block_bytes, max_store_bytes=MAX_STORE_BYTES, max_wanted=max_wanted
-        )
-        """The scheduler's half."""
+        self.files = BlockFiles(self._folder, self._usage)
+        """The folder as a tier of a larger stack."""
+        self._stack = TierStack([self.files], fingerprint, block_bytes, max_wanted=max_wanted)
+        self.connector = self._stack.connector
+        """The scheduler's half of this tier alone."""
 
     @property
     def root(self) -> str:
@@ -64,9 +63,9 @@ class DiskTier:
         """What the files take now, as far as is known."""
         return self._usage.total_bytes
 
-    def make_worker(self, memory: BlockMemory) -> DiskWorker:
-        """The runner's half. It has threads: close it."""
-        return DiskWorker(self._folder, self._usage, memory)
+    def make_worker(self, memory: BlockMemory) -> TierWorker:
+        """The runner's half of this tier alone. It has threads: close it."""
+        return self._stack.make_worker(memory)
 
     def make_encoder_cache(self, fingerprint: bytes, *, dtype: str, width: int) -> DiskEncoderCache:
         """The files of encoder outputs, within the same bound. It may have a thread: close it.

@@ -178,7 +178,7 @@ class DiskEncoderCache:
             with self._lock:
                 was_stopped, self._is_stopped = self._is_stopped, True
             if not was_stopped:
-                warn_switched_off(self._files.folder.root, error)
+                warn_switched_off(self._files.name, error)
 
 
 def _block_key(key: str, group: int) -> BlockKey:

@@ -67,12 +67,11 @@ class TierFolder:
         return os.path.exists(self.path(key))
 
 
-def warn_switched_off(root: str, error: Exception) -> None:
+def warn_switched_off(name: str, error: Exception) -> None:
     """Say that a tier takes and gives nothing any more."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     _logger.warning(
-        "the KV tier in %s is switched off until the next start (%s); make room or repair it. "
-        "Requests go on without it",
-        root,
+        "the %s is switched off until the next start (%s); make room or repair it. Requests go on without it",
+        name,
         reason,
     )

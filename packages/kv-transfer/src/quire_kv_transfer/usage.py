@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quire_interfaces import ConfigError
-from quire_kv_transfer.block_file import HEADER_BYTES
+from quire_kv_transfer.block_frame import HEADER_BYTES
 from quire_kv_transfer.folder import prepare_folder
 
 __all__ = ["FolderUsage", "disk_bytes", "open_usage"]

@@ -20,7 +20,15 @@ from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
-from quire.kv_tier import ENCODER_CACHE, check_tier, open_encoder_cache, open_tier, start_digest
+from quire.kv_tier import (
+    ENCODER_CACHE,
+    EngineTiers,
+    check_tier,
+    open_encoder_cache,
+    open_tiers,
+    start_digest,
+    tier_setting,
+)
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
@@ -46,7 +54,7 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_kv_cache import KVCacheManager
-from quire_kv_transfer import DiskEncoderCache, DiskTier
+from quire_kv_transfer import DiskEncoderCache
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_pooling import PoolerSpec
@@ -247,7 +255,7 @@ class DeviceSide:
     gate: GrammarGate
     """Makes the matchers of the runner, and lets requests wait for them."""
     store: AdapterStore | None
-    tier: DiskTier | None
+    tiers: EngineTiers | None
     encoder_cache: DiskEncoderCache | None
     """Embeddings of media in the tier."""
     add_stats: tuple[Callable[[SchedulerStats], None], ...]
@@ -398,10 +406,11 @@ def _build_device_side(
     gate = build_grammar_gate(
         config, media_folder(config, blueprint.folder), blueprint.model, tokenizer, apart=serves_strangers
     )
-    tier = encoder_cache = None
-    if networks.digest is not None:
-        tier = open_tier(config, plan, networks.digest, network)
-        encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tier)
+    tiers = encoder_cache = None
+    if tier_setting(config) is not None:
+        tiers = open_tiers(config, plan, networks.digest, network)
+        if networks.digest is not None and tiers.disk is not None:
+            encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tiers.disk)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
     runner = ModelRunner.for_model(
         network,
@@ -414,7 +423,7 @@ def _build_device_side(
         sampling_config=SamplingConfig(max_logprobs=max_logprobs),
         grammars=gate.compiler,
         on_logits=on_logits,
-        make_transfer_worker=None if tier is None else tier.make_worker,
+        make_transfer_worker=None if tiers is None else tiers.stack.make_worker,
         encoder_connector=encoder_cache,
         adapters=adapters,
         pooler=_load_pooler(blueprint, network),
@@ -434,7 +443,7 @@ def _build_device_side(
         executor=executor,
         gate=gate,
         store=store,
-        tier=tier,
+        tiers=tiers,
         encoder_cache=encoder_cache,
         add_stats=tuple(add_stats),
         timings_s=timings,
@@ -454,7 +463,7 @@ def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | None:
 
 def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineParts:
     """Join scheduler and KV cache manager, and hand all parts to an engine."""
-    config, plan, tier = blueprint.config, blueprint.plan, device.tier
+    config, plan, tiers = blueprint.config, blueprint.plan, device.tiers
     scheduler_config = _scheduler_config(blueprint)
     kv_events = config.engine.kv_events
     cache_config = dataclasses.replace(
@@ -462,14 +471,17 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         block_size=plan.block_size,
         enable_kv_cache_events=config.kv_cache.enable_kv_cache_events or kv_events.enable_kv_cache_events,
     )
-    on_computed = None if tier is None else tier.connector.offer
+    on_computed = None if tiers is None else tiers.stack.connector.offer
     allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
     adapters = AdapterGate(device.store, config.lora.max_loras if device.store is not None else 0)
     rules: list[AdmissionRule] = [device.gate, adapters]
     if cache_config.enable_prefix_caching:
         rules.append(SharedPromptRule())
-    if tier is not None:
-        rules.append(KVTransfers(allocator, tier.connector))
+    transfers = None
+    if tiers is not None:
+        fails_on_loss = config.kv_transfer.kv_load_failure_policy == "fail"
+        transfers = KVTransfers(allocator, tiers.stack.connector, fails_on_loss=fails_on_loss)
+        rules.append(transfers)
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
     media, media_rule = blueprint.model.media, None
     if size := plan.encoder_cache_size:
@@ -481,7 +493,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         rules.append(media_rule)
     scheduler = Scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
-    may_release = tier is None and config.runner.device.startswith("cpu")
+    may_release = tiers is None and config.runner.device.startswith("cpu")
     info = engine_info(
         config,
         blueprint.folder,
@@ -489,7 +501,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         plan,
         network,
         device.runner,
-        tier,
+        tiers,
         device.timings_s,
         blueprint.offered,
     )
@@ -504,6 +516,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         info=info,
         gates=(device.gate, adapters),
         adapters=device.store,
+        take_failures=None if transfers is None else transfers.take_failures,
         release_kv_cache=device.runner.release_kv_cache if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=KVEventPublisher(kv_events, plan.kv_plan.groups, allocator.take_events)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
+from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan, format_bytes
 from quire.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
 from quire_engine import EngineInfo
 from quire_interfaces import Modality
-from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
 from quire_pooling import PoolerSpec
@@ -37,7 +37,7 @@ def engine_info(
     plan: MemoryPlan,
     network: Network,
     runner: ModelRunner,
-    tier: DiskTier | None,
+    tiers: EngineTiers | None,
     timings_s: dict[str, float],
     offered: dict[str, str],
 ) -> EngineInfo:
@@ -50,7 +50,7 @@ def engine_info(
         plan: Its memory.
         network: As it was loaded.
         runner: Runs its steps.
-        tier: Keeps prefixes on disk; None without one.
+        tiers: What keeps prefixes behind the KV cache; None without any.
         timings_s: Stage of the start -> seconds.
         offered: Name -> folder of adapters that are there from the start.
     """
@@ -71,7 +71,7 @@ def engine_info(
         kv_cache_dtype=plan.kv_cache_dtype,
         device=config.runner.device,
         memory_bytes=dict(plan.ledger_bytes),
-        choices=_choices(config, model, plan, network, runner, tier, offered, merges_adapters),
+        choices=_choices(config, model, plan, network, runner, tiers, offered, merges_adapters),
         timings_s=timings_s,
         batch_invariant=network.batch_invariant,
         adapters=offered,
@@ -131,7 +131,7 @@ def _choices(
     plan: MemoryPlan,
     network: Network,
     runner: ModelRunner,
-    tier: DiskTier | None,
+    tiers: EngineTiers | None,
     offered: dict[str, str],
     merges_adapters: bool,
 ) -> dict[str, str]:
@@ -174,9 +174,11 @@ def _choices(
             choices["adapters"] += "; on top of the weights, which are quantized, whatever --lora-merge-after says"
     if config.engine.kv_events.is_published:
         choices["KV events"] = f"published at {config.engine.kv_events.endpoint}"
-    if tier is not None:
+    if tiers is not None and tiers.memory is not None:
+        choices["prefixes in host memory"] = f"at most {format_bytes(tiers.memory.size_bytes)}"
+    if tiers is not None and (disk := tiers.disk) is not None:
         choices["prefixes on disk"] = (
-            f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
+            f"{disk.root}, {format_bytes(disk.used_bytes)} of at most {format_bytes(disk.size_bytes)}"
         )
     return choices
 

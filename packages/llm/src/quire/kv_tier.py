@@ -1,4 +1,4 @@
-"""The disk tier of an engine: what may be combined with it, whose blocks it holds, and how it joins the two sides.
+"""The tiers of an engine: what may be combined with them, whose blocks they hold, and how they join the two sides.
 
 Free of torch until `start_digest`, which reads the checkpoint's list of weight files.
 """
@@ -9,6 +9,7 @@ import importlib.metadata
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ from quire.plan import MemoryPlan
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError
 from quire_kv_transfer import (
+    BlockTier,
     DiskEncoderCache,
     DiskTier,
+    HostMemoryTier,
+    TierStack,
     group_block_bytes,
     layout_facts,
     model_fingerprint,
@@ -36,13 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENCODER_CACHE",
+    "EngineTiers",
     "check_tier",
     "connect_media",
     "open_encoder_cache",
-    "open_tier",
+    "open_tiers",
     "start_digest",
+    "tier_setting",
     "towers_fingerprint",
 ]
+
+GIB = 1 << 30
 
 ENCODER_CACHE = "encoder_cache"
 """In `EngineInfo.extra`: where the encoder outputs on disk are (`DiskEncoderCache.address`)."""
@@ -55,26 +63,35 @@ def check_tier(config: QuireConfig) -> None:
         ConfigError: a combination that makes no sense, or a folder that cannot be written to.
     """
     settings = config.kv_transfer
-    if settings.kv_disk_path is None:
-        if settings.kv_disk_size is not None:
-            raise ConfigError(
-                f"kv_disk_size is {settings.kv_disk_size}, but there is no kv_disk_path to bound; set it, or leave the "
-                "size out",
-                field="kv_disk_size",
-            )
+    if settings.kv_disk_path is None and settings.kv_disk_size is not None:
+        raise ConfigError(
+            f"kv_disk_size is {settings.kv_disk_size}, but there is no kv_disk_path to bound; set it, or leave the "
+            "size out",
+            field="kv_disk_size",
+        )
+    name = tier_setting(config)
+    if name is None:
         return
     if not config.kv_cache.enable_prefix_caching:
         raise ConfigError(
-            "kv_disk_path keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave the path out",
-            field="kv_disk_path",
+            f"{name} keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave {name} out",
+            field=name,
         )
     if config.runner.device.partition(":")[0] != "cpu":
         raise ConfigError(
-            f"kv_disk_path works with a KV cache in host memory only, and device is {config.runner.device!r}; leave it "
+            f"{name} works with a KV cache in host memory only, and device is {config.runner.device!r}; leave it "
             "out, or run on the CPU",
-            field="kv_disk_path",
+            field=name,
         )
-    prepare_folder(settings.kv_disk_path)
+    if settings.kv_disk_path is not None:
+        prepare_folder(settings.kv_disk_path)
+
+
+def tier_setting(config: QuireConfig) -> str | None:
+    """Name of the setting that asks for a tier, the first of several; None where none does."""
+    settings = config.kv_transfer
+    asked = {"kv_disk_path": settings.kv_disk_path is not None, "kv_offloading_size": bool(settings.kv_offloading_size)}
+    return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
 def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
@@ -94,13 +111,24 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
     return _in_thread(lambda: weights_digest(files, root))
 
 
-def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], network: Network) -> DiskTier:
-    """Open the tier for this model, dtype and layout.
+@dataclass(frozen=True, slots=True)
+class EngineTiers:
+    """What is behind the KV cache of one engine."""
+
+    stack: TierStack
+    disk: DiskTier | None
+    """The folder among them."""
+    memory: HostMemoryTier | None
+    """The host memory among them."""
+
+
+def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None, network: Network) -> EngineTiers:
+    """Open the tiers for this model, dtype and layout.
 
     Args:
         config: Settings.
         plan: Dtype, linear method and KV cache.
-        digest: From `start_digest`.
+        digest: From `start_digest`; None where no block outlives the process.
         network: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
             that the network gave them.
 
@@ -108,11 +136,26 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
         ConfigError: the folder is too small, or cannot be written to.
     """
     settings = config.kv_transfer
-    assert settings.kv_disk_path is not None
+    fingerprint = bytes(32) if digest is None else _fingerprint(config, plan, digest.result(), network)
+    block_bytes = group_block_bytes(plan.kv_plan)
+    tiers: list[BlockTier] = []
+    disk = memory = None
+    if settings.kv_offloading_size:
+        memory = HostMemoryTier(round(settings.kv_offloading_size * GIB))
+        tiers.append(memory)
+    if settings.kv_disk_path is not None:
+        disk = DiskTier(settings.kv_disk_path, fingerprint, block_bytes, size_bytes=settings.kv_disk_size)
+        tiers.append(disk.files)
+    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=plan.kv_plan.num_blocks)
+    return EngineTiers(stack, disk, memory)
+
+
+def _fingerprint(config: QuireConfig, plan: MemoryPlan, digest: str, network: Network) -> bytes:
+    """32 bytes that depend on everything that KV depends on beside tokens, adapters, media and salts."""
     compiled = compilation_backend(config.model.compilation_config)
-    fingerprint = model_fingerprint(
+    return model_fingerprint(
         {
-            "weights": digest.result(),
+            "weights": digest,
             "networks": models_version,
             "dtype": plan.dtype,
             "linear_method": plan.linear_method,
@@ -124,13 +167,6 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
             "layout": layout_facts(plan.kv_plan),
             "block_hash": config.kv_cache.prefix_caching_hash_algo,
         }
-    )
-    return DiskTier(
-        settings.kv_disk_path,
-        fingerprint,
-        group_block_bytes(plan.kv_plan),
-        size_bytes=settings.kv_disk_size,
-        max_wanted=plan.kv_plan.num_blocks,
     )
 
 

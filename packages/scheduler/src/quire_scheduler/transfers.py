@@ -25,6 +25,7 @@ from quire_interfaces import (
     LoadablePrefix,
     ModelRunnerOutput,
     Request,
+    RequestFailure,
     Reservation,
     SchedulerOutput,
     SchedulerStats,
@@ -58,13 +59,18 @@ class KVTransfers(AdmissionRule):
     Args:
         allocator: The scheduler's KV cache.
         connector: The tier.
+        fails_on_loss: A request fails when a block that the tier said it had does not arrive; else it computes the
+            block.
     """
 
     name = "kv_loading"
     holds_queue = False
 
-    def __init__(self, allocator: TieredBlockAllocator, connector: KVConnector) -> None:
+    def __init__(self, allocator: TieredBlockAllocator, connector: KVConnector, *, fails_on_loss: bool = False) -> None:
         self._allocator = allocator
+        self._fails_on_loss = fails_on_loss
+        self._failed: list[str] = []
+        """Ids of requests that a loss failed, until they are taken."""
         self._connector = connector
         self._next_job_id = 0
         self._loads: dict[int, tuple[BlockTransfer, ...]] = {}
@@ -74,6 +80,8 @@ class KVTransfers(AdmissionRule):
         """Content on its way -> the job that brings it."""
         self._waiting: dict[str, int] = {}
         """Request id -> the load it waits for."""
+        self._looked_up: set[str] = set()
+        """Ids of requests for whose blocks the tier was asked to look, in this stay in the queue."""
         self._asked: set[str] = set()
         """Ids of requests for which the tier was asked in this stay in the queue."""
         self._lookups: dict[str, _FirstLookup] = {}
@@ -92,6 +100,9 @@ class KVTransfers(AdmissionRule):
         request_id = request.request_id
         if request_id in self._asked or not request.reads_prefix_cache:
             return _GRANTED
+        if request_id not in self._looked_up:
+            self._looked_up.add(request_id)
+            self._look_up(request, cached)
         prefix = self._allocator.find_loadable_prefix(request, cached, self._connector.contains)
         if request.num_cached_tokens < 0:
             self._lookups.setdefault(request_id, _FirstLookup(cached.num_tokens))
@@ -109,6 +120,18 @@ class KVTransfers(AdmissionRule):
             self._lookups[request_id].num_loadable_tokens = prefix.num_tokens
         return Reservation(False)
 
+    def _look_up(self, request: Request, cached: CachedPrefix) -> None:
+        """Have the tier look for all whole blocks behind those in memory, in one question."""
+        hashes = request.block_hashes[len(cached.block_ids[0]) :]
+        groups = range(self._allocator.num_groups)
+        self._connector.look_up([BlockKey(group, block_hash) for block_hash in hashes for group in groups])
+
+    def take_failures(self) -> list[tuple[str, RequestFailure]]:
+        """Requests that fail because blocks did not arrive, since the last call."""
+        failed, self._failed = self._failed, []
+        failure = RequestFailure("a block of its prefix could not be loaded, and kv_load_failure_policy is fail")
+        return [(request_id, failure) for request_id in failed]
+
     def admitted(self, request: Request) -> None:
         """Count what the tier did for its first admission. Loads themselves are held by no request."""
         lookup = self._lookups.pop(request.request_id, None)
@@ -121,12 +144,14 @@ class KVTransfers(AdmissionRule):
     def released(self, request: Request) -> None:
         """It may come back, and ask again."""
         self._asked.discard(request.request_id)
+        self._looked_up.discard(request.request_id)
 
     def ended(self, request: Request) -> None:
         """Forget it. A load on its behalf goes on: the next request may want the same."""
         self._waiting.pop(request.request_id, None)
         self._lookups.pop(request.request_id, None)
         self._asked.discard(request.request_id)
+        self._looked_up.discard(request.request_id)
 
     def add_counters(self, stats: SchedulerStats) -> None:
         """Tell tokens that the tier brought from those that were in memory."""
@@ -224,7 +249,7 @@ class KVTransfers(AdmissionRule):
         for job_id in output.late:
             if job_id in self._loads:
                 self._late.add(job_id)
-                self._let_go(job_id)
+                self._let_go(job_id, has_arrived=False)
         if output.stopped:
             self._connector.stop()
 
@@ -233,9 +258,11 @@ class KVTransfers(AdmissionRule):
         for block in self._loads.pop(job_id):
             del self._loading[block.key]
         self._late.discard(job_id)
-        self._let_go(job_id)
+        self._let_go(job_id, has_arrived=all(arrived))
 
-    def _let_go(self, job_id: int) -> None:
+    def _let_go(self, job_id: int, *, has_arrived: bool) -> None:
         """Nobody waits for this load any more."""
         for request_id in [request_id for request_id, other_id in self._waiting.items() if other_id == job_id]:
             del self._waiting[request_id]
+            if self._fails_on_loss and not has_arrived:
+                self._failed.append(request_id)

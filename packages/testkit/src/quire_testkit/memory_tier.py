@@ -65,6 +65,9 @@ class MemoryConnector:
         """Whether it is in the dictionary."""
         return not self._is_stopped and key in self._tier.blocks
 
+    def look_up(self, keys: Sequence[BlockKey]) -> None:
+        """Nothing: the dictionary knows."""
+
     def offer(self, group: int, block_hashes: Sequence[bytes]) -> None:
         """Want everything that is new."""
         if not self._is_stopped:

@@ -1,10 +1,9 @@
-"""The runner's half of the disk tier: copies blocks between the KV cache's memory and files, in two threads.
+"""The runner's half of the tiers: copies blocks between the KV cache's memory and the tiers, in two threads.
 
 Reading has a thread of its own, so that a request that waits for its prefix does not wait for what others wrote. Loads
 are read straight into their blocks, which nobody else uses meanwhile; stores are written from copies.
 
-A file that is damaged or foreign is removed and counts as not arrived. A disk that does not take or give files any more
-stops the tier for the rest of the process: one warning, and the engine goes on without it.
+A block that is damaged or foreign counts as not arrived. When no tier is left that works, the engine goes on without.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from quire_interfaces import (
     BlockKey,
@@ -25,11 +24,8 @@ from quire_interfaces import (
     KVTransferOutput,
     KVTransferPlan,
 )
-from quire_kv_transfer.block_files import BlockFiles
-from quire_kv_transfer.folder import TierFolder, warn_switched_off
-from quire_kv_transfer.usage import FolderUsage
 
-__all__ = ["DiskWorker"]
+__all__ = ["TierBlocks", "TierWorker"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,20 +41,41 @@ _Copies = list[tuple[BlockKey, bytes]]
 _Block = TypeVar("_Block")
 
 
-class DiskWorker:
+class TierBlocks(Protocol):
+    """Blocks of the tiers, as bytes."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no tier is left."""
+
+    @property
+    def names(self) -> str:
+        """What the tiers are called, for logs."""
+
+    def expect(self, key: BlockKey) -> None:
+        """The block will be read soon."""
+
+    def read(self, key: BlockKey, buffers: Sequence[memoryview]) -> bool:
+        """Read a block into its place; whether there was one, whole."""
+
+    def write(self, key: BlockKey, payload: bytes | memoryview) -> bool:
+        """Write a block; whether it was taken."""
+
+    def close(self) -> None:
+        """Let go of connections and memory."""
+
+
+class TierWorker:
     """Implements `quire_interfaces.KVTransferWorker`.
 
     Args:
-        folder: The files.
-        usage: Their bound.
+        blocks: The tiers; closed with the worker.
         memory: The KV cache; its buffers lie in host memory.
         late_after_s: When no block has been read for this time, the loads under way are reported as late.
     """
 
-    def __init__(
-        self, folder: TierFolder, usage: FolderUsage, memory: BlockMemory, *, late_after_s: float = 10.0
-    ) -> None:
-        self._files = BlockFiles(folder, usage)
+    def __init__(self, blocks: TierBlocks, memory: BlockMemory, *, late_after_s: float = 10.0) -> None:
+        self._blocks = blocks
         self._memory = memory
         self._late_after_s = late_after_s
         self._changed = threading.Condition()
@@ -66,7 +83,6 @@ class DiskWorker:
         self._loading: dict[int, None] = {}
         self._storing: dict[int, None] = {}
         self._progress_s = time.monotonic()
-        self._is_stopped = False
         self._is_closed = False
         self._loads: queue.SimpleQueue[KVTransferJob | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[tuple[int, _Copies] | None] = queue.SimpleQueue()
@@ -104,9 +120,9 @@ class DiskWorker:
                 self._changed.wait(WAIT_S)
             is_late = time.monotonic() - self._progress_s > self._late_after_s
             late = list(self._loading) if is_late else []
-            if not (self._finished or late or self._is_stopped):
+            if not (self._finished or late or self._blocks.is_stopped):
                 return None
-            return KVTransferOutput(finished=dict(self._finished), late=late, stopped=self._is_stopped)
+            return KVTransferOutput(finished=dict(self._finished), late=late, stopped=self._blocks.is_stopped)
 
     def close(self) -> None:
         """Write what was begun, drop what is still to be read, end the threads."""
@@ -120,8 +136,8 @@ class DiskWorker:
         self._reader.join(READER_GRACE_S)
         self._writer.join(WRITER_GRACE_S)
         if self._reader.is_alive() or self._writer.is_alive():
-            root = self._files.folder.root
-            _logger.warning("the KV tier in %s does not answer; what was not written yet is lost", root)
+            _logger.warning("the %s does not answer; what was not written yet is lost", self._blocks.names)
+        self._blocks.close()
 
     def _read_jobs(self) -> None:
         while (job := self._loads.get()) is not None:
@@ -129,7 +145,7 @@ class DiskWorker:
             for index, block in enumerate(job.blocks):
                 ahead = slice(1, READ_AHEAD + 1) if index == 0 else slice(index + READ_AHEAD, index + READ_AHEAD + 1)
                 for upcoming in job.blocks[ahead]:
-                    self._files.expect(upcoming.key)
+                    self._blocks.expect(upcoming.key)
                 arrived.append(self._attempt(self._load, block))
             self._end(self._loading, job.job_id, arrived)
 
@@ -147,29 +163,21 @@ class DiskWorker:
 
     def _attempt(self, move: Callable[[_Block], bool], block: _Block) -> bool:
         """Move one block; whatever goes wrong is no reason for a thread to end."""
-        if self._is_stopped:
+        if self._blocks.is_stopped:
             return False
         try:
             return move(block)
-        except Exception as error:
-            self._stop(error)
+        except Exception:
+            _logger.exception("a block could not be copied between the KV cache and %s", self._blocks.names)
             return False
 
     def _load(self, block: BlockTransfer) -> bool:
         if self._is_closed:
             return False
         try:
-            return self._files.read(block.key, self._memory.buffers(block.key.group, block.block_id))
+            return self._blocks.read(block.key, self._memory.buffers(block.key.group, block.block_id))
         finally:
             self._progress_s = time.monotonic()
 
     def _store(self, copy: tuple[BlockKey, bytes]) -> bool:
-        self._files.write(*copy)
-        return True
-
-    def _stop(self, error: Exception) -> None:
-        with self._changed:
-            if self._is_stopped:
-                return
-            self._is_stopped = True
-        warn_switched_off(self._files.folder.root, error)
+        return self._blocks.write(*copy)

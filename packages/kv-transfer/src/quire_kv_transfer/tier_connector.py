@@ -1,4 +1,4 @@
-"""The scheduler's half of the disk tier: which blocks it has, and which to write next.
+"""The scheduler's half of the tiers: which blocks they have, and which to write next.
 
 Blocks are written when they have been computed, not when they are evicted: an eviction happens because somebody needs
 the memory at once, and a process that ends without warning has no evictions at all.
@@ -7,28 +7,39 @@ the memory at once, and a process that ends without warning has no evictions at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from quire_interfaces import BlockKey
-from quire_kv_transfer.folder import TierFolder
 
-__all__ = ["DiskConnector"]
+__all__ = ["TierConnector", "TierIndex"]
 
 
-class DiskConnector:
+class TierIndex(Protocol):
+    """What the tiers have, as far as is known."""
+
+    def contains(self, key: BlockKey) -> bool:
+        """Whether any tier has the block."""
+
+    def is_kept(self, key: BlockKey) -> bool:
+        """Whether every tier has the block."""
+
+    def look_up(self, keys: Sequence[BlockKey]) -> None:
+        """Find out which tiers have these blocks."""
+
+
+class TierConnector:
     """Implements `quire_interfaces.KVConnector`.
 
     Args:
-        folder: The files.
+        index: What the tiers have.
         block_bytes: Bytes of a block, per group.
         max_store_bytes: Most bytes that wait to be written, as copies in memory; at least one block is let through.
         max_wanted: Most blocks that are remembered as still to be stored; the oldest are forgotten, which are the first
             to be evicted.
     """
 
-    def __init__(
-        self, folder: TierFolder, block_bytes: Sequence[int], *, max_store_bytes: int, max_wanted: int
-    ) -> None:
-        self._folder = folder
+    def __init__(self, index: TierIndex, block_bytes: Sequence[int], *, max_store_bytes: int, max_wanted: int) -> None:
+        self._index = index
         self._block_bytes = tuple(block_bytes)
         self._max_store_bytes = max_store_bytes
         self._max_wanted = max_wanted
@@ -38,8 +49,13 @@ class DiskConnector:
         self._is_stopped = False
 
     def contains(self, key: BlockKey) -> bool:
-        """Whether there is a file for the block; whether it is whole is found out when it is read."""
-        return not self._is_stopped and self._folder.has(key)
+        """Whether a tier has the block; whether it is whole is found out when it is read."""
+        return not self._is_stopped and self._index.contains(key)
+
+    def look_up(self, keys: Sequence[BlockKey]) -> None:
+        """Find out which of these blocks are there."""
+        if not self._is_stopped:
+            self._index.look_up(keys)
 
     def offer(self, group: int, block_hashes: Sequence[bytes]) -> None:
         """Note computed blocks."""
@@ -67,7 +83,7 @@ class DiskConnector:
             if self._under_way and self._under_way_bytes + num_bytes > self._max_store_bytes:
                 break
             del self._store_queue[key]
-            if self._folder.has(key):
+            if self._index.is_kept(key):
                 continue
             keys.append(key)
             self._under_way[key] = None
