@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ import openai.types.responses
 import openai.types.shared
 import psutil
 import pytest
+import tokenizers
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
@@ -243,6 +244,26 @@ class LiveServer:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint with a real tokenizer."""
     return make_checkpoint(tmp_path_factory.mktemp("server") / "model")
+
+
+@pytest.fixture(scope="session")
+def write_word_tokenizer() -> Callable[[Path, str], None]:
+    """Writes a tokenizer of a text's words, with [CLS] and [SEP] around texts and pairs, and token types."""
+
+    def write(folder: Path, text: str) -> None:
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted(set(text.split()))]
+        vocab = {word: index for index, word in enumerate(words)}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        settings |= {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from quire import QuireConfig
@@ -17,21 +15,7 @@ from quire.assemble import FACTORY as REAL_FACTORY
 QUERY, DOCUMENTS = "the quire gathers", ["twelve blocks of paper", "a folded sheet", "the quire gathers twelve"]
 
 
-def write_word_tokenizer(folder: Path) -> None:
-    """A tokenizer of whole words that writes pairs as BERT's does, with token types."""
-    words = sorted({word for text in (QUERY, *DOCUMENTS) for word in text.split()})
-    vocab = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "[PAD]", "unk_token": "[UNK]"}))
-
-
-def test_scores_of_pairs_are_transformers(make_live: Any, tmp_path: Path) -> None:
+def test_scores_of_pairs_are_transformers(make_live: Any, write_word_tokenizer: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, num_labels=1,
@@ -39,7 +23,7 @@ def test_scores_of_pairs_are_transformers(make_live: Any, tmp_path: Path) -> Non
     )  # fmt: skip
     oracle = BertForSequenceClassification(config).eval()
     oracle.save_pretrained(tmp_path)
-    write_word_tokenizer(tmp_path)
+    write_word_tokenizer(tmp_path, " ".join([QUERY, *DOCUMENTS]))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     settings = QuireConfig.of(model=str(tmp_path), dtype="float32", num_threads=1)
     live = make_live(folder=tmp_path, factory=REAL_FACTORY, engine=settings.to_dict())

@@ -186,7 +186,7 @@ def test_numbers_of_reranking() -> None:
     assert [num_results(), num_results(top_n=2), num_results(top_n=9), num_results(top_n=0)] == [3, 2, 3, 3]
     assert num_results(top_k=1) == 1
     assert param_of(lambda: num_results(top_n=-1)) == "top_n"
-    body = parsed(RerankRequest, query="q", documents=["a"], max_tokens_per_doc=0)
+    body = parsed(RerankRequest, query="q", documents=["a"], max_tokens_per_doc=-1)
     assert param_of(body.check_supported) == "max_tokens_per_doc"
 
 
@@ -250,7 +250,7 @@ def test_nulls_are_fields_that_were_left_out(model: Any, needed: dict[str, Any])
 
 def test_cohere_truncates_at_the_end() -> None:
     def params(**fields: Any) -> PoolingParams:
-        return parsed(CohereEmbedRequest, texts=["a"], **fields).embed_params()
+        return parsed(CohereEmbedRequest, texts=["a"], **fields).pooling_params("embed")
 
     assert params() == PoolingParams(task="embed", truncate_prompt_tokens=-1, truncation_side="right")
     assert params(truncate="START", max_tokens=5) == PoolingParams(
@@ -280,14 +280,14 @@ def test_bodies_of_tei() -> None:
     assert param_of(parsed(TEIPromptRequest, inputs=[]).prompts) == "inputs"
     assert parsed(TEIEmbedRequest, inputs="a", truncate=True, truncation_direction="Left").pooling_params(
         "embed"
-    ) == PoolingParams(task="embed", truncate_prompt_tokens=-1, truncation_side="left")
+    ) == PoolingParams(task="embed", use_activation=True, truncate_prompt_tokens=-1, truncation_side="left")
     body = parsed(
         TEISimilarityRequest,
         inputs={"source_sentence": "a", "sentences": ["b", "c"]},
         parameters={"truncate": True, "prompt_name": "query"},
     )
     assert [each.prompt for each in body.prompts()] == ["a", "b", "c"]
-    assert (body.fields().truncate, body.fields().prompt_name) == (True, "query")
+    assert (body.truncate, body.prompt_name) == (True, "query")
     empty = {"source_sentence": "a", "sentences": []}
     assert param_of(lambda: parsed(TEISimilarityRequest, inputs=empty)) == "inputs.sentences"
 

@@ -83,8 +83,8 @@ def test_floats_and_base64_are_the_buffer(numbers: list[float]) -> None:
 
 def test_bits_are_packed_from_the_highest_on() -> None:
     numbers = [0.1, -0.1, 0.0, 0.2, 1.0, -3.0, 0.5, -0.0] + [1.0] * 8 + [-1.0] * 8
-    assert binary_vector(buffer(numbers), signed=False) == [0b10011010, 255, 0]
-    assert binary_vector(buffer(numbers), signed=True) == [0b10011010 - 128, 127, -128]
+    assert binary_vector(buffer(numbers), signed=False) == [0b10111011, 255, 0]
+    assert binary_vector(buffer(numbers), signed=True) == [0b10111011 - 128, 127, -128]
     assert binary_vector(b"", signed=False) == []
     with pytest.raises(ValueError, match="7 numbers"):
         binary_vector(buffer([1.0] * 7), signed=True)

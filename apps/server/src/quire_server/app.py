@@ -21,7 +21,6 @@ from starlette.websockets import WebSocket
 from quire import __version__
 from quire_interfaces import EngineDeadError, QuireError
 from quire_observability import CONTENT_TYPE
-from quire_server import tei
 from quire_server.access_log import AccessLog
 from quire_server.adapters import (
     LoadLoRAAdapterRequest,
@@ -32,8 +31,6 @@ from quire_server.adapters import (
 from quire_server.administration import ADMIN_PATHS, for_admins
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.chat_page import page
-from quire_server.cohere import cohere_embed
-from quire_server.cohere_protocol import CohereEmbeddings, CohereEmbedRequest
 from quire_server.completions import completions
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
@@ -45,9 +42,9 @@ from quire_server.derender_stream import (
     derender_chat_completions,
     derender_completions,
 )
-from quire_server.embeddings import classify, embeddings, pooling
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
+from quire_server.invocations import make_invocations
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.openapi import (
@@ -57,7 +54,6 @@ from quire_server.openapi import (
     JSON,
     JSON_OR_EVENTS,
     LIST,
-    LISTS,
     NOTHING,
     TEXT,
     Bodies,
@@ -66,14 +62,7 @@ from quire_server.openapi import (
     RouteDocument,
     json_of,
 )
-from quire_server.pooling_answers import (
-    ClassificationList,
-    EmbeddingList,
-    PooledList,
-    RerankAnswer,
-    ScoreList,
-    TEIInfo,
-)
+from quire_server.pooling_answers import TEIInfo
 from quire_server.pooling_protocol import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -81,6 +70,7 @@ from quire_server.pooling_protocol import (
     RerankRequest,
     ScoreRequest,
 )
+from quire_server.pooling_routes import POOLING_ROUTES
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.readiness import ConnectionCloser, health, ready, refuse_while_draining
 from quire_server.render import render_chat, render_completion, render_messages
@@ -100,8 +90,8 @@ from quire_server.resting import (
     sleep,
     wake_up,
 )
-from quire_server.scoring import rerank, score
-from quire_server.tei_protocol import TEIEmbedRequest, TEIPredictRequest, TEIPromptRequest, TEISimilarityRequest
+from quire_server.tei import info as tei_info
+from quire_server.tei_tokens import DecodeRequest, decode
 from quire_server.token_protocol import (
     AbortRequest,
     BatchChatCompletionRequest,
@@ -120,6 +110,12 @@ STATS_TIMEOUT_S = 1.0
 """A scrape waits this long for figures of this moment; then the last ones that the engine sent are given."""
 
 _logger = logging.getLogger(__name__)
+
+INVOCATIONS = (
+    ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ClassificationRequest, RerankRequest, ScoreRequest,
+    PoolingRequest,
+)  # fmt: skip
+"""What POST /invocations takes: the bodies of the routes that it stands for."""
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
@@ -159,7 +155,12 @@ def make_app(context: ServerContext) -> ASGIApp:
         routes.add("POST", path, _generating(handler), answers, body=body)
     routes.add("POST", "/tokenize", tokenize, body=TokenizeRequest)
     routes.add("POST", "/detokenize", detokenize, body=DetokenizeRequest)
-    _add_pooling_routes(routes)
+    for path, pooling_handler, pooling_body, answers in POOLING_ROUTES:
+        routes.add("POST", path, pooling_handler, answers, body=pooling_body, needs_awake=False)
+    routes.add("POST", "/decode", decode, LIST, body=DecodeRequest, needs_awake=False)
+    invocations = make_invocations(routes.handlers)
+    routes.add("POST", "/invocations", invocations, {**JSON_OR_EVENTS, **BYTES}, body=INVOCATIONS, needs_awake=False)
+    routes.add("GET", "/info", tei_info, json_of(TEIInfo))
     routes.add("GET", "/health", health, NOTHING)
     routes.add("GET", "/ready", ready, NOTHING)
     routes.add("GET", "/ping", health, NOTHING)
@@ -193,34 +194,6 @@ def make_app(context: ServerContext) -> ASGIApp:
         layered = _with_cors(layered, context.config)
     layered = ConnectionCloser(layered, context)
     return AccessLog(layered) if context.config.access_log else layered
-
-
-def _add_pooling_routes(routes: _Routes) -> None:
-    """Routes that read texts and generate nothing. A server whose model has not the task answers 404, saying how one
-    has."""
-    scores, ranking = json_of(ScoreList), json_of(RerankAnswer)
-    vectors = {**json_of(EmbeddingList), **BYTES}
-    for path, handler, body, answers in (
-        ("/v1/embeddings", embeddings, EmbeddingRequest, vectors),
-        ("/v1/embed", cohere_embed, CohereEmbedRequest, json_of(CohereEmbeddings)),
-        ("/v2/embed", cohere_embed, CohereEmbedRequest, json_of(CohereEmbeddings)),
-        ("/score", score, ScoreRequest, scores),
-        ("/v1/score", score, ScoreRequest, scores),
-        ("/rerank", rerank, RerankRequest, ranking),
-        ("/v1/rerank", rerank, RerankRequest, ranking),
-        ("/v2/rerank", rerank, RerankRequest, ranking),
-        ("/classify", classify, ClassificationRequest, json_of(ClassificationList)),
-        ("/v1/classify", classify, ClassificationRequest, json_of(ClassificationList)),
-        ("/pooling", pooling, PoolingRequest, {**json_of(PooledList), **BYTES}),
-        ("/embed", tei.embed, TEIEmbedRequest, LISTS),
-        ("/embed_all", tei.embed_all, TEIPromptRequest, LISTS),
-        ("/embed_sparse", tei.embed_sparse, TEIPromptRequest, LISTS),
-        ("/predict", tei.predict, TEIPredictRequest, LISTS),
-        ("/similarity", tei.similarity, TEISimilarityRequest, LISTS),
-        ("/", tei.root, (TEIEmbedRequest, TEIPredictRequest, RerankRequest), LISTS),
-    ):
-        routes.add("POST", path, handler, answers, body=body)
-    routes.add("GET", "/info", tei.info, json_of(TEIInfo))
 
 
 def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
@@ -272,6 +245,8 @@ class _Routes:
     def __init__(self, app: FastAPI, context: ServerContext) -> None:
         self._app, self._context = app, context
         self._document = RouteDocument(app)
+        self.handlers: dict[str, Handler] = {}
+        """Path -> what answers a POST to it."""
 
     def add(
         self,
@@ -282,10 +257,13 @@ class _Routes:
         *,
         body: Bodies | None = None,
         query: Query | None = None,
+        needs_awake: bool = True,
     ) -> None:
         """A route that answers with what the handler returns, or with the error that it raised. What has a body needs
-        the engine to run. Name and docstring of the handler are shown."""
-        run = handler if body is None else _when_awake(handler)
+        the engine to run, unless `needs_awake` is false. Name and docstring of the handler are shown."""
+        run = handler if body is None else _while_serving(handler, needs_awake=needs_awake)
+        if method == "POST":
+            self.handlers[path] = run
 
         async def endpoint(request: Request) -> Response:
             return await _answered(run, self._context.of_caller(request.state.caller), request)
@@ -304,13 +282,18 @@ def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponseP
     app.add_api_websocket_route(path, endpoint)
 
 
-def _when_awake(handler: Handler) -> Handler:
-    """The handler, for requests that need the engine to run."""
+def _while_serving(handler: Handler, *, needs_awake: bool) -> Handler:
+    """The handler, for requests that are refused while the server drains and, of the served model, while it sleeps.
+
+    Args:
+        handler: What runs.
+        needs_awake: Whether all requests are for the served model; others look themselves which model they are for.
+    """
 
     async def checked(context: ServerContext, request: Request) -> Response:
         refuse_while_draining(context)
-        if context.state.is_asleep:
-            raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
+        if needs_awake:
+            context.check_awake()
         return await handler(context, request)
 
     return checked

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field
 
-from quire_interfaces import PoolingParams, RequestError
+from quire_interfaces import PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
 from quire_server.pooling_protocol import PoolingFields, PoolingInput
 from quire_server.protocol import SMALL_LIST, Body
@@ -68,6 +68,12 @@ class CohereEmbedRequest(PoolingFields):
             raise RequestError(f"{name} must not be empty", param=name)
         return [self._prompt(f"{name}[{index}]", each) for index, each in enumerate(values[name])]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether something of what is to be read is an image."""
+        parts = (part for each in self.inputs or () for part in each.content)
+        return self.images is not None or any(part.get("type") == "image_url" for part in parts)
+
     def _prompt(self, param: str, value: Any) -> PoolingInput:
         if isinstance(value, CohereInput):
             parts = value.content
@@ -85,11 +91,11 @@ class CohereEmbedRequest(PoolingFields):
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", param="max_tokens")
 
-    def embed_params(self) -> PoolingParams:
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
         """As the engine takes it: texts that are too long are cut at their end, unless `truncate` says otherwise."""
         keep = None if self.truncate == "NONE" else (self.max_tokens or -1)
         return PoolingParams(
-            task="embed",
+            task=task,
             dimensions=self.output_dimension,
             use_activation=self.activation(),
             truncate_prompt_tokens=keep,
@@ -135,9 +141,16 @@ class CohereMeta(msgspec.Struct, kw_only=True):
     tokens: dict[str, int]
 
     @classmethod
-    def of(cls, version: str, num_tokens: int, *, search_units: int | None = None) -> CohereMeta:
-        """Of an answer for which `num_tokens` tokens were read."""
-        billed = {"input_tokens": num_tokens} if search_units is None else {"search_units": search_units}
+    def of(
+        cls, version: str, num_tokens: int, *, search_units: int | None = None, has_images: bool = False
+    ) -> CohereMeta:
+        """Of an answer for which `num_tokens` tokens were read, all billed as an image's where there are images."""
+        if search_units is not None:
+            billed = {"search_units": search_units}
+        elif has_images:
+            billed = {"input_tokens": 0, "image_tokens": num_tokens}
+        else:
+            billed = {"input_tokens": num_tokens}
         return cls(api_version={"version": version}, billed_units=billed, tokens={"input_tokens": num_tokens})
 
 

@@ -18,7 +18,7 @@ from quire_observability import EngineMetrics
 from quire_pooling import PoolerSpec
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
-from quire_server.errors import ClientGoneError
+from quire_server.errors import ClientGoneError, HTTPError
 from quire_server.io_processors import IOProcessor, load_io_processor
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
@@ -146,6 +146,11 @@ class ServerContext:
         context = copy.copy(self)
         context.llm, context.model_names, context.pooling_llm = self.pooling_llm, (name,), None
         return context
+
+    def check_awake(self) -> None:
+        """Raises HTTPError (503) while the served model sleeps."""
+        if self.state.is_asleep:
+            raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
 
     def of_caller(self, caller: Caller) -> ServerContext:
         """This server for requests of another caller."""

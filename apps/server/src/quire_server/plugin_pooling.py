@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.pooling_outputs import PoolingRequestOutput
 from quire_interfaces import QuireError, RequestError
-from quire_server.context import ServerContext
 from quire_server.pooling_answers import PluginAnswer
+from quire_server.pooling_call import PoolingCall
 from quire_server.pooling_protocol import PoolingInput, PoolingRequest
-from quire_server.pooling_run import PoolingItem, PoolingJob, pool_items
-from quire_server.request_ids import answer_id
+from quire_server.pooling_run import PoolingItem
 from quire_server.responses import json_response
 
 __all__ = ["plugin_pooling"]
@@ -24,14 +22,14 @@ __all__ = ["plugin_pooling"]
 Result = TypeVar("Result")
 
 
-async def plugin_pooling(context: ServerContext, request: Request, body: PoolingRequest) -> Response:
+async def plugin_pooling(call: PoolingCall[PoolingRequest]) -> Response:
     """What the plug-in makes of the body.
 
     Raises:
         RequestError: no plug-in runs here, it refuses the data, or the body holds prompts beside the data.
         QuireError: as `pool_items` does; a prompt is named as "data[0]".
     """
-    processor = context.io_processor
+    body, processor = call.body, call.context.io_processor
     if processor is None:
         raise RequestError(
             "No IOProcessor plugin installed. Start the server with --io-processor-plugin",
@@ -41,19 +39,17 @@ async def plugin_pooling(context: ServerContext, request: Request, body: Pooling
     if body.input is not None or body.messages is not None:
         name = "messages" if body.input is None else "input"
         raise RequestError(f"a plug-in makes its prompts of data: leave {name} out", param=name)
-    body.check_supported()
     data = await _asked(lambda: processor.parse_data(body.data))
     prompts = await _asked(lambda: list(processor.pre_process(data)))
-    job = PoolingJob.of(context, body, None)
+    job = call.job(None)
     job.params = await _asked(lambda: processor.pooling_params(data, job.params))
     job.is_large, job.per_item = True, False
-    outputs = await pool_items(context, request, [_item(index, each) for index, each in enumerate(prompts)], job)
+    outputs = await call.run([_item(index, each) for index, each in enumerate(prompts)], job)
     results: list[PoolingRequestOutput[Any]] = [
         PoolingRequestOutput(each) for each in outputs if not isinstance(each, QuireError)
     ]
     answer = await asyncio.to_thread(processor.post_process, data, results)
-    name = answer_id(request, "pool-", body.request_id)
-    return json_response(PluginAnswer(request_id=name, created_at=int(time.time()), data=answer))
+    return json_response(PluginAnswer(request_id=call.answer_id("pool-"), created_at=int(time.time()), data=answer))
 
 
 async def _asked(work: Callable[[], Result]) -> Result:

@@ -5,7 +5,7 @@ With `errors: "per_item"`, an item that failed stands in its place with `error` 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,17 +15,14 @@ from quire_server.responses import PromptTokensDetails
 
 __all__ = [
     "Classification",
-    "ClassificationList",
-    "EmbeddingList",
     "EmbeddingObject",
     "PluginAnswer",
-    "PooledList",
     "PooledObject",
+    "PoolingAnswer",
     "PoolingUsage",
     "RankedDocument",
     "RerankAnswer",
     "Score",
-    "ScoreList",
     "TEIInfo",
     "TEIRank",
 ]
@@ -54,6 +51,20 @@ class PoolingUsage(msgspec.Struct):
         return cls(num_tokens, num_tokens, 0, PromptTokensDetails(max(0, num_cached_tokens)))
 
 
+Item = TypeVar("Item")
+
+
+class PoolingAnswer(msgspec.Struct, Generic[Item], kw_only=True):
+    """Answer of POST /v1/embeddings, /classify, /score and /pooling: an object per item of the request, in order."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Item]
+    usage: PoolingUsage
+
+
 class EmbeddingObject(msgspec.Struct, kw_only=True):
     """One embedding, as numbers or as base64; null where the item failed."""
 
@@ -61,17 +72,6 @@ class EmbeddingObject(msgspec.Struct, kw_only=True):
     object: str = "embedding"
     embedding: list[float] | str | None = None
     error: ItemError | UnsetType = UNSET
-
-
-class EmbeddingList(msgspec.Struct, kw_only=True):
-    """Answer of POST /v1/embeddings."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[EmbeddingObject]
-    usage: PoolingUsage
 
 
 class Classification(msgspec.Struct, kw_only=True):
@@ -84,17 +84,6 @@ class Classification(msgspec.Struct, kw_only=True):
     error: ItemError | UnsetType = UNSET
 
 
-class ClassificationList(msgspec.Struct, kw_only=True):
-    """Answer of POST /classify."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Classification]
-    usage: PoolingUsage
-
-
 class PooledObject(msgspec.Struct, kw_only=True):
     """What was pooled of one text: numbers, rows of numbers (one per token), or either in base64."""
 
@@ -102,17 +91,6 @@ class PooledObject(msgspec.Struct, kw_only=True):
     object: str = "pooling"
     data: list[float | list[float]] | str | None = None
     error: ItemError | UnsetType = UNSET
-
-
-class PooledList(msgspec.Struct, kw_only=True):
-    """Answer of POST /pooling."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[PooledObject]
-    usage: PoolingUsage
 
 
 class PluginAnswer(msgspec.Struct, kw_only=True):
@@ -130,17 +108,6 @@ class Score(msgspec.Struct, kw_only=True):
     object: str = "score"
     score: float | None = None
     error: ItemError | UnsetType = UNSET
-
-
-class ScoreList(msgspec.Struct, kw_only=True):
-    """Answer of POST /score."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
 
 
 class RankedDocument(msgspec.Struct, kw_only=True):

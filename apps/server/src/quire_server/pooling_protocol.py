@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from quire.pooling_prompts import PromptOptions
 from quire_interfaces import POOLING_TASKS, PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
 from quire_server.protocol import SMALL_LIST, LenientBody
@@ -21,6 +22,7 @@ from quire_server.vector_encoding import EmbedDType, EncodingFormat, Endianness
 
 __all__ = [
     "ClassificationRequest",
+    "CommonFields",
     "EmbeddingRequest",
     "PoolingFields",
     "PoolingInput",
@@ -28,6 +30,7 @@ __all__ = [
     "PromptFields",
     "RerankRequest",
     "ScoreRequest",
+    "ScoringFields",
     "VectorFields",
     "pairs_of",
 ]
@@ -47,24 +50,18 @@ class PoolingInput:
     messages: list[dict[str, Any]] | None = None
 
 
-class PoolingFields(LenientBody):
-    """Fields that all pooling routes have in common."""
+class CommonFields(LenientBody):
+    """Fields of all pooling routes, in any protocol."""
 
     model: str | None = None
-    user: str | None = None
-    truncate_prompt_tokens: Int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    padding: Literal["max_length", "do_not_pad"] | None = None
-    use_activation: bool | None = None
-    normalize: bool | None = None
-    """Another name of `use_activation`."""
-    mm_processor_kwargs: dict[str, Any] | None = None
     priority: Int = 0
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-    request_id: str | None = Field(default=None, min_length=1, max_length=256)
     stream: bool | None = None
-    errors: Literal["fail", "per_item"] = "fail"
-    """Whether one wrong item refuses the whole request, or is answered with its own error beside the other items."""
+
+    @property
+    def per_item(self) -> bool:
+        """Whether one wrong item is answered with its own error beside the other items, instead of refusing all."""
+        return False
 
     def check_supported(self) -> None:
         """Refuse what is understood but not served.
@@ -74,6 +71,41 @@ class PoolingFields(LenientBody):
         """
         if self.stream:
             raise RequestError("answers of this route come whole; leave stream out", param="stream")
+
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
+        """What to pool, as the engine takes it. Raises RequestError naming the field at fault."""
+        return PoolingParams(task=task)
+
+    def prompt_options(self) -> PromptOptions:
+        """How texts are written."""
+        return {}
+
+    def chat_options(self) -> dict[str, Any]:
+        """How conversations are written: arguments of `ChatTurn`."""
+        return {"add_generation_prompt": False}
+
+
+class PoolingFields(CommonFields):
+    """Fields of pooling routes in the shapes of OpenAI, vLLM and Cohere."""
+
+    user: str | None = None
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    """Another name of `use_activation`."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    request_id: str | None = Field(default=None, min_length=1, max_length=256)
+    errors: Literal["fail", "per_item"] = "fail"
+    """Whether one wrong item refuses the whole request, or is answered with its own error beside the other items."""
+
+    @property
+    def per_item(self) -> bool:
+        return self.errors == "per_item"
+
+    def check_supported(self) -> None:
+        super().check_supported()
         if self.padding == "max_length":
             raise RequestError("this server pads no prompts; leave padding out", param="padding", code="unsupported")
 
@@ -92,7 +124,6 @@ class PoolingFields(LenientBody):
         return self.use_activation if self.use_activation is not None else self.normalize
 
     def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
-        """As the engine takes it. Raises RequestError naming the field at fault."""
         return PoolingParams(
             task=task,
             use_activation=self.activation(),
@@ -119,6 +150,15 @@ class ChatFields(PoolingFields):
                 param="continue_final_message",
             )
 
+    def chat_options(self) -> dict[str, Any]:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "add_special_tokens": bool(self.add_special_tokens),
+        }
+
 
 class PromptFields(ChatFields):
     """Fields of routes that read texts, token ids or conversations."""
@@ -134,6 +174,9 @@ class PromptFields(ChatFields):
         return self._is_large or any(
             isinstance(value, list) and len(value) > SMALL_LIST for value in (self.input, self.messages)
         )
+
+    def prompt_options(self) -> PromptOptions:
+        return {"prompt_name": self.prompt_name, "add_special_tokens": self.add_special_tokens is not False}
 
     def inputs(self) -> list[PoolingInput]:
         """What is to be read, in order.
@@ -221,7 +264,38 @@ class PoolingRequest(VectorFields):
         return dataclasses.replace(params, step_tag_id=self.step_tag_id, returned_token_ids=ids)
 
 
-class ScoreRequest(PoolingFields):
+class ScoringFields(PoolingFields):
+    """Fields of routes that compare queries with documents."""
+
+    instruction: str | None = None
+    """Variable of the chat template that writes pairs, as in `chat_template_kwargs`, which goes before it."""
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_tokens_per_query: Int | None = None
+    """Tokens of a query that are kept, special ones not counted; None or 0 for all."""
+    max_tokens_per_doc: Int | None = None
+    """Tokens of a document that are kept, special ones not counted; None or 0 for all."""
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+            most: int | None = getattr(self, name)
+            if most is not None and most < 0:
+                raise RequestError(f"{name} must be at least 1, or 0 for all tokens, got {most}", param=name)
+
+    def prompt_options(self) -> PromptOptions:
+        variables = {} if self.instruction is None else {"instruction": self.instruction}
+        return {
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": {**variables, **(self.chat_template_kwargs or {})},
+        }
+
+    def sides(self) -> tuple[list[PoolingInput], list[PoolingInput]]:
+        """Queries and documents. Raises RequestError where they are not given in one of the ways that there are."""
+        raise NotImplementedError
+
+
+class ScoreRequest(ScoringFields):
     """Body of POST /score: two texts, a text and several, or as many as many others."""
 
     queries: str | Texts | dict[str, Any] | Objects | None = None
@@ -231,8 +305,6 @@ class ScoreRequest(PoolingFields):
     text_2: str | Texts | None = None
     data_1: str | dict[str, Any] | Documents | None = None
     data_2: str | dict[str, Any] | Documents | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     def sides(self) -> tuple[list[PoolingInput], list[PoolingInput]]:
         """Queries and documents.
@@ -251,7 +323,7 @@ class ScoreRequest(PoolingFields):
         return _texts(first, getattr(self, first)), _texts(second, getattr(self, second))
 
 
-class RerankRequest(PoolingFields):
+class RerankRequest(ScoringFields):
     """Body of the rerank routes, in the words of vLLM, Jina, Cohere (v1 and v2) and, with `texts`, of TEI."""
 
     query: str | dict[str, Any]
@@ -260,13 +332,10 @@ class RerankRequest(PoolingFields):
     top_n: Int | None = None
     top_k: Int | None = None
     return_documents: bool = True
-    max_tokens_per_doc: Int | None = None
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
     raw_scores: bool = False
     return_text: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def is_tei(self) -> bool:
@@ -296,13 +365,6 @@ class RerankRequest(PoolingFields):
             if most:
                 return min(most, num_documents)
         return num_documents
-
-    def check_supported(self) -> None:
-        super().check_supported()
-        if self.max_tokens_per_doc is not None and self.max_tokens_per_doc < 1:
-            raise RequestError(
-                f"max_tokens_per_doc must be at least 1, got {self.max_tokens_per_doc}", param="max_tokens_per_doc"
-            )
 
     def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
         side, keep = self.truncation_side, self.truncate_prompt_tokens

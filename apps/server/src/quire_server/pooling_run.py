@@ -1,5 +1,5 @@
-"""Runs what pooling routes ask for: which task this server has, prompts of texts, pairs and conversations, and the
-engine's outputs in the order of the request. Knows no protocol.
+"""Runs what pooling routes ask for: prompts of texts, pairs and conversations, and the engine's outputs in the order of
+the request. Knows no protocol.
 """
 
 from __future__ import annotations
@@ -7,14 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
-from quire.pooling_prompts import PoolingPrompts
+from quire.pooling_batch import pool_batch
+from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire_engine import PooledRequestOutput
 from quire_interfaces import (
+    ContextLengthError,
     PooledOutput,
     PoolingParams,
     PoolingTask,
@@ -25,20 +27,15 @@ from quire_interfaces import (
     SamplingParams,
 )
 from quire_server.chat_history import readable_messages
-from quire_server.context import ServerContext, all_of, in_thread_when, unless_disconnected
-from quire_server.errors import HTTPError, error_body
+from quire_server.context import ServerContext, in_thread_when, unless_disconnected
+from quire_server.errors import error_body
 from quire_server.media import hold_media
 from quire_server.pooling_answers import ItemError, PoolingUsage
-from quire_server.pooling_protocol import PoolingFields, PoolingInput
+from quire_server.pooling_protocol import CommonFields, PoolingFields, PoolingInput
 from quire_server.truncation import truncated
-from quire_server.turn import ChatTurn, render_held
+from quire_server.turn import ChatTurn, check_request_template, render_held
 
-__all__ = [
-    "Pooled", "PoolingItem", "PoolingJob", "item_error", "output_of", "pool_items", "task_of", "usage_of",
-]  # fmt: skip
-
-MAX_IN_FLIGHT = 256
-"""Items of one request that the engine has at a time: enough to fill its batches, and room is left for others."""
+__all__ = ["Pooled", "PoolingItem", "PoolingJob", "item_error", "output_of", "pool_items", "usage_of"]
 
 Pooled = PooledRequestOutput | QuireError
 """What came of one item."""
@@ -56,68 +53,31 @@ class PoolingJob:
     """Whether items that fail leave the others alone."""
     is_large: bool = False
     """Whether rendering belongs into a worker thread."""
-    prompt_name: str | None = None
-    """The checkpoint's prompt that is put before texts; None for its default."""
-    add_special_tokens: bool | None = None
-    """None for True with texts, and for False with conversations."""
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_options: PromptOptions = field(default_factory=lambda: PromptOptions())
+    """How texts are written."""
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    """How conversations are written: arguments of `ChatTurn`."""
     mm_processor_kwargs: dict[str, Any] | None = None
     check: Callable[[str, RenderedPrompt], None] = field(default=lambda param, prompt: None)
     """Further checks of a rendered prompt, by its place in the body; raises RequestError."""
 
     @classmethod
-    def of(cls, context: ServerContext, body: PoolingFields, task: PoolingTask | None) -> PoolingJob:
+    def of(cls, context: ServerContext, body: CommonFields, task: PoolingTask | None) -> PoolingJob:
         """What a body asks for. Raises RequestError naming the field at fault."""
         context.check_priority(body.priority)
+        prompt_options, chat_options = body.prompt_options(), body.chat_options()
+        if prompt_options.get("chat_template") is not None:
+            check_request_template(context)
+        chat_options["chat_template_kwargs"] = context.template_kwargs(chat_options.get("chat_template_kwargs"))
         return cls(
             params=body.pooling_params(task),
             options=context.request_options(body, streams=False),
-            per_item=body.errors == "per_item",
+            per_item=body.per_item,
             is_large=body.is_large,
-            mm_processor_kwargs=body.mm_processor_kwargs,
+            prompt_options=prompt_options,
+            chat_options=chat_options,
+            mm_processor_kwargs=body.mm_processor_kwargs if isinstance(body, PoolingFields) else None,
         )
-
-
-class _Rendered(NamedTuple):
-    prompt: RenderedPrompt
-    params: PoolingParams
-
-
-def task_of(context: ServerContext, *tasks: PoolingTask) -> PoolingTask:
-    """The first of the tasks that the served model has.
-
-    Raises:
-        HTTPError: 404, it has none of them; the message says how a server has.
-    """
-    served = context.llm.engine.info.pooling_tasks
-    for task in tasks:
-        if task in served:
-            return task
-    info, task = context.llm.engine.info, tasks[0]
-    does = f"its tasks are {', '.join(served)}" if served else "it generates text"
-    model, conversion = _REMEDIES.get(task, ("another model", ""))
-    raise HTTPError(
-        404,
-        f"this route needs the pooling task {task!r}, which {info.model} does not have: {does}; serve {model} "
-        f"(--runner pooling){conversion}",
-        code="unsupported_task",
-    )
-
-
-_EMBED = ("an embedding model", ", or make one of this model (--convert embed)")
-_CLASSIFY = ("a model with classes", ", or make one of this model (--convert classify)")
-_RERANK = ("a reranking or embedding model", ", or make one of this model (--convert classify or embed)")
-_REMEDIES: dict[str, tuple[str, str]] = {
-    "embed": _EMBED,
-    "token_embed": _EMBED,
-    "classify": _CLASSIFY,
-    "token_classify": _CLASSIFY,
-    "score": _RERANK,
-}
-"""Task -> a model that has it, and how another one gets it."""
 
 
 async def pool_items(
@@ -135,10 +95,12 @@ async def pool_items(
         QuireError: unless `job.per_item`, the first item's error, which names its place in the body.
         ClientGoneError: the client closed the connection.
     """
-    keep, most = job.params.truncate_prompt_tokens, context.llm.engine.info.max_model_len
+    keep, info = job.params.truncate_prompt_tokens, context.llm.engine.info
+    most = max(info.max_model_len, info.max_embed_len if job.params.task == "embed" else 0)
     if keep is not None and keep > most:
         raise RequestError(
-            f"truncate_prompt_tokens must be at most {most}, which this model reads, got {keep}",
+            f"truncate_prompt_tokens must be at most {most}, which this model reads, got {keep}. Please request a "
+            "smaller truncation size.",
             param="truncate_prompt_tokens",
         )
     with contextlib.ExitStack() as media:
@@ -148,19 +110,17 @@ async def pool_items(
 
 async def _rendered_items(
     context: ServerContext, items: Sequence[PoolingItem], job: PoolingJob, media: contextlib.ExitStack
-) -> list[_Rendered | QuireError]:
+) -> list[PoolingPrompt | QuireError]:
     if any(each is not None and each.messages is not None for item in items for each in item):
         return [await _rendered_conversation(context, item, job, media) for item in items]
     return await in_thread_when(job.is_large, lambda: [_rendered_texts(context, item, job) for item in items])
 
 
-def _rendered_texts(context: ServerContext, item: PoolingItem, job: PoolingJob) -> _Rendered | QuireError:
+def _rendered_texts(context: ServerContext, item: PoolingItem, job: PoolingJob) -> PoolingPrompt | QuireError:
     first, second = item
     prompt: Any = first.prompt if second is None else {"prompt": first.prompt, "text_pair": second.prompt}
-    special = True if job.add_special_tokens is None else job.add_special_tokens
     try:
-        rendered = _prompts(context).render(prompt, job.params, prompt_name=job.prompt_name, add_special_tokens=special)
-        return _checked(context, first, _Rendered(rendered.rendered, rendered.params), job)
+        return _checked(context, first, _prompts(context).render(prompt, job.params, **job.prompt_options), job)
     except QuireError as error:
         return _named(error, item, job)
 
@@ -172,7 +132,7 @@ def _prompts(context: ServerContext) -> PoolingPrompts:
 
 async def _rendered_conversation(
     context: ServerContext, item: PoolingItem, job: PoolingJob, media: contextlib.ExitStack
-) -> _Rendered | QuireError:
+) -> PoolingPrompt | QuireError:
     """A conversation or a text; `media` releases what stands in it."""
     first, second = item
     if first.messages is None and second is None:
@@ -183,11 +143,7 @@ async def _rendered_conversation(
         turn = ChatTurn(
             messages=readable_messages(first.messages, context.modalities),
             params=SamplingParams(),
-            add_generation_prompt=job.add_generation_prompt,
-            continue_final_message=job.continue_final_message,
-            chat_template=job.chat_template,
-            chat_template_kwargs=context.template_kwargs(job.chat_template_kwargs),
-            add_special_tokens=bool(job.add_special_tokens),
+            **job.chat_options,
         )
         held = await hold_media(context, turn.messages, job.mm_processor_kwargs)
         if held is not None:
@@ -196,15 +152,15 @@ async def _rendered_conversation(
         keep = job.params.truncate_prompt_tokens
         keep = context.llm.engine.info.max_model_len if keep == -1 else keep
         prompt = truncated(context, prompt, keep, job.params.truncation_side or "right", turn.params)
-        return _checked(context, first, _Rendered(prompt, _prompts(context).spec.resolve(job.params)), job)
+        return _checked(context, first, PoolingPrompt(prompt, _prompts(context).spec.resolve(job.params)), job)
     except QuireError as error:
         return _named(error, item, job)
 
 
-def _checked(context: ServerContext, first: PoolingInput, rendered: _Rendered, job: PoolingJob) -> _Rendered:
-    job.check(first.param, rendered.prompt)
-    context.llm.engine.check(rendered.prompt, rendered.params, job.options)
-    return rendered
+def _checked(context: ServerContext, first: PoolingInput, prompt: PoolingPrompt, job: PoolingJob) -> PoolingPrompt:
+    job.check(first.param, prompt.rendered)
+    context.llm.engine.check(prompt.rendered, prompt.params, job.options)
+    return prompt
 
 
 def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
@@ -216,6 +172,11 @@ def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
         place = first.param + bracket + rest
         error.param = place  # type: ignore[attr-defined]
         message = str(error)
+        if isinstance(error, ContextLengthError) and error.num_prompt_tokens is not None:
+            message = (
+                f"This model's maximum context length is {error.max_model_len} tokens, and the input has "
+                f"{error.num_prompt_tokens}. Please reduce the length of the input prompt, or have it truncated."
+            )
         if place not in message:
             pair = "" if second is None else f" with {second.param}"
             error.args = (f"{first.param}{pair}: {message}", *error.args[1:])
@@ -225,31 +186,28 @@ def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
 
 
 async def _run_all(
-    context: ServerContext, items: Sequence[PoolingItem], rendered: Sequence[_Rendered | QuireError], job: PoolingJob
+    context: ServerContext,
+    items: Sequence[PoolingItem],
+    rendered: Sequence[PoolingPrompt | QuireError],
+    job: PoolingJob,
 ) -> list[Pooled]:
-    """At most `MAX_IN_FLIGHT` at a time; when one fails that must not, the others are dropped."""
-    outputs: list[Pooled | None] = [each if isinstance(each, QuireError) else None for each in rendered]
-    waiting = iter([index for index, each in enumerate(outputs) if each is None])
+    """When one fails that must not, the others are dropped."""
 
-    async def run_next() -> None:
-        for index in waiting:
-            outputs[index] = await _run(context, items[index], cast(_Rendered, rendered[index]), job)
+    def prompt_of(place: int) -> PoolingPrompt:
+        prompt = rendered[place]
+        if isinstance(prompt, QuireError):
+            raise prompt
+        return prompt
 
-    await all_of(run_next() for _ in range(min(MAX_IN_FLIGHT, len(items))))
-    return cast("list[Pooled]", outputs)
+    def on_error(place: int, error: QuireError) -> QuireError:
+        return _named(error, items[place], job)
 
-
-async def _run(context: ServerContext, item: PoolingItem, rendered: _Rendered, job: PoolingJob) -> Pooled:
-    try:
-        output = await context.llm.engine.encode(rendered.prompt, rendered.params, job.options)
-        if output.error is not None:
-            raise output.error
-        for each in output.metrics:
+    outputs = await pool_batch(context.llm.engine, len(items), prompt_of, job.options, on_error)
+    for output in outputs:
+        for each in () if isinstance(output, QuireError) else output.metrics:
             latency_s = each.finished_time_s - each.arrival_time_s
-            context.metrics.on_pooled(str(rendered.params.task), each.num_prompt_tokens, latency_s)
-    except QuireError as error:
-        return _named(error, item, job)
-    return output
+            context.metrics.on_pooled(str(job.params.task), each.num_prompt_tokens, latency_s)
+    return outputs
 
 
 def output_of(pooled: Pooled) -> PooledOutput | None:

@@ -24,6 +24,7 @@ from pydantic import (
 from quire_interfaces import RequestError, SamplingParams
 from quire_interfaces.number_range import NumberField, number_fields
 from quire_interfaces.sampling_bounds import MAX_CHARS, MAX_ITEMS
+from quire_server.config import MAX_PROMPTS
 from quire_server.request_fields import (
     Int,
     Messages,
@@ -484,10 +485,13 @@ def check_thinking_budget(budget: int | None, param: str = "thinking_token_budge
 
 
 class TokenizeRequest(Body):
-    """Body of POST /tokenize: a prompt, or messages."""
+    """Body of POST /tokenize: a prompt, or messages; or as TEI takes it, a text or several as `inputs`."""
 
     model: str | None = None
     prompt: str | None = None
+    inputs: str | Annotated[Texts, at_most(MAX_PROMPTS)] | None = None
+    prompt_name: str | None = None
+    """Name of a prompt of the checkpoint, which is put before each of `inputs`."""
     messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,20 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_interfaces import PooledOutput, PoolingTask, QuireError
-from quire_server.body import read_model
 from quire_server.cohere_protocol import CohereMeta
 from quire_server.context import ServerContext, in_thread_when
-from quire_server.pooling_answers import (
-    FailedDocument,
-    RankedDocument,
-    RerankAnswer,
-    Score,
-    ScoreList,
-    TEIRank,
-)
+from quire_server.pooling_answers import FailedDocument, RankedDocument, RerankAnswer, Score, TEIRank
+from quire_server.pooling_call import PoolingCall, read_call
 from quire_server.pooling_protocol import PoolingInput, RerankRequest, ScoreRequest, pairs_of
-from quire_server.pooling_run import Pooled, PoolingJob, item_error, output_of, pool_items, task_of, usage_of
-from quire_server.request_ids import answer_id
+from quire_server.pooling_run import Pooled, item_error, output_of, usage_of
 from quire_server.responses import json_response
 from quire_server.vector_encoding import dot_product, float_vector
 
@@ -44,27 +35,27 @@ Scored = float | QuireError
 
 async def score(context: ServerContext, request: Request) -> Response:
     """POST /score and /v1/score: a number for each pair of texts."""
-    body = await read_model(context, request, ScoreRequest)
-    context = context.for_pooling(body.model)
-    model = context.resolve_model(body.model)
-    scores, outputs = await _scores(context, request, body, *body.sides())
-    data = [
-        Score(index=index, error=item_error(each)) if isinstance(each, QuireError) else Score(index=index, score=each)
-        for index, each in enumerate(scores)
-    ]
-    name = answer_id(request, "score-", body.request_id)
-    created = int(time.time())
-    return json_response(ScoreList(id=name, created=created, model=model, data=data, usage=usage_of(outputs)))
+    call = await read_call(context, request, ScoreRequest)
+    scores, outputs = await _scores(call, *call.body.sides())
+
+    def items() -> list[Score]:
+        return [
+            Score(index=index, error=item_error(each))
+            if isinstance(each, QuireError)
+            else Score(index=index, score=each)
+            for index, each in enumerate(scores)
+        ]
+
+    return await call.list_answer("score-", outputs, items)
 
 
 async def rerank(context: ServerContext, request: Request) -> Response:
     """POST /rerank, /v1/rerank and /v2/rerank: documents by how well they answer a query, the best first."""
-    body = await read_model(context, request, RerankRequest)
-    context = context.for_pooling(body.model)
-    model = context.resolve_model(body.model)
+    call = await read_call(context, request, RerankRequest)
+    body = call.body
     queries, documents = body.sides()
     num_results = body.num_results(len(documents))
-    scores, outputs = await _scores(context, request, body, queries, documents)
+    scores, outputs = await _scores(call, queries, documents)
     ranked = [(each, index) for index, each in enumerate(scores) if not isinstance(each, QuireError)]
     ranked.sort(key=lambda pair: (-pair[0], pair[1]))
     del ranked[num_results:]
@@ -81,8 +72,8 @@ async def rerank(context: ServerContext, request: Request) -> Response:
     usage = usage_of(outputs)
     version = "1" if request.url.path.endswith("/v1/rerank") else "2"
     answer = RerankAnswer(
-        id=answer_id(request, "rerank-", body.request_id),
-        model=model,
+        id=call.answer_id("rerank-"),
+        model=call.model,
         results=[
             RankedDocument(
                 index=index,
@@ -106,9 +97,7 @@ def _document(document: PoolingInput) -> dict[str, Any]:
 
 
 async def _scores(
-    context: ServerContext,
-    request: Request,
-    body: ScoreRequest | RerankRequest,
+    call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest],
     queries: Sequence[PoolingInput],
     documents: Sequence[PoolingInput],
 ) -> tuple[list[Scored], list[Pooled]]:
@@ -118,30 +107,33 @@ async def _scores(
         HTTPError: 404, the model can neither score pairs nor embed texts.
         QuireError: as `pool_items` does.
     """
-    body.check_supported()
-    pairs = list(pairs_of(queries, documents))
-    task = task_of(context, "score", "embed", "token_embed")
-    job = PoolingJob.of(context, body, task)
-    job.chat_template, job.chat_template_kwargs = body.chat_template, body.chat_template_kwargs
-    if isinstance(body, RerankRequest) and body.max_tokens_per_doc is not None:
-        documents = await in_thread_when(body.is_large, lambda: _cut(context, documents, body.max_tokens_per_doc or 1))
-        pairs = list(pairs_of(queries, documents))
+    body, context = call.body, call.context
+    pairs_of(queries, documents)  # before anything runs
+    task = call.task("score", "embed", "token_embed")
+    job = call.job(task)
+    queries, documents = await in_thread_when(
+        body.is_large,
+        lambda: (_cut(context, queries, body.max_tokens_per_query), _cut(context, documents, body.max_tokens_per_doc)),
+    )
     if task == "score":
-        outputs = await pool_items(context, request, pairs, job)
+        outputs = await call.run(list(pairs_of(queries, documents)), job)
         return [each if isinstance(each, QuireError) else _number(each.pooled) for each in outputs], outputs
     if task == "embed":
-        outputs = await pool_items(context, request, [(each, None) for each in (*queries, *documents)], job)
+        outputs = await call.run([*queries, *documents], job)
     else:
         outputs = []
-        for texts, job.prompt_name in ((queries, "query"), (documents, "document")):
-            outputs += await pool_items(context, request, [(each, None) for each in texts], job)
-    places = zip(range(len(queries)) if len(queries) > 1 else [0] * len(documents), range(len(documents)), strict=True)
+        for texts, role in ((queries, "query"), (documents, "document")):
+            job.prompt_options["prompt_name"] = role
+            outputs += await call.run(texts, job)
     num_queries = len(queries)
-    scores = await in_thread_when(
-        body.is_large or task == "token_embed",
-        lambda: [_compared(task, outputs[query], outputs[num_queries + document]) for query, document in places],
-    )
-    return scores, outputs
+
+    def compared() -> list[Scored]:
+        return [
+            _compared(task, outputs[index if num_queries > 1 else 0], document)
+            for index, document in enumerate(outputs[num_queries:])
+        ]
+
+    return await in_thread_when(body.is_large or task == "token_embed", compared), outputs
 
 
 def _number(output: PooledOutput | None) -> float:
@@ -149,19 +141,21 @@ def _number(output: PooledOutput | None) -> float:
     return float_vector(output.data)[0]
 
 
-def _cut(context: ServerContext, documents: Sequence[PoolingInput], num_tokens: int) -> list[PoolingInput]:
-    """The documents, texts of more than `num_tokens` tokens cut at their end."""
+def _cut(context: ServerContext, texts: Sequence[PoolingInput], num_tokens: int | None) -> Sequence[PoolingInput]:
+    """The texts, those of more than `num_tokens` tokens cut at their end; None or 0 for as they are."""
+    if not num_tokens:
+        return texts
     renderer = context.llm.renderer
     cut = []
-    for document in documents:
-        text = document.prompt
+    for each in texts:
+        text = each.prompt
         if isinstance(text, str) and len(text) > num_tokens:  # a token has at least one character
             prompt = renderer.render_prompt(text, add_special_tokens=False)
             if len(prompt.token_ids) > num_tokens:
                 offsets = renderer.token_offsets(prompt, add_special_tokens=False)
                 ids = prompt.token_ids[:num_tokens]
                 text = renderer.tokenizer.decode(ids) if offsets is None else text[: offsets[num_tokens - 1][1]]
-        cut.append(dataclasses.replace(document, prompt=text))
+        cut.append(dataclasses.replace(each, prompt=text))
     return cut
 
 

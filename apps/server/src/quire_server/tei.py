@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire_interfaces import PoolingParams, PoolingTask
-from quire_server.body import read_model
+from quire_interfaces import PoolingTask
 from quire_server.config import MAX_PROMPTS
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.embeddings import as_lists
 from quire_server.errors import HTTPError
 from quire_server.pooling_answers import TEIInfo
-from quire_server.pooling_run import Pooled, PoolingItem, PoolingJob, output_of, pool_items, task_of
+from quire_server.pooling_call import PoolingCall, read_call
+from quire_server.pooling_run import Pooled, output_of
 from quire_server.responses import json_response
 from quire_server.scoring import cosine, rerank
 from quire_server.tei_protocol import (
+    TEIEmbedAllRequest,
     TEIEmbedRequest,
-    TEIFields,
     TEIPredictRequest,
     TEIPromptRequest,
     TEISimilarityRequest,
@@ -36,30 +36,29 @@ __all__ = ["embed", "embed_all", "embed_sparse", "info", "predict", "root", "sim
 
 async def embed(context: ServerContext, request: Request) -> Response:
     """POST /embed: a vector per text, in a list of lists."""
-    body = await read_model(context, request, TEIEmbedRequest)
-    context = context.for_pooling(body.model)
-    normalize = body.normalize is not False
-    params = body.pooling_params(task_of(context, "embed"), use_activation=normalize, dimensions=body.dimensions)
-    outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
-    return await in_thread_when(body.is_large, lambda: json_response(_lists(outputs)))
+    call = await read_call(context, request, TEIEmbedRequest)
+    return await _lists(call, "embed")
 
 
 async def embed_all(context: ServerContext, request: Request) -> Response:
     """POST /embed_all: a vector per token of each text, as the model gives it."""
-    body = await read_model(context, request, TEIPromptRequest)
-    context = context.for_pooling(body.model)
-    params = body.pooling_params(task_of(context, "token_embed"), use_activation=False)
-    outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
-    return await in_thread_when(True, lambda: json_response(_lists(outputs)))
+    call = await read_call(context, request, TEIEmbedAllRequest)
+    return await _lists(call, "token_embed")
+
+
+async def _lists(call: PoolingCall[TEIEmbedRequest] | PoolingCall[TEIEmbedAllRequest], task: PoolingTask) -> Response:
+    outputs = await call.run(call.body.prompts(), call.job(call.task(task)))
+    return await in_thread_when(
+        call.body.is_large or task == "token_embed",
+        lambda: json_response([as_lists(output) for each in outputs if (output := output_of(each)) is not None]),
+    )
 
 
 async def embed_sparse(context: ServerContext, request: Request) -> Response:
     """POST /embed_sparse: per text the tokens of the vocabulary that stand for it, with their weights."""
-    body = await read_model(context, request, TEIPromptRequest)
-    context = context.for_pooling(body.model)
-    params = body.pooling_params(_sparse_task(context))
-    outputs = await _pooled(context, request, body, [(each, None) for each in body.prompts()], params)
-    return await in_thread_when(True, lambda: json_response([_sparse(context, each) for each in outputs]))
+    call = await read_call(context, request, TEIPromptRequest)
+    outputs = await call.run(call.body.prompts(), call.job(_sparse_task(call.context)))
+    return await in_thread_when(True, lambda: json_response([_sparse(call.context, each) for each in outputs]))
 
 
 def _sparse_task(context: ServerContext) -> PoolingTask:
@@ -101,12 +100,10 @@ def _sparse(context: ServerContext, pooled: Pooled) -> list[dict[str, Any]]:
 
 async def predict(context: ServerContext, request: Request) -> Response:
     """POST /predict: the classes of each text or pair of texts, the most likely one first."""
-    body = await read_model(context, request, TEIPredictRequest)
-    context = context.for_pooling(body.model)
-    params = body.pooling_params(task_of(context, "classify", "score"), use_activation=not body.raw_scores)
-    outputs = await _pooled(context, request, body, body.prompts(), params)
-    predictions = [_prediction(each, context.pooler.labels) for each in outputs]
-    return json_response(predictions if body.is_batch else predictions[0])
+    call = await read_call(context, request, TEIPredictRequest)
+    outputs = await call.run(call.body.prompts(), call.job(call.task("classify", "score")))
+    predictions = [_prediction(each, call.context.pooler.labels) for each in outputs]
+    return json_response(predictions if call.body.is_batch else predictions[0])
 
 
 def _prediction(pooled: Pooled, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -120,11 +117,8 @@ def _prediction(pooled: Pooled, labels: Sequence[str]) -> list[dict[str, Any]]:
 
 async def similarity(context: ServerContext, request: Request) -> Response:
     """POST /similarity: the cosine of a sentence's vector with those of others."""
-    body = await read_model(context, request, TEISimilarityRequest)
-    context = context.for_pooling(body.model)
-    fields = body.fields()
-    params = fields.pooling_params(task_of(context, "embed"))
-    outputs = await _pooled(context, request, fields, [(each, None) for each in body.prompts()], params)
+    call = await read_call(context, request, TEISimilarityRequest)
+    outputs = await call.run(call.body.prompts(), call.job(call.task("embed")))
     source, *others = [output_of(each) for each in outputs]
     return json_response([cosine(source, each) for each in others if source is not None and each is not None])
 
@@ -141,7 +135,8 @@ async def info(context: ServerContext, request: Request) -> Response:
     """GET /info: what is served, in TEI's words."""
     context = context.for_pooling(None)
     served = context.llm.engine.info
-    task_of(context, *served.pooling_tasks, "embed")  # type: ignore[arg-type]  # names of tasks
+    if not served.pooling_tasks:
+        raise HTTPError(404, f"{served.model} generates text and pools nothing", code="unsupported_task")
     labels = {str(index): label for index, label in enumerate(context.pooler.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
     if "embed" in served.pooling_tasks or "token_embed" in served.pooling_tasks:
@@ -164,23 +159,3 @@ async def info(context: ServerContext, request: Request) -> Response:
             version=__version__,
         )
     )
-
-
-async def _pooled(
-    context: ServerContext, request: Request, body: TEIFields, items: Sequence[PoolingItem], params: PoolingParams
-) -> list[Pooled]:
-    """What comes of each item. Raises as `pool_items` does."""
-    context.resolve_model(body.model)
-    body.check_supported()
-    context.check_priority(body.priority)
-    job = PoolingJob(
-        params=params,
-        options=context.request_options(body, streams=False),
-        is_large=body.is_large,
-        prompt_name=body.prompt_name,
-    )
-    return await pool_items(context, request, items, job)
-
-
-def _lists(outputs: Sequence[Pooled]) -> list[Any]:
-    return [as_lists(output) for each in outputs if (output := output_of(each)) is not None]

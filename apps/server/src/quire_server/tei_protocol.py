@@ -5,18 +5,21 @@ Knows no engine. TEI's /rerank is the one of `pooling_protocol` with `texts`.
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from quire.pooling_prompts import PromptOptions
 from quire_interfaces import PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
-from quire_server.pooling_protocol import PoolingInput
+from quire_server.pooling_protocol import CommonFields, PoolingInput
 from quire_server.protocol import SMALL_LIST, LenientBody
 from quire_server.request_fields import Int, Prompts, Texts, at_most
 
 __all__ = [
+    "TEIEmbedAllRequest",
     "TEIEmbedRequest",
     "TEIFields",
     "TEIPredictRequest",
@@ -25,38 +28,28 @@ __all__ = [
 ]
 
 
-class TEIFields(LenientBody):
+class TEIFields(CommonFields):
     """Fields that all of them have in common."""
 
-    model: str | None = None
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
     prompt_name: str | None = None
     """Name of a prompt of the checkpoint, which is put before each text."""
-    priority: Int = 0
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-    stream: bool | None = None
 
-    def check_supported(self) -> None:
-        """Raises RequestError naming the field that is understood but not served."""
-        if self.stream:
-            raise RequestError("answers of this route come whole; leave stream out", param="stream")
+    def prompt_options(self) -> PromptOptions:
+        return {"prompt_name": self.prompt_name}
 
-    def pooling_params(
-        self, task: PoolingTask, *, use_activation: bool | None = None, dimensions: int | None = None
-    ) -> PoolingParams:
-        """As the engine takes it; what is too long is refused unless `truncate` is set."""
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
+        """What to pool; what is too long is refused unless `truncate` is set."""
         return PoolingParams(
             task=task,
-            use_activation=use_activation,
-            dimensions=dimensions,
             truncate_prompt_tokens=-1 if self.truncate else None,
             truncation_side="left" if self.truncation_direction.lower() == "left" else "right",
         )
 
 
 class TEIPromptRequest(TEIFields):
-    """Body of POST /embed_all and /embed_sparse."""
+    """Body of POST /embed_sparse, and what those of /embed and /embed_all have in common with it."""
 
     prompt_field: ClassVar[str] = "inputs"
     inputs: Prompts
@@ -83,12 +76,26 @@ class TEIEmbedRequest(TEIPromptRequest):
     normalize: bool | None = None
     dimensions: Int | None = None
 
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
+        normalize = self.normalize is not False
+        return dataclasses.replace(super().pooling_params(task), use_activation=normalize, dimensions=self.dimensions)
+
+
+class TEIEmbedAllRequest(TEIPromptRequest):
+    """Body of POST /embed_all."""
+
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
+        return dataclasses.replace(super().pooling_params(task), use_activation=False)
+
 
 class TEIPredictRequest(TEIFields):
     """Body of POST /predict: a text, a pair of texts, or a list of lists of one or two texts."""
 
     inputs: str | Texts | Annotated[list[str | Texts], Field(fail_fast=True), at_most(MAX_PROMPTS)]
     raw_scores: bool = False
+
+    def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
+        return dataclasses.replace(super().pooling_params(task), use_activation=not self.raw_scores)
 
     @property
     def is_batch(self) -> bool:
@@ -128,17 +135,20 @@ class SimilarityParameters(LenientBody):
     prompt_name: str | None = None
 
 
-class TEISimilarityRequest(LenientBody):
+class TEISimilarityRequest(TEIFields):
     """Body of POST /similarity."""
 
-    model: str | None = None
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
+    """Fields that stand beside the texts in the other bodies."""
 
-    def fields(self) -> TEIFields:
-        """What is said of the texts."""
-        given = {} if self.parameters is None else self.parameters.model_dump()
-        return TEIFields(model=self.model, **given)
+    @property
+    def is_large(self) -> bool:
+        return self._is_large or len(self.inputs.sentences) > SMALL_LIST
+
+    def model_post_init(self, context: Any) -> None:
+        for name, value in ({} if self.parameters is None else dict(self.parameters)).items():
+            setattr(self, name, value)
 
     def prompts(self) -> list[PoolingInput]:
         """The source sentence, then those that it is compared with."""

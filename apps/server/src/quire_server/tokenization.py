@@ -12,6 +12,7 @@ from quire_server.context import ServerContext, in_thread_when
 from quire_server.functions import as_tool_messages
 from quire_server.protocol import DetokenizeRequest, TokenizeRequest
 from quire_server.responses import json_response
+from quire_server.tei_tokens import check_token_ids, tokens_of_inputs
 from quire_server.tool_choice import chat_client_tools, chat_tool_use
 from quire_server.turn import ChatTurn, render_turn
 
@@ -19,12 +20,15 @@ __all__ = ["detokenize", "tokenize", "tokenizer_info"]
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
-    """A prompt or a conversation to token ids."""
+    """A prompt or a conversation to token ids; `inputs`, which are TEI's, to tokens and their places."""
     body = await read_model(context, request, TokenizeRequest)
     if body.model is not None:
         context = context.for_pooling(body.model)
     context.resolve_model(body.model)
-
+    if body.inputs is not None:
+        if body.prompt is not None or body.messages is not None:
+            raise RequestError("inputs stand alone: leave prompt and messages out", param="inputs")
+        return await tokens_of_inputs(context.for_pooling(body.model), body)
     token_ids = (await _rendered(context, body)).token_ids
 
     def answer() -> Response:
@@ -69,16 +73,12 @@ def _turn(context: ServerContext, body: TokenizeRequest) -> ChatTurn:
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Token ids to text."""
     body = await read_model(context, request, DetokenizeRequest)
+    if body.model is not None:
+        context = context.for_pooling(body.model)
     context.resolve_model(body.model)
 
     def answer() -> Response:
-        vocab_size = context.llm.engine.info.vocab_size
-        for index, token_id in enumerate(body.tokens):
-            if token_id >= vocab_size:
-                raise RequestError(
-                    f"tokens[{index}] must be a token id from 0 to {vocab_size - 1}, got {token_id}",
-                    param=f"tokens[{index}]",
-                )
+        check_token_ids(body.tokens, context.llm.engine.info.vocab_size, "tokens")
         return json_response({"prompt": context.llm.renderer.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     return await in_thread_when(body.is_large, answer)

@@ -45,6 +45,7 @@ __all__ = [
     "PreparedTurn",
     "RunningTurn",
     "TurnChoice",
+    "check_request_template",
     "prepare_turn",
     "raise_failed",
     "render_held",
@@ -404,11 +405,8 @@ def render_held(context: ServerContext, turn: ChatTurn, held: HeldMedia | None) 
     Raises:
         RequestError: naming the message or field at fault.
     """
-    if turn.chat_template is not None and not context.config.trust_request_chat_template:
-        raise RequestError(
-            "this server does not take chat templates from requests; start it with --trust-request-chat-template",
-            param="chat_template",
-        )
+    if turn.chat_template is not None:
+        check_request_template(context)
     return context.llm.renderer.render_chat(
         turn.messages,
         tools=turn.tool_use.shown,
@@ -419,6 +417,15 @@ def render_held(context: ServerContext, turn: ChatTurn, held: HeldMedia | None) 
         add_special_tokens=turn.add_special_tokens,
         media=held,
     )
+
+
+def check_request_template(context: ServerContext) -> None:
+    """Raises RequestError where chat templates of requests are not taken."""
+    if not context.config.trust_request_chat_template:
+        raise RequestError(
+            "this server does not take chat templates from requests; start it with --trust-request-chat-template",
+            param="chat_template",
+        )
 
 
 def raise_failed(output: RequestOutput) -> None:

@@ -153,7 +153,7 @@ def base64_vector(data: Buffer, dtype: EmbedDType = "float32", endianness: Endia
 
 
 def binary_vector(data: Buffer, *, signed: bool) -> list[int]:
-    """One bit per number, 1 where it is above 0, eight to an integer, the first in its highest bit.
+    """One bit per number, 0 where it is below 0, eight to an integer, the first in its highest bit.
 
     Args:
         data: float32, little-endian; a multiple of 8 numbers.
@@ -165,7 +165,7 @@ def binary_vector(data: Buffer, *, signed: bool) -> list[int]:
     numbers = _floats(data)
     if len(numbers) % 8:
         raise ValueError(f"vectors of {len(numbers)} numbers cannot be packed into bits, eight to an integer")
-    bits = "".join("1" if number > 0 else "0" for number in numbers)
+    bits = "".join("1" if number >= 0 else "0" for number in numbers)
     offset = 128 if signed else 0
     return [packed - offset for packed in int(bits or "0", 2).to_bytes(len(numbers) // 8, "big")]
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import (
@@ -50,7 +50,9 @@ class FakeEngineConfig:
     num_token_ids: int = 1000
     vocab_size: int = 1000
     pooling_tasks: tuple[str, ...] = ()
-    """Tasks of pooling requests, beside generation."""
+    """Tasks of pooling requests."""
+    runner: Literal["generate", "pooling"] = "generate"
+    """What `EngineInfo.runner` says: whether text is generated beside pooling."""
     seed: int = 0
     step_time_s: float = 0.0
     check_kv: bool = True
@@ -112,6 +114,7 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,
         pooling_tasks=tuple(config.pooling_tasks),
+        runner=config.runner,
         cached_pooling_tasks=tuple(config.pooling_tasks),
         embedding_size=2 if config.pooling_tasks else 0,
         num_blocks=config.num_blocks,
