@@ -17,6 +17,7 @@ from quire_interfaces import POOLING_TASKS, ConfigError, PoolerConfig, PoolingPa
         ("use_activation", 1),
         ("step_tag_id", -1),
         ("prompt_length", -1),
+        ("expansion_length", -1),
         ("returned_token_ids", ()),
         ("returned_token_ids", 7),
         ("returned_token_ids", "7"),

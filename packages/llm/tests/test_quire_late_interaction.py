@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,9 @@ QUERIES = ["one two", "three , a b c d e f g h i j k l m n"]
 DOCUMENTS = ["two . one , three", "a b c d e f g h i j k l m n o p q r", "z"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[True, False], ids=["attended", "not attended"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an expansion of queries that other tokens attend to, or that they do not, as pylate has it by default."""
     folder = tmp_path_factory.mktemp("colbert")
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     settings = {
         "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": QUERY_LENGTH,
-        "document_length": DOCUMENT_LENGTH, "attend_to_expansion_tokens": True, "skiplist_words": [".", ",", "!"],
-        "do_query_expansion": True,
+        "document_length": DOCUMENT_LENGTH, "attend_to_expansion_tokens": request.param,
+        "do_query_expansion": True, "skiplist_words": [".", ",", "!"],
     }  # fmt: skip
     for name, content in (
         ("1_Dense/config.json", dense), ("modules.json", modules), ("config_sentence_transformers.json", settings),
@@ -71,23 +71,31 @@ def vectors(folder: Path, text: str, *, is_query: bool) -> Tensor:
     """What ColBERT makes of a text, by Transformers' network."""
     ids = [len(WORDS) + (not is_query)] + [WORDS.index(word) for word in text.split()]
     ids = [2, *ids[: (QUERY_LENGTH if is_query else DOCUMENT_LENGTH) - 2], 3]
+    num_attended = len(ids)
     if is_query:
         ids += [WORDS.index("[MASK]")] * (QUERY_LENGTH - len(ids))
+        settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+        num_attended = len(ids) if settings["attend_to_expansion_tokens"] else num_attended
     body = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
-        hidden = body(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        attended = (torch.arange(len(ids)) < num_attended).long()[None]
+        hidden = body(input_ids=torch.tensor([ids]), attention_mask=attended).last_hidden_state[0]
     out = torch.nn.functional.normalize(hidden @ load_file(folder / "1_Dense/model.safetensors")["linear.weight"].T)
     counts = [is_query or WORDS[token : token + 1] not in (["."], [","]) for token in ids]
     return out[torch.tensor(counts)]
 
 
-def test_what_is_not_computed_of_a_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "unseen"
-    shutil.copytree(folder, other)
-    file = other / "config_sentence_transformers.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"attend_to_expansion_tokens": False}))
-    with LLM(str(other), dtype="float32") as llm:
-        assert "not filled up with mask tokens" in llm.engine_info.extra["notes"][0]
+def test_the_same_bits_beside_texts_of_another_kind(llm: LLM) -> None:
+    """Tokens that are not attended to have their texts read apart from the others of a step."""
+    prompts = [[2, 5, 6, 3, 4, 4], [2, 7, 3], [2, 5, 3, 4, 4], [2, 8, 9, 10, 11, 3]]
+    params = [PoolingParams(task="token_embed", expansion_length=length) for length in (2, 0, 1, 0)]
+
+    def pooled(prompts: list[list[int]], params: list[PoolingParams]) -> list[bytes]:
+        return [each.outputs.pooled.data for each in llm.encode(prompts, params, use_tqdm=False)]
+
+    alone = [pooled([prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)]
+    assert pooled(prompts, params) == alone
+    assert pooled(prompts[:1], params[1:2]) != alone[:1]
 
 
 def test_scores_are_maxsim_of_marked_texts(llm: LLM, folder: Path) -> None:

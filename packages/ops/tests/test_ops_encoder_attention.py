@@ -35,6 +35,26 @@ def test_encoder_attention(backend: OpBackend, dtype: torch.dtype, lens: list[in
 
 
 @pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("options", [{}, {"window": 6}, {"bias": 4}], ids=str)
+def test_tokens_behind_those_that_are_attended_to(backend: OpBackend, options: dict[str, Any]) -> None:
+    """They attend to the others, and nothing of their keys and values is read."""
+    torch.manual_seed(2)
+    options = {name: torch.randn(6, 2 * value + 1) if name == "bias" else value for name, value in options.items()}
+    lens, key_lens = [7, 7, 7, 3], [7, 4, 4, 1]
+    query, key, value = (torch.randn(sum(lens), heads, 8) for heads in (6, 2, 2))
+    whole = ref.encoder_attention(query, key, value, lens, scale=0.3, **options)
+    wanted = ref.encoder_attention(query, key, value, lens, scale=0.3, key_lens=key_lens, **options)
+    begin = 0
+    for length, key_len in zip(lens, key_lens, strict=True):
+        key[begin + key_len : begin + length] = value[begin + key_len : begin + length] = float("nan")
+        begin += length
+    got = backend.function(query, key, value, lens, scale=0.3, key_lens=key_lens, **options)
+    assert (got - wanted).abs().max() <= TOLERANCE[torch.float32] * wanted.abs().max()
+    assert torch.equal(wanted[:7], whole[:7])
+    assert (wanted[7:] - whole[7:]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("window", [None, 700])
 def test_long_sequences_are_cut_where_there_is_a_mask(backend: OpBackend, window: int | None) -> None:
     """The reference would take long; torch's own attention with one whole mask is as good."""

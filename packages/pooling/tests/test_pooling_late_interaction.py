@@ -57,12 +57,12 @@ def test_a_tokenizer_says_the_ids_of_markers_masks_and_punctuation(tmp_path: Pat
     )  # fmt: skip
     texts = LateInteractionTexts(spec, tokenizer)
     assert (texts.max_tokens(is_query=True), texts.max_tokens(is_query=False)) == (5, 9)
-    assert texts.mark(tokenizer.encode("one two"), is_query=True) == [2, 9, 5, 6, 3, 4]
-    assert texts.mark(tokenizer.encode("one ."), is_query=False) == [2, 10, 5, 7, 3]
+    assert texts.mark(tokenizer.encode("one two"), is_query=True) == ([2, 9, 5, 6, 3, 4], 6)
+    assert texts.mark(tokenizer.encode("one ."), is_query=False) == ([2, 10, 5, 7, 3], 5)
     assert texts.skip_token_ids == (7, 8)
     unseen = LateInteractionTexts(dataclasses.replace(spec, attend_to_expansion_tokens=False), tokenizer)
-    assert unseen.mark(tokenizer.encode("one two"), is_query=True) == [2, 9, 5, 6, 3]
+    assert unseen.mark(tokenizer.encode("one two"), is_query=True) == ([2, 9, 5, 6, 3, 4], 5)
     plain = LateInteractionTexts(LateInteractionSpec(), tokenizer)
-    assert (plain.max_tokens(is_query=True), plain.mark([2, 5, 3], is_query=True)) == (None, [2, 5, 3])
+    assert (plain.max_tokens(is_query=True), plain.mark([2, 5, 3], is_query=True)) == (None, ([2, 5, 3], 3))
     with pytest.raises(CheckpointError, match=r"marked by '\[X\]', which is no token"):
         LateInteractionTexts(dataclasses.replace(spec, query_prefix="[X]"), tokenizer)

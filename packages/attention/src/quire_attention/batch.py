@@ -30,6 +30,8 @@ class EncoderBatch:
     None where all are 0. Networks with one token type alone (RoBERTa) do not read it."""
     lora: LoraTokens | None = None
     """Which tokens of the inputs use which adapter slot; None where none does."""
+    key_lens: list[int] | None = None
+    """Tokens of each input, from its first, that its tokens attend to; None for all."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -73,6 +73,9 @@ class PoolingParams:
     prompt_length: int = 0
     """Number of tokens at the start, special ones included, that belong to the task's prompt and are left out of
     the pooled vector, where the checkpoint says so (sentence-transformers' `include_prompt: false`)."""
+    expansion_length: int = 0
+    """Number of tokens at the end that the others do not attend to, and whose vectors count: mask tokens that fill up a
+    query of ColBERT (arXiv 2004.12832, section 3.2), where the checkpoint says so."""
     extra_kwargs: dict[str, Any] | None = None
     """For plug-ins; the engine does not look inside."""
 
@@ -82,6 +85,7 @@ class PoolingParams:
         _check_whole("dimensions", self.dimensions, 1)
         _check_whole("step_tag_id", self.step_tag_id, 0)
         _check_whole("prompt_length", self.prompt_length, 0)
+        _check_whole("expansion_length", self.expansion_length, 0)
         if self.use_activation is not None and not isinstance(self.use_activation, bool):
             raise wrong_value("use_activation", self.use_activation, "be true or false")
         if self.truncate_prompt_tokens != -1:

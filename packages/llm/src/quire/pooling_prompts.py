@@ -134,7 +134,10 @@ class PoolingPrompts:
             max_tokens=min(lengths, default=None),
             truncation_side=params.truncation_side,
         )
-        rendered = dataclasses.replace(rendered, token_ids=texts.mark(rendered.token_ids, is_query=is_query))
+        tokens = texts.mark(rendered.token_ids, is_query=is_query)
+        rendered = dataclasses.replace(rendered, token_ids=tokens.token_ids)
+        if expansion_length := len(tokens.token_ids) - tokens.num_attended:
+            params = dataclasses.replace(params, expansion_length=expansion_length)
         if not is_query and params.skip_token_ids is None and texts.skip_token_ids:
             params = dataclasses.replace(params, skip_token_ids=texts.skip_token_ids)
         return rendered, params

@@ -31,19 +31,21 @@ def encoder_attention(
     scale: float,
     window: int | None = None,
     bias: Tensor | None = None,
+    key_lens: list[int] | None = None,
 ) -> Tensor:
     """Softmax attention of every token over all tokens of its own sequence, in both directions; sequences of `lens`
     tokens follow each other.
 
     query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D] -> [T, Hq, D], dtype of query. scale: factor of the scores.
     window: tokens see those at most so many tokens away. bias [Hq, 2 * M + 1]: bias[M + d] is added to the score of a
-    key d tokens behind the query (before it if d is negative), and that of M from M tokens on."""
+    key d tokens behind the query (before it if d is negative), and that of M from M tokens on.
+    key_lens: tokens of each sequence, from its first, that all of its tokens see; None for all."""
     out = torch.empty_like(query)
     group_size = query.shape[1] // key.shape[1]
     begin = 0
-    for length in lens:
+    for length, key_len in zip(lens, lens if key_lens is None else key_lens, strict=True):
         for token in range(begin, begin + length):
-            seen = [other for other in range(begin, begin + length) if window is None or abs(other - token) <= window]
+            seen = [other for other in range(begin, begin + key_len) if window is None or abs(other - token) <= window]
             keys = key[seen].double().repeat_interleave(group_size, dim=1)  # [L, Hq, D]
             values = value[seen].double().repeat_interleave(group_size, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
@@ -65,12 +67,13 @@ def _torch_encoder_attention(
     scale: float,
     window: int | None = None,
     bias: Tensor | None = None,
+    key_lens: list[int] | None = None,
 ) -> Tensor:
     """A call for the sequences of one length that follow each other, or for each piece of them where there is a
     mask."""
     out = torch.empty_like(query)
     begin = 0
-    for length, group in groupby(lens):
+    for (length, key_len), group in groupby(zip(lens, lens if key_lens is None else key_lens, strict=True)):
         count = len(list(group))
         tokens = slice(begin, begin + count * length)
         begin = tokens.stop
@@ -79,6 +82,7 @@ def _torch_encoder_attention(
         queries, keys, values = (
             part[tokens].unflatten(0, (count, length)).transpose(1, 2) for part in (query, key, value)
         )  # [count, H, L, D]
+        keys, values = keys[:, :, :key_len], values[:, :, :key_len]
         attended = out[tokens].unflatten(0, (count, length))
         if bias is None and (window is None or window >= length - 1):
             whole = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
@@ -86,7 +90,7 @@ def _torch_encoder_attention(
             continue
         for first in range(0, length, QUERY_PIECE):
             piece = slice(first, min(first + QUERY_PIECE, length))
-            mask = _mask(piece, length, query, window, bias)
+            mask = _mask(piece, key_len, query, window, bias)
             part = F.scaled_dot_product_attention(
                 queries[:, :, piece], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
             )
@@ -94,10 +98,10 @@ def _torch_encoder_attention(
     return out
 
 
-def _mask(piece: slice, length: int, query: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
-    """[1, 1 or Hq, queries of the piece, length]: what is added to the scores."""
+def _mask(piece: slice, key_len: int, query: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
+    """[1, 1 or Hq, queries of the piece, key_len]: what is added to the scores."""
     device = query.device
-    distance = torch.arange(length, device=device) - torch.arange(piece.start, piece.stop, device=device)[:, None]
+    distance = torch.arange(key_len, device=device) - torch.arange(piece.start, piece.stop, device=device)[:, None]
     if bias is None:
         mask = query.new_zeros(1, *distance.shape)
     else:

@@ -127,7 +127,6 @@ def _of_modules(
             return _of_network(settings, network, hidden_size)
         is_of_pylate = any(module.class_name.startswith("pylate.") for module in modules)
         late = _late_interaction(settings, chain, is_of_pylate=is_of_pylate)
-        is_unseen = late.do_query_expansion and not late.attend_to_expansion_tokens
         return PoolerSpec(
             hidden_size=hidden_size,
             head=head,
@@ -135,7 +134,6 @@ def _of_modules(
             tasks=frozenset({"token_embed"}),
             similarity="maxsim",
             late_interaction=late,
-            notes=(_UNSEEN,) if is_unseen else (),
         )
     pooler = PoolerSpec(
         hidden_size=hidden_size,
@@ -153,12 +151,6 @@ def _of_modules(
         activation=_class_activation(settings, "sigmoid" if chain.width == 1 else "identity"),
         labels=tuple(f"LABEL_{number}" for number in range(chain.width)),
     )
-
-
-_UNSEEN = (
-    "queries are not filled up with mask tokens: the checkpoint wants them read without being seen by the other tokens "
-    "(attend_to_expansion_tokens false), which is not computed"
-)
 
 
 def _of_network(settings: Fields, network: PoolerSpec | None, hidden_size: int) -> PoolerSpec:

@@ -86,8 +86,8 @@ class LateInteractionTexts:
         length = spec.query_length if is_query else spec.document_length
         return None if length is None else length - bool(spec.query_prefix if is_query else spec.document_prefix)
 
-    def mark(self, token_ids: Sequence[int], *, is_query: bool) -> list[int]:
-        """A text as the network reads it: with its marker, a query with as much of its expansion as others attend to.
+    def mark(self, token_ids: Sequence[int], *, is_query: bool) -> LateInteractionTokens:
+        """A text as the network reads it: with its marker, a query with its expansion.
 
         Args:
             token_ids: Of the text, with special tokens, at most `max_tokens`.
@@ -95,8 +95,7 @@ class LateInteractionTexts:
         """
         spec = self._spec
         if not is_query:
-            return document_tokens(token_ids, prefix_id=self._ids.get(spec.document_prefix)).token_ids
-        tokens = query_tokens(
+            return document_tokens(token_ids, prefix_id=self._ids.get(spec.document_prefix))
+        return query_tokens(
             spec, token_ids, prefix_id=self._ids.get(spec.query_prefix), mask_id=self._ids.get(spec.expansion_token)
         )
-        return tokens.token_ids[: tokens.num_attended]

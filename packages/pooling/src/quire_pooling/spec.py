@@ -156,7 +156,7 @@ class LateInteractionSpec:
     expansion_token: str = ""
     """The token that they are filled up with: the tokenizer's mask, or the end of a text where it has none."""
     attend_to_expansion_tokens: bool = False
-    """Other tokens attend to those of the expansion."""
+    """The other tokens of the query attend to those of the expansion."""
     skiplist_words: tuple[str, ...] = ()
     """Tokens of documents whose vectors are left out."""
 

@@ -85,7 +85,7 @@ class PoolingRunner:
                 length = len(text.token_ids)
                 raise RuntimeError(f"an encoder reads {length} tokens at once, {num_scheduled} were scheduled")
         with torch.inference_mode():
-            pooled = self._pool(texts)
+            pooled = self._pool_apart(texts)
 
         def finish() -> ModelRunnerOutput:
             outputs = pooled_outputs(pooled)
@@ -100,6 +100,16 @@ class PoolingRunner:
     def close(self) -> None:
         """Forget all texts. Idempotent."""
         self._texts.clear()
+
+    def _pool_apart(self, texts: list[NewRow]) -> list[Tensor]:
+        """The output of each text, on the device: those with tokens that are not attended to are read by themselves,
+        since the network computes these in another way, and no text's bits may depend on what stands beside it."""
+        outputs: dict[int, Tensor] = {}
+        for is_expanded in (False, True):
+            places = [place for place, text in enumerate(texts) if bool(_expansion_len(text)) == is_expanded]
+            if places:
+                outputs.update(zip(places, self._pool([texts[place] for place in places]), strict=True))
+        return [outputs[place] for place in range(len(texts))]
 
     def _pool(self, texts: list[NewRow]) -> list[Tensor]:
         """The output of each text, on the device: of a text in chunks, the mean of theirs by their tokens."""
@@ -133,9 +143,21 @@ def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device
         whole_lens = [len(text.token_ids) for text in texts]
         starts = np.repeat([text.second_segment_start or len(text.token_ids) for text in texts], whole_lens)
         types = to_device((positions >= starts).astype(np.int64), device)
+    key_lens = None
+    if any(_expansion_len(text) for text in texts):  # texts of a length: none of them is in chunks
+        key_lens = [length - _expansion_len(text) for text, length in zip(texts, lens, strict=True)]
     return EncoderBatch(
-        input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens, token_type_ids=types
+        input_ids=to_device(token_ids, device),
+        positions=to_device(positions, device),
+        lens=lens,
+        token_type_ids=types,
+        key_lens=key_lens,
     )
+
+
+def _expansion_len(text: NewRow) -> int:
+    """Number of tokens at the end of a text that the others do not attend to."""
+    return 0 if text.pooling_params is None else text.pooling_params.expansion_length
 
 
 def chunk_lens(num_tokens: int, chunk_tokens: int) -> list[int]:

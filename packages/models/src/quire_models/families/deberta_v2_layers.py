@@ -94,26 +94,31 @@ class DisentangledAttention(EncoderAttention):
         lens: list[int],
         rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
+        key_lens: list[int] | None = None,
     ) -> Tensor:
         """Args:
         lens: Tokens of each input, which stand one behind the other in x.
         rotation: None: positions are no rotations here.
         position_bias: None: neither are they biases.
+        key_lens: Tokens of each input, from its first, that are attended to; None for all.
         """
-        query, key, value = self._qkv(x)
-        texts = zip(query.split(lens), key.split(lens), value.split(lens), strict=True)
-        return self.out(torch.cat([self._attend_text(*(self._heads(each) for each in text)) for text in texts]))
+        queries, keys, values = (projected.split(lens) for projected in self._qkv(x))
+        texts = zip(queries, keys, values, lens if key_lens is None else key_lens, strict=True)
+        attended = [
+            self._attend_text(self._heads(query), self._heads(key[:key_len]), self._heads(value[:key_len]))
+            for query, key, value, key_len in texts
+        ]
+        return self.out(torch.cat(attended))
 
     def fused_weights(self, rotation: int | None) -> EncoderAttentionWeights | None:
         """None: op `encoder_stack` has no scores of positions."""
         return None
 
     def _attend_text(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[H, L, D] each, of one input -> [L, H * D]."""
-        length = query.shape[1]
-        tokens = torch.arange(length, device=query.device)
-        distance = tokens[:, None] - tokens + len(self._rows) // 2
-        rows = self._rows[distance].expand(len(query), -1, -1)  # [H, L, L]
+        """[H, L, D], and [H, K, D] of the first K tokens, of one input -> [L, H * D]."""
+        tokens = torch.arange(query.shape[1], device=query.device)
+        distance = tokens[:, None] - tokens[: key.shape[1]] + len(self._rows) // 2
+        rows = self._rows[distance].expand(len(query), -1, -1)  # [H, L, K]
         scores = query @ key.mT
         if "c2p" in self._projected:
             scores = scores + (query @ self._projected["c2p"].mT).gather(-1, rows)

@@ -68,18 +68,22 @@ class EncoderAttention:
         lens: list[int],
         rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
+        key_lens: list[int] | None = None,
     ) -> Tensor:
         """Args:
         lens: Tokens of each input, which stand one behind the other in x.
         rotation: Cosines and sines [E, 1, D] of queries and keys; None for none.
         position_bias: [H, distances], which op `encoder_attention` adds to the scores; None for none.
+        key_lens: Tokens of each input, from its first, that are attended to; None for all.
         """
         query, key, value = (each.view(len(x), -1, self._head_dim) for each in self._qkv(x))
         if self._query_norm is not None and self._key_norm is not None:
             query, key = self._query_norm(query), self._key_norm(key)
         if self._rotary is not None and rotation is not None:
             query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
-        attended = self._attend(query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias)
+        attended = self._attend(
+            query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias, key_lens=key_lens
+        )
         return self.out(attended.flatten(1))
 
     def fused_weights(self, rotation: int | None) -> EncoderAttentionWeights | None:
@@ -158,15 +162,16 @@ class EncoderLayer:
         lens: list[int],
         rotation: tuple[Tensor, Tensor] | None = None,
         position_bias: Tensor | None = None,
+        key_lens: list[int] | None = None,
     ) -> Tensor:
         """x [E, hidden_size] -> [E, hidden_size]; `EncoderAttention` says what the other arguments are."""
         norm, feed_forward_norm = self._attention_norm, self._feed_forward_norm
         if self._is_post_ln:
-            x = x + self.attention(x, lens, rotation, position_bias)
+            x = x + self.attention(x, lens, rotation, position_bias, key_lens)
             x = x if norm is None else norm(x)
             x = x + self.feed_forward(x)
             return x if feed_forward_norm is None else feed_forward_norm(x)
-        attended = self.attention(x if norm is None else norm(x), lens, rotation, position_bias)
+        attended = self.attention(x if norm is None else norm(x), lens, rotation, position_bias, key_lens)
         x = x + self._added(attended, self._attention_out_norm)
         mapped = self.feed_forward(x if feed_forward_norm is None else feed_forward_norm(x))
         return x + self._added(mapped, self._feed_forward_out_norm)

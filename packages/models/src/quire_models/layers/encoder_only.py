@@ -55,11 +55,17 @@ class EncoderOnly(Network):
         """Whether a backend runs all layers in one call (op `encoder_stack`), not op by op."""
         return self.run_layers != self.layer_by_layer
 
-    def layer_by_layer(self, x: Tensor, lens: Sequence[int], rotations: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """All layers and the norm behind them, op by op: `RunEncoder`."""
+    def layer_by_layer(
+        self,
+        x: Tensor,
+        lens: Sequence[int],
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        key_lens: list[int] | None = None,
+    ) -> Tensor:
+        """All layers and the norm behind them, op by op: `RunEncoder`; with `EncoderBatch.key_lens`."""
         for index, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
             bias = self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
-            x = layer(x, list(lens), None if rotation is None else rotations[rotation], bias)
+            x = layer(x, list(lens), None if rotation is None else rotations[rotation], bias, key_lens)
         return x if self.norm is None else self.norm(x)
 
     def _token_table(self) -> Tensor:
@@ -70,6 +76,8 @@ class EncoderOnly(Network):
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
         x = self.embedding(batch.input_ids, batch.positions, None, token_type_ids=batch.token_type_ids)
+        if batch.key_lens is not None:  # op `encoder_stack` does not have it
+            return self.layer_by_layer(x, batch.lens, rotations, batch.key_lens)
         return self.run_layers(x, batch.lens, rotations)
 
     @torch.inference_mode()
