@@ -119,7 +119,7 @@ def pooling_request(
     return AddRequest(
         request_id=core_id,
         prompt=packed,
-        media=prompt.media if prompt.media is not None and prompt.media.spans else None,
+        media=prompt.media if prompt.media is not None and (prompt.media.spans or prompt.media.prefix_len) else None,
         sampling_params=_SAMPLING_PARAMS,
         pooling_params=params,
         second_segment_start=prompt.second_segment_start,

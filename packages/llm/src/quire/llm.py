@@ -107,7 +107,12 @@ class LLM(PoolingMethods):
         if self.engine_info.pooling_tasks:
             spec = read_pooler_spec(config, self.model_folder, self.model_config, tokenizer)
             prompts = PoolingPrompts(
-                self.renderer, spec, self.engine_info.max_model_len, self.engine_info.max_embed_len
+                self.renderer,
+                spec,
+                self.engine_info.max_model_len,
+                self.engine_info.max_embed_len,
+                media=self.media,
+                is_prefix_lm=self.model_config.media is not None and self.model_config.media.is_prefix_lm,
             )
             self._pooling = PoolingCalls(self._shared, prompts, self.engine_info)
         self._loaded_requests: dict[str, LoRARequest] = {}

@@ -28,6 +28,7 @@ __all__ = [
     "HeldMedia",
     "MediaFront",
     "MediaPart",
+    "content_sources",
     "media_front",
     "media_part",
     "media_sources",
@@ -179,10 +180,25 @@ def media_sources(messages: Sequence[Any]) -> list[MediaSource]:
     sources = []
     for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
-        for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
-            if isinstance(part, Mapping) and modality_of(part.get("type")) is not None:
-                sources.append(_source(part, f"messages[{index}].content[{place}]"))
+        sources += content_sources(content, f"messages[{index}].content")
     return sources
+
+
+def content_sources(content: Any, param: str) -> list[MediaSource]:
+    """The media of a message's content, in order.
+
+    Args:
+        content: In the chat API's form; what is no list of parts holds no media.
+        param: Its place in the request.
+
+    Raises:
+        MediaError: naming the part that is not as it should be.
+    """
+    return [
+        _source(part, f"{param}[{place}]")
+        for place, part in enumerate(content if isinstance(content, (list, tuple)) else ())
+        if isinstance(part, Mapping) and modality_of(part.get("type")) is not None
+    ]
 
 
 def media_part(part: Mapping[str, Any], param: str) -> dict[str, Any]:

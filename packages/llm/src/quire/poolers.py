@@ -11,8 +11,10 @@ from quire_interfaces import CheckpointError, ConfigError, PoolerConfig, Tokeniz
 from quire_models.config import ModelConfig
 from quire_models.overrides import overridden
 from quire_models.registry import architecture_entry
+from quire_models.retrieval import RETRIEVERS
 from quire_pooling import DenseSpec, PoolerSpec, PoolingHeadSpec, read_pooler
 from quire_pooling.checkpoint import network_folder
+from quire_pooling.retrieval_texts import with_retrieval_texts
 from quire_pooling.spec import TOKEN_TASKS
 
 __all__ = [
@@ -163,6 +165,8 @@ def read_pooler_spec(
         network=network.pooler,
         lm_head=lm_head,
     )
+    if model.architecture in RETRIEVERS:
+        spec = with_retrieval_texts(spec, network_folder(folder), _json_fields(config, folder))
     if tokens := classifier_tokens(config, folder):
         spec = _with_token_classes(spec, tokens, tokenizer, lm_head)
     return spec.with_config(PoolerConfig.from_dict(config.model.pooler_config or {}))

@@ -92,7 +92,8 @@ class LazyRequests(Sequence[OfflineRequest]):
         """Raises RequestError where the prompt or its parameters are wrong."""
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        prompt = self._renderer.render(self._prompts[index], self._params[index], **self._prompt_options)
+        given, renderer = self._prompts[index], self._renderer
+        prompt = renderer.render(given, self._params[index], renderer.prepare_now(given), **self._prompt_options)
         adapter = self._adapters[index]
         return OfflineRequest(
             prompt=prompt.rendered,
@@ -104,6 +105,7 @@ class LazyRequests(Sequence[OfflineRequest]):
                 )
             ),
             lora_request=adapter if isinstance(adapter, LoRARequest) else None,
+            media=prompt.media,
         )
 
 

@@ -1,4 +1,4 @@
-"""Prompts that are pooled: texts with the checkpoint's own instruction, pairs, token ids; cut to a length.
+"""Prompts that are pooled: texts with the checkpoint's own instruction, pairs, token ids, media; cut to a length.
 
 Importing this module loads no torch.
 """
@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from quire.prompts import Prompt
-from quire_interfaces import PoolingParams, RenderedPrompt, RequestError, RequestOptions
+from quire.media import HeldMedia, MediaFront, content_sources, prompt_sources
+from quire.prompts import Prompt, taking
+from quire_interfaces import PoolingParams, PromptMedia, RenderedPrompt, RequestError, RequestOptions
 from quire_pooling import PoolerSpec
 from quire_pooling.late_interaction import LateInteractionTexts
 from quire_renderers import BoundedPrompts, ChatRenderer
 
+if TYPE_CHECKING:
+    from quire_multimodal import MediaSource
+
 __all__ = ["PoolingPrompt", "PoolingPrompts", "PromptOptions", "as_prompts"]
 
-_KEYS = ("prompt", "prompt_token_ids", "text_pair", "cache_salt")
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_KEYS = ("prompt", "prompt_token_ids", "content", "text_pair", "cache_salt", *_MEDIA_KEYS)
 
 
 class PoolingPrompt(NamedTuple):
@@ -28,6 +33,8 @@ class PoolingPrompt(NamedTuple):
     """Resolved: of the checkpoint's pooler, with the length of its instruction."""
     cache_salt: str | None = None
     """The prompt's own; None for that of its request."""
+    media: HeldMedia | None = None
+    """What stands in it, held until its request has ended."""
 
     def salted(self, options: RequestOptions) -> RequestOptions:
         """The options of its request, with the prompt's own salt."""
@@ -58,10 +65,22 @@ class PoolingPrompts:
         spec: Its pooler.
         max_model_len: Most tokens that the model reads.
         max_embed_len: Most tokens of a text that is embedded in chunks; 0 where none is.
+        media: Prepares what stands in prompts; None where the model takes text only.
+        is_prefix_lm: All tokens of a prompt see one another.
     """
 
-    def __init__(self, renderer: ChatRenderer, spec: PoolerSpec, max_model_len: int, max_embed_len: int = 0) -> None:
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        spec: PoolerSpec,
+        max_model_len: int,
+        max_embed_len: int = 0,
+        *,
+        media: MediaFront | None = None,
+        is_prefix_lm: bool = False,
+    ) -> None:
         self.spec = spec
+        self._media, self._is_prefix_lm = media, is_prefix_lm
         self._renderer = renderer
         self._bounded = BoundedPrompts(renderer)
         self._max_model_len = max_model_len
@@ -70,19 +89,78 @@ class PoolingPrompts:
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
         self._max_embed_len = max_embed_len
 
-    def render(self, prompt: Prompt, params: PoolingParams, **options: Unpack[PromptOptions]) -> PoolingPrompt:
+    def prepare_now(self, prompt: Prompt) -> HeldMedia | None:
+        """The media of a prompt, for `render`; None where it has none. Blocks.
+
+        Raises:
+            RequestError: they cannot be used, or the model takes none.
+        """
+        sources, arguments = _media_of(prompt)
+        return taking(self._media).prepare_now(sources, arguments) if sources else None
+
+    async def prepare(self, prompt: Prompt) -> HeldMedia | None:
+        """`prepare_now` while the event loop goes on."""
+        sources, arguments = _media_of(prompt)
+        return await taking(self._media).prepare(sources, arguments) if sources else None
+
+    def render(
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        media: HeldMedia | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> PoolingPrompt:
         """A prompt ready for the engine.
 
         Args:
             prompt: Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`; with `text_pair`, the second
-                text of a pair, whose first one is `prompt`.
+                text of a pair, whose first one is `prompt`; or with `content`, parts of a message in the chat API's
+                form.
             params: What to pool, how, and where to cut the prompt.
+            media: What `prepare` made of the prompt's media. Such a prompt is not cut; without a text it is a document,
+                for models of late interaction that see.
             **options: How to write texts.
 
         Raises:
             RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
                 parameters say.
         """
+        if media is not None:
+            return self._render_media(prompt, self.spec.resolve(params), media)
+        rendered = self._render_text(prompt, params, options)
+        if not self._is_prefix_lm:
+            return rendered
+        whole = PromptMedia(spans=()).as_prefix(rendered.rendered.token_ids)
+        return rendered._replace(rendered=dataclasses.replace(rendered.rendered, media=whole))
+
+    def _render_media(self, prompt: Prompt, params: PoolingParams, media: HeldMedia) -> PoolingPrompt:
+        """A prompt with media, as `LLM.generate` takes it."""
+        assert isinstance(prompt, Mapping)
+        fields = _fields(prompt, may_be_media_alone=True)
+        if fields.get("text_pair") is not None:
+            raise RequestError("text_pair goes with texts, and not with multi_modal_data", param="text_pair")
+        written = next(
+            (each for name in ("prompt_token_ids", "prompt") if (each := fields.get(name)) is not None), None
+        )
+        if written is None:
+            written = self._image_document(fields)
+        rendered = self._renderer.render_prompt(written, media=media)
+        return PoolingPrompt(rendered, params, fields.get("cache_salt"), media)
+
+    def _image_document(self, fields: Mapping[str, Any]) -> str:
+        """The text of a document that is an image."""
+        late = self.spec.late_interaction
+        if late is None or not late.image_document:
+            raise RequestError(
+                "images stand where a prompt has the model's placeholder: give a prompt, or messages", param="prompt"
+            )
+        if _content_text(fields):
+            raise RequestError(
+                "a document of this model is a text or an image: leave texts beside the image out", param="prompt"
+            )
+        return late.image_document
+
+    def _render_text(self, prompt: Prompt, params: PoolingParams, options: PromptOptions) -> PoolingPrompt:
         params = self.spec.resolve(params)
         prompt_name, add_special_tokens = options.get("prompt_name"), options.get("add_special_tokens", True)
         max_tokens = params.truncate_prompt_tokens
@@ -94,7 +172,8 @@ class PoolingPrompts:
             fields = _fields(prompt)
             salt = fields.get("cache_salt")
             pair = fields.get("text_pair")
-            prompt = fields["prompt"] if fields.get("prompt_token_ids") is None else fields["prompt_token_ids"]
+            written = (each for name in ("prompt_token_ids", "prompt") if (each := fields.get(name)) is not None)
+            prompt = next(written, _content_text(fields))
             if pair is not None:
                 rendered = self._render_pair(prompt, pair, params, max_tokens, options)
                 return PoolingPrompt(rendered, params, salt)
@@ -128,11 +207,13 @@ class PoolingPrompts:
         """A query or a document of late interaction: marked, cut to its kind's length, without punctuation."""
         is_query = prompt_name == "query"
         instruction = self.spec.prompts.get(prompt_name or "", "")
+        suffix = texts.query_suffix if is_query else ""
         lengths = [length for length in (max_tokens, texts.max_tokens(is_query=is_query)) if length is not None]
         rendered = self._bounded.render(
-            self._cased(instruction + text),
+            self._cased(instruction + text) + suffix,
             max_tokens=min(lengths, default=None),
             truncation_side=params.truncation_side,
+            add_special_tokens=not suffix,
         )
         tokens = texts.mark(rendered.token_ids, is_query=is_query)
         rendered = dataclasses.replace(rendered, token_ids=tokens.token_ids)
@@ -197,7 +278,25 @@ class PoolingPrompts:
         return text.lower() if self.spec.do_lower_case else text
 
 
-def _fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+def _media_of(prompt: Prompt) -> tuple[list[MediaSource], Mapping[str, Any] | None]:
+    """The media of a prompt, and arguments of the processor. Raises RequestError."""
+    if not isinstance(prompt, Mapping):
+        return [], None
+    fields: Mapping[str, Any] = prompt
+    return [*content_sources(fields.get("content"), "content"), *prompt_sources(fields)], fields.get(
+        "mm_processor_kwargs"
+    )
+
+
+def _content_text(fields: Mapping[str, Any]) -> str:
+    """The texts among the parts of a prompt's `content`, a line each."""
+    content = fields.get("content") or ()
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
+
+
+def _fields(prompt: Mapping[str, Any], *, may_be_media_alone: bool = False) -> Mapping[str, Any]:
     """A prompt dictionary whose keys are known. Raises RequestError."""
     for key, value in prompt.items():
         if key not in _KEYS and value is not None:
@@ -205,8 +304,9 @@ def _fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
             raise RequestError(
                 f"the dictionary of a prompt that is pooled has no key {key!r}; there are {known}", param=key
             )
-    if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
-        raise RequestError("a prompt dictionary must have 'prompt' or 'prompt_token_ids'", param="prompt")
+    has_text = any(prompt.get(name) is not None for name in ("prompt", "prompt_token_ids", "content"))
+    if not has_text and not may_be_media_alone:
+        raise RequestError("a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'content'", param="prompt")
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise RequestError(f"cache_salt must be a non-empty text, got {salt!r}", param="cache_salt")

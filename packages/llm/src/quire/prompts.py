@@ -161,7 +161,7 @@ def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None =
         text = _text_of_embeds(fields)
         return _parsed_embeds(fields, text, prepare_prompt_embeds_now(media, fields["prompt_embeds"]))
     sources = prompt_sources(fields)
-    held = _taking(media).prepare_now(sources, fields.get("mm_processor_kwargs")) if sources else None
+    held = taking(media).prepare_now(sources, fields.get("mm_processor_kwargs")) if sources else None
     return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
 
 
@@ -174,7 +174,7 @@ async def parse_prompt_async(prompt: Prompt, renderer: _Renderer, media: MediaFr
         text = _text_of_embeds(fields)
         return _parsed_embeds(fields, text, await prepare_prompt_embeds(media, fields["prompt_embeds"]))
     sources = prompt_sources(fields)
-    held = await _taking(media).prepare(sources, fields.get("mm_processor_kwargs")) if sources else None
+    held = await taking(media).prepare(sources, fields.get("mm_processor_kwargs")) if sources else None
     return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
 
 
@@ -200,7 +200,7 @@ def _parsed_embeds(prompt: Mapping[str, Any], text: str | None, embeds: EmbedsPr
     return ParsedPrompt(dataclasses.replace(embeds.rendered, text=text), _cache_salt(prompt), embeds.media)
 
 
-def _taking(media: MediaFront | None) -> MediaFront:
+def taking(media: MediaFront | None) -> MediaFront:
     """What prepares media. Raises RequestError where none are taken."""
     if media is None:
         raise RequestError(

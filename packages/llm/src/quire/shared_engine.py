@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from quire.lora_request import LoRARequest
+from quire.media import HeldMedia
 from quire.prompts import naming_prompt
 from quire_engine import LLMEngine, PooledRequestOutput, RequestOutput
 from quire_interfaces import (
@@ -39,6 +40,8 @@ class OfflineRequest:
     options: RequestOptions
     lora_request: LoRARequest | None = None
     """What to load as `options.adapter` before the request is added, unless it is there."""
+    media: HeldMedia | None = None
+    """What stands in the prompt, released when the request has ended."""
 
 
 class SharedEngine:
@@ -156,6 +159,8 @@ class SharedEngine:
                 call.refuse(place, error)
             else:
                 call.places[request_id] = place
+                if request.media is not None:
+                    call.media[request_id] = request.media
                 self._calls[request_id] = call
             call.ready.popleft()
 
@@ -200,6 +205,8 @@ class _Call:
     """Requests to be queued, each with its index."""
     places: dict[str, int] = field(default_factory=dict)
     """Index of each request that runs, by its id."""
+    media: dict[str, HeldMedia] = field(default_factory=dict)
+    """What stands in the prompts of requests that run, by their ids."""
     outputs: list[Output | None] = field(default_factory=list)
     new_outputs: deque[Output] = field(default_factory=deque)
     """Outputs that the caller has not seen."""
@@ -235,6 +242,8 @@ class _Call:
 
     def take(self, output: Output) -> None:
         self.outputs[self.places.pop(output.request_id)] = output
+        if (media := self.media.pop(output.request_id, None)) is not None:
+            media.release()
         self.new_outputs.append(output)
         self.num_left -= 1
 

@@ -141,9 +141,14 @@ class LanguageNames:
     """Name of its LM head."""
     parts: frozenset[str]
     """What follows in names of its body: "layers", "embed_tokens", "norm"."""
+    head_tensors: frozenset[str] = frozenset()
+    """Full names of what it has in place of its LM head."""
 
     def __call__(self, name: str) -> str | None:
         """The language model's own name of a tensor; None for a tensor of a tower."""
+        name = name.removeprefix("vlm.")  # of retrievers
+        if name in self.head_tensors:
+            return name
         if (wrapped := _WRAPPED.fullmatch(name)) is not None:
             rest = wrapped["rest"]
             rest = rest if rest.startswith((f"{self.body}.", f"{self.head}.")) else f"{self.body}.{rest}"
@@ -163,4 +168,5 @@ def language_names(network: NetworkSpec) -> LanguageNames:
     body, _, rest = f"{network.body}.{network.embedding.name}".partition(".")
     weights = (weight.name.partition(".") for weight in network.weights())
     parts = {name.partition(".")[0] for first, _, name in weights if first == body}
-    return LanguageNames(body, network.head.name, frozenset({rest.partition(".")[0], *parts}))
+    head_tensors = frozenset(() if network.pooler is None else network.pooler.shapes())
+    return LanguageNames(body, network.head.name, frozenset({rest.partition(".")[0], *parts}), head_tensors)

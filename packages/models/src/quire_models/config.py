@@ -36,6 +36,7 @@ from quire_models.quantization_formats import (
     quantization_method,
 )
 from quire_models.registry import NATIVE_TYPES, architecture_entry, architecture_of
+from quire_models.retrieval import as_retriever, retriever_config
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
 from quire_models.spec import NetworkSpec, within
@@ -190,6 +191,8 @@ class ModelConfig:
             beside: What a file beside config.json says of the quantization, where config.json says nothing.
         """
         replaced = overridden(values, overrides or {})
+        retriever = retriever_config(replaced, source)
+        replaced = replaced if retriever is None else retriever.values
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         check_sizes(replaced, config.source)
         part = language_part(replaced, config.source, NATIVE_TYPES)
@@ -198,6 +201,8 @@ class ModelConfig:
         entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
         network: NetworkSpec = entry.spec(config)
+        if retriever is not None:
+            network = as_retriever(network, config, retriever.embedding_dim)
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
         start = network.decoder_start_token_ids

@@ -41,7 +41,8 @@ def prompt_arguments(config: Mapping[str, Any], modality: Modality, present: Col
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json, with the fields of its thinker over its own; empty without one."""
+    """The checkpoint's config.json, with the fields of its thinker, or of a retriever's network with towers, over its
+    own; empty without one."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
-    return {**config, **config.get("thinker_config", {})}
+    return {**config, **config.get("thinker_config", {}), **config.get("vlm_config", {})}

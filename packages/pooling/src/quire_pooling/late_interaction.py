@@ -77,6 +77,8 @@ class LateInteractionTexts:
                     f"config_sentence_transformers.json: texts are marked by {prefix!r}, which is no token of the "
                     "tokenizer; download the tokenizer again"
                 )
+        self.query_suffix = spec.query_suffix
+        """Text behind a query."""
         self.skip_token_ids = tuple(sorted(self._ids[word] for word in spec.skiplist_words if word in self._ids))
         """Tokens of documents whose vectors are left out."""
 

@@ -159,6 +159,11 @@ class LateInteractionSpec:
     """The other tokens of the query attend to those of the expansion."""
     skiplist_words: tuple[str, ...] = ()
     """Tokens of documents whose vectors are left out."""
+    query_suffix: str = ""
+    """Text behind a query, which then gets no special tokens of the tokenizer: its prompt and this have them (ColPali's
+    augmentation, arXiv 2407.01449, section 4.1)."""
+    image_document: str = ""
+    """Text of a document that is an image, with the token that stands for it; empty where documents are texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

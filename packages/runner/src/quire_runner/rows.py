@@ -289,7 +289,8 @@ class Rows:
         if media is None:
             return False
         is_prompt = bool(media.positions) and position < self.num_prompt_tokens[row]
-        return is_prompt or media.position_delta > 0 or position < max(media.spans[-1].read_end, media.prefix_len)
+        read_end = max(media.spans[-1].read_end if media.spans else 0, media.prefix_len)
+        return is_prompt or media.position_delta > 0 or position < read_end
 
     def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
         """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether

@@ -69,7 +69,7 @@ class NativeTowers:
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint that is not the language model's, as parameters; there may be others, which the
         tower does not need."""
-        name = name.removeprefix("thinker.").removeprefix("model.")
+        name = name.removeprefix("vlm.").removeprefix("thinker.").removeprefix("model.")
         return named_tensors(self._tower_spec.checkpoint, "lm_head", name, tensor)
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:

@@ -1,0 +1,79 @@
+"""Networks that see documents and give a vector for each of their tokens (ColPali, arXiv 2407.01449): a network with
+towers, and a layer in place of its LM head. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from quire_interfaces import CheckpointError, Fields
+from quire_models.composite import INHERITED
+from quire_models.pooling_decoder import as_pooling_decoder
+from quire_models.pooling_heads import dense
+from quire_models.spec import NetworkSpec
+from quire_pooling.spec import LateInteractionSpec, PoolerSpec, PoolingHeadSpec
+
+__all__ = ["RETRIEVERS", "RetrieverConfig", "as_retriever", "retriever_config"]
+
+RETRIEVERS = frozenset({"ColPaliForRetrieval", "ColQwen2ForRetrieval"})
+"""Architectures of this kind."""
+
+_UNSERVED = (
+    "ColModernVBertForRetrieval", "ColPali", "ColQwen2", "ColQwen2_5", "ColQwen3", "LlamaNemotronVLModel",
+    "OpsColQwen3Model", "Qwen3VLNemotronEmbedModel", "llama_NemoRetrieverColEmbed",
+)  # fmt: skip
+"""Architectures of this kind that are not run: an encoder that sees, or classes with code of their own."""
+
+
+class RetrieverConfig(NamedTuple):
+    """What config.json of such a network says."""
+
+    values: dict[str, Any]
+    """Its network with towers, as that one's own config.json would say it, but for the architecture."""
+    embedding_dim: int
+    """Numbers of a token's vector."""
+
+
+def retriever_config(values: Mapping[str, Any], source: str) -> RetrieverConfig | None:
+    """The parts of a config.json; None for other networks.
+
+    Args:
+        values: The file.
+        source: Where it comes from, for messages.
+
+    Raises:
+        CheckpointError: It is of such a network that is not run.
+    """
+    names = values.get("architectures")
+    if not isinstance(names, list):
+        return None
+    if unserved := sorted(set(_UNSERVED).intersection(map(str, names))):
+        raise CheckpointError(
+            f"{source}: {unserved[0]} is not supported: of networks with a vector for each token of an image there "
+            f"are {', '.join(sorted(RETRIEVERS))}, in Transformers' format"
+        )
+    if not RETRIEVERS.intersection(map(str, names)):
+        return None
+    inner = Fields(values, source).get("vlm_config") or {}
+    shared = {name: values[name] for name in INHERITED if values.get(name) is not None}
+    embedding_dim = Fields(values, source).integer("embedding_dim", default=128, minimum=1)
+    return RetrieverConfig({**shared, **inner, "architectures": names}, embedding_dim)
+
+
+def as_retriever(network: NetworkSpec, config: Fields, embedding_dim: int) -> NetworkSpec:
+    """A decoder whose LM head is replaced by the layer `embedding_proj_layer`.
+
+    Args:
+        config: The language model's part of config.json.
+    """
+    size = network.hidden_size
+    pooler = PoolerSpec(
+        hidden_size=size,
+        head=PoolingHeadSpec(steps=(dense("embedding_proj_layer", size, embedding_dim),)),
+        tasks=frozenset({"token_embed"}),
+        similarity="maxsim",
+        late_interaction=LateInteractionSpec(),
+    )
+    return replace(as_pooling_decoder(network, config, "none"), pooler=pooler)
