@@ -213,6 +213,9 @@ class _Reader:
                 )
                 continue
             own = {what: sites[name][1][:, 0] if name in sites else None for what, sites in vectors.items()}
+            if site.outputs is not None:  # of a layer that ranks share out, the rank's own
+                piece = piece[site.outputs]
+                own = {what: None if vector is None else vector[site.outputs] for what, vector in own.items()}
             found[name] = self._linear(module.name, site, a, piece, **own)
         return found
 

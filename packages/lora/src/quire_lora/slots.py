@@ -41,6 +41,9 @@ class LinearSite:
     where it is kept in another form. Once it is loaded."""
     expert: int | None = None
     """Which of its layer's experts it belongs to; None outside of them."""
+    outputs: slice | None = None
+    """Outputs that this rank computes, where ranks share them out: those of `weights`, `base` and `plain`; None for
+    all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,24 +104,31 @@ class AdapterSlots:
         inputs: int,
         base: Callable[[], tuple[Tensor, Tensor | None]],
         plain: Callable[[], Tensor | None] = lambda: None,
+        own: slice | None = None,
     ) -> LoraWeights:
-        """Register a linear layer; `base` and `plain` as in `LinearSite`, with whatever is in the weights now."""
+        """Register a linear layer; `base` and `plain` as in `LinearSite`, with whatever is in the weights now.
+
+        Args:
+            own: Outputs that this rank computes, where ranks share them out; None for all.
+        """
+        num_own = outputs if own is None else own.stop - own.start
         weights = LoraWeights(
             a=self._zeros(self.num_slots, self.max_rank, inputs),
-            b=self._zeros(self.num_slots, self.max_rank, outputs),
+            b=self._zeros(self.num_slots, self.max_rank, num_own),
             ranks=torch.zeros(self.num_slots, dtype=torch.int32),
             adjusted=torch.zeros(self.num_slots, dtype=torch.int32),
-            scale=self._zeros(self.num_slots, outputs, dtype=torch.float32),
-            shift=self._zeros(self.num_slots, outputs, dtype=torch.float32),
+            scale=self._zeros(self.num_slots, num_own, dtype=torch.float32),
+            shift=self._zeros(self.num_slots, num_own, dtype=torch.float32),
         )
 
-        def own() -> tuple[Tensor, Tensor | None]:
+        def read_base() -> tuple[Tensor, Tensor | None]:
             with self.weights_lock:
                 weight, bias = base()
                 before = self.weights_before.get(name)
                 return weight if before is None else before.float(), bias
 
-        self.linears[name] = LinearSite(shape=(outputs, inputs), weights=weights, base=own, plain=plain)
+        shape = (outputs, inputs)
+        self.linears[name] = LinearSite(shape=shape, weights=weights, base=read_base, plain=plain, outputs=own)
         return weights
 
     def routed_experts(self, name: str, site: ExpertSite, linears: Mapping[str, LinearSite]) -> None:

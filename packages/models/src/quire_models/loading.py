@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quire_attention import AttentionBackend, select_attention_backend
+from quire_distributed import Collectives
 from quire_interfaces import CheckpointError, ConfigError
 from quire_lora import AdapterSlots
 from quire_models.build import class_of
@@ -21,6 +22,7 @@ from quire_models.layers.towers import Towers
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
+from quire_models.sharding import shard
 from quire_models.stored_linears import check_towers
 from quire_models.towers.native import load_native_towers
 from quire_models.transformers_backend.towers import load_towers
@@ -68,6 +70,7 @@ def build_model(
     max_lora_rank: int = 16,
     disabled_linear_kernels: Collection[str] = (),
     join_products: bool | None = None,
+    tp_group: Collectives | None = None,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the other arguments.
 
@@ -75,6 +78,7 @@ def build_model(
         join_products: Layers that take the same input multiply in one product (`MergedLinear`); None for where weights
             are copied to a device, which then costs nothing.
     """
+    tp_group = None if tp_group is None or tp_group.size == 1 else tp_group
     linear_method = resolved_linear_method(linear_method, config)
     check_kernel_names(disabled_linear_kernels)
     torch_dtype = resolve_dtype(dtype, config)
@@ -103,7 +107,10 @@ def build_model(
         joins_products=torch_device.type != "cpu" if join_products is None else join_products,
         adapters=adapters,
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
+        tp_group=tp_group,
     )
+    if tp_group is not None:
+        config = replace(config, network=shard(config.network, tp_group.rank, tp_group.size))
     if adapters is not None:
         scope.op(ops.lora_linear)  # for the record of chosen backends
     model: Network = class_of(config.network.built_by)(config, scope)
@@ -139,6 +146,7 @@ def load_model(
     language_model_only: bool = False,
     towers_folder: str | Path | None = None,
     progress: Progress | None = None,
+    tp_group: Collectives | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
 
@@ -158,6 +166,7 @@ def load_model(
         language_model_only: Build no towers: the network takes text alone.
         towers_folder: Where the towers are, if not in `folder`.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
+        tp_group: The tensor-parallel ranks that share the network, each of which calls this; None for one alone.
 
     Raises:
         ConfigError: A choice that does not exist or cannot serve.
@@ -178,6 +187,7 @@ def load_model(
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         disabled_linear_kernels=disabled_linear_kernels,
+        tp_group=tp_group,
     )
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format, language_model_only)

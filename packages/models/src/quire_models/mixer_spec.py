@@ -20,6 +20,7 @@ from quire_interfaces import (
     StateTensor,
 )
 from quire_models.rope_config import RopeConfig
+from quire_models.shards import HeadShard, OutputShard
 from quire_models.spec import LinearSpec, NormSpec, Weight, inside
 
 __all__ = [
@@ -121,6 +122,8 @@ class SelfAttentionSpec:
     """"module:class" of a family whose attention is its own; empty for the shared one."""
     gated: bool = False
     """The query projection brings a gate of the result beside each head's query (Qiu et al. 2025)."""
+    heads: HeadShard | None = None
+    """Which heads `num_heads` and `num_kv_heads` count, of a tensor-parallel rank; None where they are all."""
 
     @property
     def query_size(self) -> int:
@@ -142,14 +145,22 @@ class SelfAttentionSpec:
 
     def projections(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """Queries, keys, values, output."""
-        inputs, names = self.in_features or self.hidden_size, self.names
+        inputs, names, size = self.in_features or self.hidden_size, self.names, self.head_dim
+        heads, query_width = self.heads, size * (2 if self.gated else 1)
+        query = None if heads is None else heads.queries(query_width)
+        keys = None if heads is None else heads.keys(size)
 
-        def of_input(name: str, out_features: int) -> LinearSpec:
-            return LinearSpec(name=name, in_features=inputs, out_features=out_features, bias=self.qkv_bias)
+        def of_input(name: str, num_heads: int, width: int, shard: OutputShard | None) -> LinearSpec:
+            outputs = num_heads * width if shard is None else shard.total
+            return LinearSpec(name=name, in_features=inputs, out_features=outputs, bias=self.qkv_bias, shard=shard)
 
-        out = LinearSpec(name=names.out, in_features=self.query_size, out_features=self.hidden_size, bias=self.out_bias)
-        query = of_input(names.query, self.query_size * (2 if self.gated else 1))
-        return query, of_input(names.key, self.kv_size), of_input(names.value, self.kv_size), out
+        attended = (self.num_heads if heads is None else heads.num_heads) * size
+        return (
+            of_input(names.query, self.num_heads, query_width, query),
+            of_input(names.key, self.num_kv_heads, size, keys),
+            of_input(names.value, self.num_kv_heads, size, keys),
+            LinearSpec(name=names.out, in_features=attended, out_features=self.hidden_size, bias=self.out_bias),
+        )
 
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():

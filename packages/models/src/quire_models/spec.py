@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from quire_interfaces import KVCacheSpec, StateTensor
 from quire_models.rope_config import RopeConfig
+from quire_models.shards import OutputShard
 from quire_pooling.spec import PoolerSpec
 
 __all__ = [
@@ -75,12 +76,15 @@ class LinearSpec:
     bias: bool = False
     is_plain: bool = False
     """Its weight stays in the compute dtype whatever the linear method is."""
+    shard: OutputShard | None = None
+    """The outputs of this rank, where the layer behind it takes no others; None for all."""
 
     def weights(self, part: str) -> Iterator[Weight]:
         """The weight, and the bias if it has one, for this row of the ledger."""
-        yield Weight(f"{self.name}.weight", (self.out_features, self.in_features), part, is_linear=not self.is_plain)
+        outputs = self.out_features if self.shard is None else self.shard.size
+        yield Weight(f"{self.name}.weight", (outputs, self.in_features), part, is_linear=not self.is_plain)
         if self.bias:
-            yield Weight(f"{self.name}.bias", (self.out_features,), part)
+            yield Weight(f"{self.name}.bias", (outputs,), part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

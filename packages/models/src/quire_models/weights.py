@@ -55,7 +55,7 @@ def load_weights(
             wrong shape: all of them are listed in one message.
     """
     folder = Path(folder)
-    scales = KVScales(model.attention_names, model.config.num_kv_heads)
+    scales = KVScales(model.attention_names, model.num_checkpoint_kv_heads)
     filling = fill_parameters(model, folder, model.checkpoint_tensors, progress, pickled=load_format == "pt")
     extra = [name for name, piece in filling.extra if not (_is_ignored(name, model) or scales.take(name, piece))]
     if filling.missing or extra or filling.wrong:
@@ -129,8 +129,8 @@ def fill_parameters(
                 parameter = parameters.get(part)
                 if parameter is None:
                     extra.append((part, piece))
-                elif not _fits(tuple(piece.shape), parameter.shape):
-                    wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
+                elif not _fits(tuple(piece.shape), parameter.checkpoint_shape):
+                    wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.checkpoint_shape)}"
                 else:
                     parameter.tensor = _placed(piece, model, parameter, uploads)
         pages.trim()
@@ -147,7 +147,7 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
     zeros, so that activations stay in range."""
     fill_with_dummies(model, seed)
     if model.cache_dtype.startswith("fp8") and ask(KV_SCALES, False):
-        scale = torch.ones(2, model.config.num_kv_heads)
+        scale = torch.ones(2, model.num_checkpoint_kv_heads)
         model.set_kv_scales(dict.fromkeys(model.attention_names, scale))
     model.finish_loading()
 
@@ -159,13 +159,13 @@ def fill_with_dummies(model: Loadable, seed: int = 0) -> None:
         if parameter.optional and not _is_filled(parameter):
             continue
         dtype = parameter.dtype or model.dtype
-        shape = tuple(max(size, 1) for size in parameter.shape)  # of any size, where it is -1
+        shape = tuple(max(size, 1) for size in parameter.checkpoint_shape)  # of any size, where it is -1
         if len(parameter.shape) < 2 or not dtype.is_floating_point:
             value = 0.0 if parameter.name.endswith("bias") or not dtype.is_floating_point else 1.0
             tensor = torch.full(shape, value, dtype=dtype)
         else:
             tensor = torch.empty(shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
-        parameter.tensor = _put(tensor, model, parameter)
+        parameter.tensor = _put(parameter.part_of(tensor), model, parameter)
 
 
 def _is_filled(parameter: Parameter) -> bool:
@@ -216,7 +216,8 @@ def _placed(tensor: Tensor, model: Loadable, parameter: Parameter, uploads: Stag
             f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but no quantization_config says so of "
             "it; use files of one checkpoint, or the unquantized one"
         )
-    shaped, dtype = tensor.reshape(-1 if -1 in parameter.shape else parameter.shape), parameter.dtype or model.dtype
+    shaped = parameter.part_of(tensor.reshape(-1 if -1 in parameter.shape else parameter.checkpoint_shape))
+    dtype = parameter.dtype or model.dtype
     if uploads is not None and shaped.device.type == "cpu" and not parameter.on_host:
         return uploads.upload(shaped, dtype, parameter.memory(dtype, model.device))
     return _put(shaped, model, parameter)

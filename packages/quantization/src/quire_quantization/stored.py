@@ -56,6 +56,11 @@ class GroupedWeight(NamedTuple):
     bits: int = 8
     """Of whole numbers: at most 4 when they are from -8 to 7."""
 
+    def outputs(self, start: int, stop: int) -> GroupedWeight:
+        """The weight of some of its outputs."""
+        zero = None if self.zero is None else self.zero[start:stop]
+        return self._replace(elements=self.elements[start:stop], scale=self.scale[start:stop], zero=zero)
+
     def dequantized(self) -> Tensor:
         """[O, I] float32, inputs as the network has them."""
         inputs = self.elements.shape[1]

@@ -28,8 +28,8 @@ class UngatedExperts:
         scope = dataclasses.replace(scope, adapters=None)  # as `FusedExperts`
         (up, down), size, inner = spec.names, spec.expert_size, spec.intermediate_size
         each = [scope / str(expert) for expert in range(spec.num_experts)]
-        self.up = [Linear(one / up, size, inner) for one in each]
-        self.down = [Linear(one / down, inner, size) for one in each]
+        self.up = [Linear(one / up, size, inner, is_replicated=True) for one in each]
+        self.down = [Linear(one / down, inner, size, is_replicated=True) for one in each]
         self.act = activation(scope, spec.act)
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm, 
 from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.layers.stored_layouts import DimShard
 from quire_models.mixer_spec import AlibiSpec, QueryGrowthSpec, SelfAttentionSpec
 from quire_ops import AttentionWeights, QuantizedTokens, ops
 
@@ -39,7 +40,9 @@ class SelfAttention:
         "_attend",
         "_clip",
         "_gate",
+        "_group",
         "_head_dim",
+        "_head_sizes",
         "_norms",
         "_qkv",
         "_query_growth",
@@ -61,7 +64,14 @@ class SelfAttention:
         """
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(scope, each) for each in spec.projections())
         self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
-        self._sinks_parameter = scope.parameter("sinks", spec.num_heads) if spec.sinks else None
+        heads = spec.heads
+        self._group = None if heads is None else scope.tp_group
+        self._head_sizes = () if heads is None else tuple(each * spec.head_dim for each in heads.query_sizes)
+        """Width of what the heads of each rank attended to."""
+        self._sinks_parameter = None
+        if spec.sinks:
+            own = None if heads is None else DimShard(0, heads.query_start, heads.num_heads)
+            self._sinks_parameter = scope.parameter("sinks", spec.num_heads, shard=own)
         self._sinks: Tensor | None = None
         self._head_dim, self._clip = spec.head_dim, spec.clip
         self._gate = scope.op(ops.sigmoid_and_mul) if spec.gated else None
@@ -70,7 +80,12 @@ class SelfAttention:
         rotary = None
         if spec.rope is not None:
             rotary = Rotary(scope, spec.rotary_dim, head_dim=spec.head_dim, interleaved=spec.interleaved)
-        slopes = None if spec.alibi is None else alibi_slopes(spec.alibi, spec.num_heads).to(scope.device)
+        slopes = None
+        if spec.alibi is not None:
+            slopes = alibi_slopes(spec.alibi, spec.num_heads if heads is None else heads.num_heads)
+            slopes = (slopes if heads is None else slopes[heads.query_heads].contiguous()).to(scope.device)
+        if heads is not None:
+            scope.head_shards[scope.prefix] = heads
         self._attend = scope.attention(
             index,
             scale=spec.scale,
@@ -136,6 +151,8 @@ class SelfAttention:
         attended = self._attend.attend(query, batch, self._sinks).flatten(1)
         if self._gate is not None and gate is not None:
             attended = self._gate(gate.flatten(1), attended)
+        if self._group is not None:
+            attended = self._group.all_gather(attended.contiguous(), dim=-1, sizes=self._head_sizes)
         return self.o_proj(attended)
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from quire_models.layers.deepstack import DeepstackFeatures
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Linear, LMHead
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import SharedExpert, SparseMoE
 from quire_models.layers.network import Network
 from quire_models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm, make_norm
 from quire_models.layers.rotary import RotaryTable
@@ -107,7 +109,19 @@ class DecoderLM(Network):
         super().finish_loading(after_each)
         if isinstance(self.norm, RMSNorm | OffsetRMSNorm | LayerNorm):
             layers = [self._fused_layer(i) for i in range(len(self.layers))]
-            self._stack = FusedDecoder.bind(self._scope, self.config, layers, self.norm.fused_weights())
+            norm = self.norm.fused_weights()
+            self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm)
+            shared = self._scope.tp_group is not None
+            if shared and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
+                self._widen()
+
+    def _widen(self) -> None:
+        """Have gated networks round as they do in one call, so that ranks that share them give the bits of one."""
+        for part in (getattr(layer, "feed_forward", None) for layer in self.layers):
+            shared = part.shared if isinstance(part, SparseMoE) else part
+            network = shared.mlp if isinstance(shared, SharedExpert) else shared
+            if isinstance(network, GatedMLP):
+                network.is_wide = True
 
     def _fused_layer(self, index: int) -> DecoderLayerWeights | None:
         """A layer for op `decoder_stack`, with its rotation among those of the network."""

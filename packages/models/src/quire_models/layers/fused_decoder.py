@@ -68,13 +68,35 @@ class FusedDecoder:
         layers: In the order in which they were made; None for one that is not such data.
 
         Returns:
-            None where no backend takes the layers.
+            None where no backend takes the layers, or ranks share them.
         """
+        stack = cls._stack_of(scope, config, layers, norm)
+        backend = None if stack is None else _choose(scope, stack, ops.decoder_stack)
+        if stack is None or backend is None or scope.tp_group is not None:
+            return None
+        return cls(scope, stack, backend.function(stack))
+
+    @classmethod
+    def keeps_gates_wide(
+        cls, scope: Scope, config: ModelConfig, layers: Sequence[DecoderLayerWeights | None], norm: NormWeights
+    ) -> bool:
+        """Whether one rank would compute these layers in one call, without rounding gates before they are multiplied.
+        Arguments as those of `bind`."""
+        stack = cls._stack_of(scope, config, layers, norm)
+        if stack is None or stack.rounds_steps:
+            return False
+        return _choose(scope, stack, ops.decoder_stack) is not None
+
+    @staticmethod
+    def _stack_of(
+        scope: Scope, config: ModelConfig, layers: Sequence[DecoderLayerWeights | None], norm: NormWeights
+    ) -> DecoderStack | None:
+        """The layers as data for op `decoder_stack`; None where some are not."""
         known = [layer for layer in layers if layer is not None]
         has_memory = not isinstance(norm.weight, FakeTensor)
         if not has_memory or len(known) < len(layers) or not all(_fits(layer) for layer in known):
             return None
-        stack = DecoderStack(
+        return DecoderStack(
             layers=tuple(known),
             final_norm=norm,
             hidden_size=config.hidden_size,
@@ -82,8 +104,6 @@ class FusedDecoder:
             rotary_dim=getattr(config.network.attention, "rotary_dim", 0),
             rounds_steps=not _rounds_less(known, norm),
         )
-        backend = _choose(scope, stack, ops.decoder_stack)
-        return None if backend is None else cls(scope, stack, backend.function(stack))
 
     @property
     def batch_invariant(self) -> bool:

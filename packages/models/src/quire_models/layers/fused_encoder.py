@@ -38,8 +38,10 @@ def bind_encoder(
         final_norm: None for none.
 
     Returns:
-        None where no backend takes the layers.
+        None where no backend takes the layers, or ranks share them.
     """
+    if scope.tp_group is not None:
+        return None
     parts = [layer.fused_weights(rotation) for layer, rotation in zip(layers, rotations, strict=True)]
     known = [part for part in parts if part is not None]
     rotary_dims = {layer.attention.rotary_dim for layer in layers} - {0}

@@ -78,7 +78,8 @@ class LatentAttention:
         spec = self._spec
         scope = dataclasses.replace(scope, adapters=None)
         out = spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim)
-        return Linear(scope, self._rank, out, method=None if scope.quantization else scope.plain_method)
+        method = None if scope.quantization else scope.plain_method
+        return Linear(scope, self._rank, out, method=method, is_replicated=True)
 
     def _absorb(self) -> None:
         spec = self._spec

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire_distributed import Collectives
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
+from quire_models.layers.stored_layouts import DimShard
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
+from quire_models.shards import OutputShard, split_outputs
 from quire_models.spec import LinearSpec
 from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, ops
 from quire_ops.ops import op_named
@@ -22,26 +25,35 @@ COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Linear:
-    """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
+    """x [N, in_features] -> [N, out_features], through the linear method of the scope.
+
+    Where ranks share the network, each has some of the outputs, and gathers those of the others; a layer with a `shard`
+    of its own gives these outputs alone, [N, shard.size].
+    """
 
     __slots__ = (
         "_adapters",
         "_apply",
         "_bias",
         "_dtype",
+        "_group",
         "_lora",
         "_method",
+        "_sizes",
         "_stored",
         "_weights",
         "is_joined",
         "name",
         "shape",
+        "shard",
     )
 
     name: str
     """Of the weight, in full."""
     shape: tuple[int, int]
-    """[out_features, in_features]."""
+    """[out_features, in_features] of all ranks."""
+    shard: OutputShard | None
+    """Outputs that this rank computes; None for all."""
     is_joined: bool
     """Another object takes its parameters, and gives it its weights (`MergedLinear`)."""
 
@@ -53,28 +65,44 @@ class Linear:
         *,
         bias: bool = False,
         method: LinearMethod | None = None,
+        shard: OutputShard | None = None,
+        is_replicated: bool = False,
     ) -> None:
         """Args:
         method: None for the scope's.
+        shard: The rank's outputs, where what is behind takes no others; None to gather those of all ranks.
+        is_replicated: Each rank computes all outputs.
         """
-        self.name, self.shape = f"{scope.prefix}weight", (out_features, in_features)
-        stored = None if method else scope.stored_linear(out_features, in_features)
+        self.name, self.shape, self.shard = f"{scope.prefix}weight", (out_features, in_features), shard
+        self._group: Collectives | None = None
+        self._sizes: tuple[int, ...] = ()
+        if scope.tp_group is not None and shard is None and not is_replicated:
+            sizes = split_outputs(out_features, scope.tp_group.size)
+            if sizes is not None:
+                self._group, self._sizes = scope.tp_group, sizes
+                self.shard = OutputShard.of(sizes, scope.tp_group.rank)
+        stored = None if method else scope.stored_linear(out_features, in_features, shard=self.shard)
         self._method = stored or method or scope.linear_method
         self._apply = self._method.apply
         if method is None:
             scope.layers.append(self)
-        tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
+        rows = None if self.shard is None else DimShard(0, self.shard.start, out_features)
+        outputs = out_features if self.shard is None else self.shard.size
+        tensors = {"weight": StoredTensor((outputs, in_features), None, shard=rows)}
+        if stored is not None:
+            tensors = dict(stored.tensors())
         if bias:
             tensors.pop("bias", None)
         self._stored = scope.stored_parameters(tensors, on_host=stored is not None)
-        self._bias = scope.parameter("bias", out_features) if bias else None
+        self._bias = scope.parameter("bias", outputs, shard=rows) if bias else None
         self._weights: dict[str, Tensor] = {}
         self._dtype = scope.dtype
         self._adapters = scope.adapters
         self._lora: LoraWeights | None = None
         if self._adapters is not None:
             name = scope.prefix.removesuffix(".")
-            self._lora = self._adapters.linear(name, out_features, in_features, self.base, self.plain)
+            own = None if self.shard is None else slice(self.shard.start, self.shard.stop)
+            self._lora = self._adapters.linear(name, out_features, in_features, self.base, self.plain, own)
         self.is_joined = False
         scope.when_loaded(self._finish)
 
@@ -82,7 +110,13 @@ class Linear:
     def of(cls, scope: Scope, spec: LinearSpec) -> Linear:
         """The layer that a record describes, within this scope."""
         method = scope.plain_method if spec.is_plain else None
-        return cls(scope / spec.name, spec.in_features, spec.out_features, bias=spec.bias, method=method)
+        name, shard = scope / spec.name, spec.shard
+        return cls(name, spec.in_features, spec.out_features, bias=spec.bias, method=method, shard=shard)
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that this rank computes."""
+        return self.shape[0] if self.shard is None else self.shard.size
 
     def set_method(self, method: LinearMethod) -> None:
         """Keep the weight by another method. Before it is loaded; not for layers of a quantized checkpoint."""
@@ -91,7 +125,7 @@ class Linear:
         self._method, self._apply = method, method.apply
 
     def base(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias in float32, whatever form the linear method keeps them in."""
+        """Weight and bias in float32, whatever form the linear method keeps them in; of the rank's outputs."""
         some = next(iter(self._weights.values()))
         without_bias = {name: tensor for name, tensor in self._weights.items() if name != "bias"}
         weight = self._apply(without_bias, torch.eye(self.shape[1], dtype=self._dtype, device=some.device)).float().T
@@ -99,7 +133,7 @@ class Linear:
         return weight, None if bias is None else bias.float()
 
     def plain(self) -> Tensor | None:
-        """The weight [out_features, in_features] as it lies in memory; None where the method keeps another form."""
+        """The weight [num_outputs, in_features] as it lies in memory; None where the method keeps another form."""
         weight = self._weights.get("weight")
         is_plain = self._weights.keys() <= {"weight", "bias"} and weight is not None and weight.dtype == self._dtype
         return weight if is_plain else None
@@ -182,7 +216,19 @@ class Linear:
         """x [N, in_features], or quantized by `activation_scheme` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
         self.adapt(out, x)
-        return out
+        return self.gather(out)
+
+    def gather(self, out: Tensor) -> Tensor:
+        """The outputs of all ranks [N, out_features] from the rank's own, adapters included; `out` itself where nothing
+        is to be gathered."""
+        return out if self._group is None else self._group.all_gather(out.contiguous(), dim=-1, sizes=self._sizes)
+
+    def wide(self, x: Tensor | QuantizedTokens) -> Tensor:
+        """The rank's outputs [N, num_outputs] float32, as they are summed; without adapters."""
+        weights = {name: tensor for name, tensor in self._weights.items() if name != "bias"}
+        out: Tensor = self._method.logits(weights, x)
+        bias = self._weights.get("bias")
+        return out if bias is None else out.add_(bias.float())
 
     @property
     def is_adapted(self) -> bool:
@@ -243,9 +289,24 @@ class Embedding:
 
 class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32, through the linear method of the scope. May share the
-    embedding's weight: a method that keeps another form of it has a copy of its own."""
+    embedding's weight: a method that keeps another form of it has a copy of its own.
 
-    __slots__ = ("_adapters", "_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_stored", "_weights")
+    Where ranks share the network, each has the logits of some tokens, and gathers those of the others.
+    """
+
+    __slots__ = (
+        "_adapters",
+        "_argmax",
+        "_bias",
+        "_bias_parameter",
+        "_embedding",
+        "_group",
+        "_method",
+        "_shard",
+        "_sizes",
+        "_stored",
+        "_weights",
+    )
 
     def __init__(
         self,
@@ -263,23 +324,33 @@ class LMHead:
         """
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
-        stored = scope.stored_head(vocab_size, size, tied=tied_to is not None)
+        group = scope.tp_group
+        sizes = None if group is None else split_outputs(vocab_size, group.size)
+        self._group, self._sizes = None if sizes is None else group, sizes or ()
+        self._shard = shard = None if group is None or sizes is None else OutputShard.of(sizes, group.rank)
+        stored = scope.stored_head(vocab_size, size, tied=tied_to is not None, shard=shard)
         self._method = stored or scope.head_method
         self._argmax = scope.op(ops.lm_head_argmax)
         scope.op(op_named(self._method.logits_op))  # for the record of chosen backends
         self._embedding = None if stored else tied_to
         self._stored: dict[str, Parameter] = {}
         if self._embedding is None:
-            tensors = {"weight": StoredTensor((vocab_size, size), None)} if stored is None else stored.tensors()
+            tensors = {"weight": self._weight(vocab_size, size)} if stored is None else dict(stored.tensors())
             tensors.pop("bias", None)
             self._stored = scope.stored_parameters(tensors, on_host=stored is not None)
         elif may_differ:
-            self._stored = {"weight": scope.parameter("weight", vocab_size, size, optional=True)}
+            weight = self._weight(vocab_size, size)._replace(optional=True)
+            self._stored = scope.stored_parameters({"weight": weight}, on_host=False)
         self._weights: dict[str, Tensor] = {}
         self._adapters = scope.adapters
         if self._adapters is not None:
             self._adapters.lm_head = (scope.prefix.removesuffix("."), (vocab_size, size))
         scope.when_loaded(self._finish)
+
+    def _weight(self, vocab_size: int, size: int) -> StoredTensor:
+        if self._shard is None:
+            return StoredTensor((vocab_size, size), None)
+        return StoredTensor((self._shard.size, size), None, shard=DimShard(0, self._shard.start, vocab_size))
 
     @property
     def op(self) -> str:
@@ -298,24 +369,27 @@ class LMHead:
 
     def _shared(self) -> Tensor:
         assert self._embedding is not None
-        return self._embedding.weight
+        weight, shard = self._embedding.weight, self._shard
+        return weight if shard is None else weight[shard.start : shard.stop]
 
     def __call__(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """`lora`: which hidden states have adapters that may change the head."""
         logits: Tensor = self._method.logits(self._weights, hidden)
+        if self._group is not None:
+            logits = self._group.all_gather(logits.contiguous(), dim=-1, sizes=self._sizes)
         if self._adapters is not None and lora is not None:
             self._adapters.logits(logits, hidden, lora)
         return logits if self._bias is None else logits.add_(self._bias)
 
     def stack_weights(self) -> LinearWeights | None:
         """The weight as ops take it, or None when there is more to the head than a product with it."""
-        if self._bias is not None or not self._weights.keys() <= set(LinearWeights._fields):
-            return None
-        return LinearWeights(**self._weights, lora=None)
+        is_product = self._bias is None and self._weights.keys() <= set(LinearWeights._fields)
+        return LinearWeights(**self._weights, lora=None) if is_product and self._group is None else None
 
     @property
     def plain_weight(self) -> Tensor | None:
-        """[vocab_size, size], or None when there is more to the head than a product with it as it was loaded."""
+        """[vocab_size, size], of the rank's own tokens; None when there is more to the head than a product with it as
+        it was loaded."""
         is_plain = self._method.name == "plain" and self._bias is None
         return self._weights["weight"] if is_plain else None
 
@@ -323,7 +397,17 @@ class LMHead:
         """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""
         weight = self.plain_weight
         if weight is not None and lora is None:
-            best: tuple[Tensor, Tensor] = self._argmax(hidden, weight)
-            return best
+            ids, max_logits = self._argmax(hidden, weight)
+            return (ids, max_logits) if self._group is None else self._largest(ids, max_logits, self._group)
         max_logits, ids = self(hidden, lora).max(dim=-1)
         return ids, max_logits
+
+    def _largest(self, ids: Tensor, max_logits: Tensor, group: Collectives) -> tuple[Tensor, Tensor]:
+        """Of each rank's largest logits [N] and their tokens among the rank's own [N], the largest: of the first rank
+        among equals, which has the lower tokens."""
+        assert self._shard is not None
+        ones = (1,) * group.size
+        all_logits = group.all_gather(max_logits[:, None].contiguous(), dim=-1, sizes=ones)
+        all_ids = group.all_gather((ids + self._shard.start)[:, None].contiguous(), dim=-1, sizes=ones)
+        best, rank = all_logits.max(dim=-1)
+        return all_ids.gather(1, rank[:, None])[:, 0], best

@@ -35,7 +35,7 @@ class MergedLinear:
         layers: That have just been made, and take nothing else; nothing that reads their weights is made before.
         """
         self._layers = layers
-        self._sizes = [layer.shape[0] for layer in layers]
+        self._sizes = [layer.num_outputs for layer in layers]
         self._weights: dict[str, Tensor] | None = None
         self._adjacent: dict[str, AdjacentParameters] = {}
         # Then no layer's part is less aligned than memory of its own, and blocks of outputs are those of one layer.
@@ -106,4 +106,4 @@ class MergedLinear:
         parts: tuple[Tensor, ...] = whole.split(self._sizes, dim=-1)
         for layer, part in zip(self._layers, parts, strict=True):
             layer.adapt(part, x)
-        return parts
+        return tuple(layer.gather(part) for layer, part in zip(self._layers, parts, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,9 +14,40 @@ from quire_models.layers.activations import activation, gated_activation
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
+from quire_models.shards import OutputShard, split_outputs
+from quire_models.spec import LinearSpec
 from quire_ops import GATED_ACTIVATIONS, GatedWeights, MLPWeights, QuantizedTokens, ops
 
 __all__ = ["MLP", "GatedMLP"]
+
+
+class InnerSplit:
+    """How tensor-parallel ranks share out the inner width of a feed-forward network: each computes some of its numbers,
+    activation included, before they are gathered."""
+
+    __slots__ = ("_group", "_shard", "_sizes")
+
+    def __init__(self, scope: Scope, width: int) -> None:
+        group = scope.tp_group
+        sizes = None if group is None else split_outputs(width, group.size)
+        self._group = None if sizes is None else group
+        self._sizes = sizes or ()
+        self._shard = None if group is None or sizes is None else OutputShard.of(sizes, group.rank)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank has less than the whole."""
+        return self._shard is not None
+
+    def linear(self, scope: Scope, spec: LinearSpec) -> Linear:
+        """The layer of a record that gives the rank's part of the inner width."""
+        return Linear.of(scope, dataclasses.replace(spec, shard=self._shard))
+
+    def gather(self, inner: Tensor) -> Tensor:
+        """The rank's part [T, size] -> the whole [T, width]."""
+        if self._group is None:
+            return inner
+        return self._group.all_gather(inner.contiguous(), dim=-1, sizes=self._sizes)
 
 
 class GatedMLP:
@@ -28,20 +60,32 @@ class GatedMLP:
         "_gated",
         "_quant",
         "_scope",
+        "_split",
         "down_proj",
         "gate_proj",
+        "is_wide",
         "up_proj",
     )
+
+    is_wide: bool
+    """Gate and up are not rounded before they are multiplied: as in op `decoder_stack`, where that computes the network
+    of one rank."""
 
     def __init__(self, spec: GatedMLPSpec, scope: Scope) -> None:
         """Args:
         scope: Scope of the network itself.
         """
-        self.gate_proj, self.up_proj, self.down_proj = (Linear.of(scope, each) for each in spec.projections())
+        gate, up, down = spec.projections()
+        self._split = InnerSplit(scope, spec.intermediate_size)
+        self.gate_proj, self.up_proj = (self._split.linear(scope, each) for each in (gate, up))
+        self.down_proj = Linear.of(scope, down)
+        self.is_wide = False
         self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
         self._act = spec.act
         self._act_and_mul = gated_activation(scope, spec.act)
-        self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj] if self._act in GATED_ACTIVATIONS else [])
+        # A scale for quantizing a token is of all its numbers, which a rank does not have here.
+        quantizes = self._act in GATED_ACTIVATIONS and not self._split.is_sharded
+        self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj] if quantizes else [])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
         """Products and gate in one, where a backend has that and weights lie as it takes them."""
@@ -64,10 +108,13 @@ class GatedMLP:
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         if self._gated is not None and not self._gate_and_up.is_adapted:
             assert isinstance(x, Tensor)  # plain weights take it as it is
-            return self.down_proj(self._gated(x))
+            return self.down_proj(self._split.gather(self._gated(x)))
+        if self.is_wide and not self._gate_and_up.is_adapted:
+            inner = self._act_and_mul(self.gate_proj.wide(x), self.up_proj.wide(x)).to(self._scope.dtype)
+            return self.down_proj(self._split.gather(inner))
         gate, up = self._gate_and_up(x)
         if self._quant.activation_scheme is None:
-            return self.down_proj(self._act_and_mul(gate, up))
+            return self.down_proj(self._split.gather(self._act_and_mul(gate, up)))
         return self.down_proj(self._quant.function(gate, up, self._act, self._quant.activation_scheme))
 
     @property
@@ -84,14 +131,16 @@ class GatedMLP:
 class MLP:
     """x [T, size] -> [T, size]: down(act(up(x)))."""
 
-    __slots__ = ("_act", "_act_name", "down", "up")
+    __slots__ = ("_act", "_act_name", "_split", "down", "up")
 
     def __init__(self, spec: MLPSpec, scope: Scope, act: Callable[[Tensor], Tensor] | None = None) -> None:
         """Args:
         scope: Scope of the network itself.
         act: The activation, which may write over what it is given; None for that of the record.
         """
-        self.up, self.down = (Linear.of(scope, each) for each in spec.projections())
+        up, down = spec.projections()
+        self._split = InnerSplit(scope, spec.intermediate_size)
+        self.up, self.down = self._split.linear(scope, up), Linear.of(scope, down)
         self._act = act or activation(scope, spec.act)
         self._act_name = spec.act if act is None else None
 
@@ -108,4 +157,4 @@ class MLP:
         return (self.up,)
 
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
-        return self.down(self._act(self.up(x)))
+        return self.down(self._split.gather(self._act(self.up(x))))

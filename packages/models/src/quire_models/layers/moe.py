@@ -85,9 +85,9 @@ class FusedExperts:
         self._adapters, self._name = scope.adapters, scope.prefix.removesuffix(".")
         scope = dataclasses.replace(scope, adapters=None)  # they are asked for all experts at once
         each = [scope / str(expert) for expert in range(spec.num_experts)]
-        self.gate = [Linear(one / gate, size, inner, bias=bias) for one in each]
-        self.up = [Linear(one / up, size, inner, bias=bias) for one in each]
-        self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
+        self.gate = [Linear(one / gate, size, inner, bias=bias, is_replicated=True) for one in each]
+        self.up = [Linear(one / up, size, inner, bias=bias, is_replicated=True) for one in each]
+        self.down = [Linear(one / down, inner, size, bias=bias, is_replicated=True) for one in each]
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
         self._experts: Experts | None = None
@@ -229,22 +229,22 @@ class FusedExperts:
 class SharedExpert:
     """A feed-forward network that every token uses, counted as much as a gate of one output says (Qwen2-MoE)."""
 
-    __slots__ = ("_gate", "_mlp", "_weigh")
+    __slots__ = ("_gate", "_weigh", "mlp")
 
     def __init__(self, scope: Scope, mlp: GatedMLP, gate: Linear) -> None:
-        self._mlp = mlp
+        self.mlp = mlp
         self._gate = gate
         self._weigh = scope.op(ops.sigmoid_and_mul)
 
     def __call__(self, x: Tensor) -> Tensor:
         # Not by torch.sigmoid: its last bit follows where a number stands among all, so how many tokens there are.
-        out = self._mlp(x)
+        out = self.mlp(x)
         weighed: Tensor = self._weigh(self._gate(x), out)
         return weighed
 
     def fused_weights(self) -> dict[str, Any] | None:
         """The network and the gate as fields of `RoutedExperts`, or None when a stack cannot compute them."""
-        network, gate = self._mlp.fused_weights(), self._gate.stack_weights()
+        network, gate = self.mlp.fused_weights(), self._gate.stack_weights()
         if network is None or gate is None or gate.bias is not None or gate.lora is not None:
             return None
         return {"shared": network, "shared_gate": gate.weight}

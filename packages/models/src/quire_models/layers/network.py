@@ -151,6 +151,12 @@ class Network:
         raise NotImplementedError
 
     @property
+    def num_checkpoint_kv_heads(self) -> int:
+        """Key-value heads that the checkpoint has: those of all ranks."""
+        heads = getattr(self.config.network.attention, "heads", None)
+        return self.config.num_kv_heads if heads is None else heads.num_kv_heads
+
+    @property
     def parameters(self) -> list[Parameter]:
         """What the checkpoint has to bring."""
         return self._scope.parameters
@@ -222,7 +228,9 @@ class Network:
         self.num_kv_scales = len(scales)
         if self.cache_dtype.startswith("fp8"):
             for name, scale in scales.items():
-                self._scope.attentions[name].kv_scale = scale.to(self.device)
+                heads = self._scope.head_shards.get(name)
+                own = scale if heads is None else scale[:, heads.kv_heads].contiguous()
+                self._scope.attentions[name].kv_scale = own.to(self.device)
 
     def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Read the checkpoint, where `loads_itself`."""

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from quire_attention import Attention, AttentionBackend
+from quire_distributed import Collectives
 from quire_interfaces import LinearMethod
 from quire_lora import AdapterSlots
+from quire_models.layers.stored_layouts import DimShard
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.shards import HeadShard, OutputShard
 from quire_ops import Op, OpBackend, OpRequest, op_table, replayable
 
 P = ParamSpec("P")
@@ -32,6 +35,7 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
+    """Of the rank's part, where ranks share it out."""
     tensor: Tensor | None = None
     dtype: torch.dtype | None = None
     """What it is kept in; None for the network's compute dtype."""
@@ -41,6 +45,20 @@ class Parameter:
     """It stays on the CPU: the layer makes another form of it, and puts that on its device."""
     beside: AdjacentParameters | None = None
     """The parameters that it lies among; None where its memory is its own."""
+    shard: DimShard | None = None
+    """Which part of the checkpoint's tensor it is; None for all of it."""
+
+    @property
+    def checkpoint_shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint's tensor."""
+        if self.shard is None:
+            return self.shape
+        return (*self.shape[: self.shard.dim], self.shard.total, *self.shape[self.shard.dim + 1 :])
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """The rank's part of the checkpoint's tensor, a view of it."""
+        shard = self.shard
+        return tensor if shard is None else tensor.narrow(shard.dim, shard.start, self.shape[shard.dim])
 
     def memory(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Where its tensor has to be written, in this dtype on this device; None where it may be anywhere."""
@@ -131,6 +149,10 @@ class Scope:
     """Called once all parameters are loaded, in the order in which layers were made."""
     attentions: dict[str, Attention] = field(default_factory=dict)
     """Name of each layer's attention, with the dot behind it, in the order of the layers."""
+    head_shards: dict[str, HeadShard] = field(default_factory=dict)
+    """Name of an attention whose heads are shared out between ranks -> those of this rank."""
+    tp_group: Collectives | None = None
+    """The tensor-parallel ranks that share the network; None for one that has it alone."""
 
     def __truediv__(self, name: str) -> Scope:
         """The scope of a part: scope / "mlp"."""
@@ -168,9 +190,16 @@ class Scope:
         self.attentions[self.prefix] = attention
         return attention
 
-    def parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None, optional: bool = False) -> Parameter:
-        """Declare a parameter that the checkpoint has to bring."""
-        parameter = Parameter(self.prefix + name, shape, dtype=dtype, optional=optional)
+    def parameter(
+        self,
+        name: str,
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        optional: bool = False,
+        shard: DimShard | None = None,
+    ) -> Parameter:
+        """Declare a parameter that the checkpoint has to bring; `shape` is that of the rank's part."""
+        parameter = Parameter(self.prefix + name, shape, dtype=dtype, optional=optional, shard=shard)
         self.parameters.append(parameter)
         return parameter
 
@@ -185,37 +214,50 @@ class Scope:
         """
         self.packs[self.prefix + name] = Packed(shape, split)
 
-    def stored_linear(self, out_features: int, in_features: int, *, rounds: bool = True) -> StoredLinear | None:
+    def stored_linear(
+        self, out_features: int, in_features: int, *, rounds: bool = True, shard: OutputShard | None = None
+    ) -> StoredLinear | None:
         """The method of the layer of this scope where the checkpoint is quantized.
 
         Args:
             rounds: Inputs may be rounded, where the checkpoint is meant so.
+            shard: The rank's outputs; None for all.
         """
         name = self.prefix.removesuffix(".")
         stored = None if self.quantization is None else self.quantization.of_layer(name)
-        return None if stored is None else self._stored(stored, out_features, in_features, rounds=rounds)
+        return None if stored is None else self._stored(stored, out_features, in_features, rounds=rounds, shard=shard)
 
-    def _stored(self, stored: QuantizationConfig, out_features: int, in_features: int, *, rounds: bool) -> StoredLinear:
+    def _stored(
+        self,
+        stored: QuantizationConfig,
+        out_features: int,
+        in_features: int,
+        *,
+        rounds: bool,
+        shard: OutputShard | None,
+    ) -> StoredLinear:
         name = self.prefix.removesuffix(".")
         stored = stored if rounds else dataclasses.replace(stored, inputs=None)
         request = OpRequest(device=self.device.type, dtype=self.dtype)
         disabled = self.disabled_linear_kernels
-        method = StoredLinear(stored, request, name, out_features, in_features, disabled, self.device)
+        method = StoredLinear(stored, request, name, out_features, in_features, disabled, self.device, shard=shard)
         self.stored.append(method)
         return method
 
-    def stored_head(self, vocab_size: int, size: int, *, tied: bool) -> StoredLinear | None:
+    def stored_head(
+        self, vocab_size: int, size: int, *, tied: bool, shard: OutputShard | None = None
+    ) -> StoredLinear | None:
         """The method of an LM head where the checkpoint is quantized. A tied head has a form of its own where the files
-        hold one."""
+        hold one. `shard`: the rank's tokens; None for all."""
         name = self.prefix.removesuffix(".")
         stored = None if self.quantization is None else self.quantization.of_head(name, tied=tied)
-        return None if stored is None else self._stored(stored, vocab_size, size, rounds=False)
+        return None if stored is None else self._stored(stored, vocab_size, size, rounds=False, shard=shard)
 
     def stored_parameters(self, tensors: Mapping[str, StoredTensor], *, on_host: bool) -> dict[str, Parameter]:
         """Declare what a layer has in the checkpoint. Where that is quantized, it is read on the host."""
         declared = {
-            name: self.parameter(name, *shape, dtype=dtype, optional=optional)
-            for name, (shape, dtype, optional) in tensors.items()
+            name: self.parameter(name, *shape, dtype=dtype, optional=optional, shard=shard)
+            for name, (shape, dtype, optional, shard) in tensors.items()
         }
         for parameter in declared.values():
             parameter.on_host = on_host

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.shards import OutputShard
 from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
@@ -19,19 +20,31 @@ from quire_quantization.kernels import FP8_TENSOR, INT8_TENSOR
 from quire_quantization.numbers import ZERO_POINTS, are_absent, ask
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
-__all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
+__all__ = ["LAYOUTS", "DimShard", "Layout", "StoredLayer", "StoredTensor", "sharded_tensors"]
 
 ANY = -1
 """Size of a dimension that may have any."""
+
+
+class DimShard(NamedTuple):
+    """Which part of a checkpoint's tensor a rank has."""
+
+    dim: int
+    start: int
+    total: int
+    """Size of the dimension in the checkpoint."""
 
 
 class StoredTensor(NamedTuple):
     """A tensor that a layer has in the checkpoint."""
 
     shape: tuple[int, ...]
+    """Of the rank's part, where ranks share it out."""
     dtype: torch.dtype | None
     """None for the network's."""
     optional: bool = False
+    shard: DimShard | None = None
+    """Which part of it the rank has; None for all of it."""
 
 
 class StoredLayer(NamedTuple):
@@ -278,3 +291,35 @@ LAYOUTS: dict[str, Layout] = {
     "gguf": Layout(_gguf_tensors, lambda layer, t: read_ggml(t["weight"], layer.config.ggml_type)),
 }
 """By the name that `QuantizationConfig.layout` gives."""
+
+
+def sharded_tensors(
+    layout: Layout, layer: StoredLayer, dtype: torch.dtype, shard: OutputShard
+) -> dict[str, StoredTensor] | None:
+    """What a rank reads of a layer that ranks share out; None where the layout cannot be cut at these outputs, in the
+    middle of a packed word or of a block with one scale, for example.
+
+    Which dimension follows the outputs, and where a rank's part of it begins, is seen from the shapes of layers with
+    other numbers of outputs.
+    """
+
+    def at(outputs: int) -> dict[str, StoredTensor]:
+        return layout.tensors(layer._replace(outputs=outputs), dtype)
+
+    many = 1024
+    whole, twice, own = at(shard.total), at(2 * shard.total), at(shard.size)
+    found = {}
+    for name, tensor in whole.items():
+        if ANY in tensor.shape:
+            return None
+        dims = [dim for dim, sizes in enumerate(zip(tensor.shape, twice[name].shape, strict=True)) if len({*sizes}) > 1]
+        if not dims:
+            found[name] = tensor
+            continue
+        (dim,) = dims
+        for edge in (shard.start, shard.stop):
+            if edge < shard.total and at(many * edge)[name].shape[dim] != many * at(edge)[name].shape[dim]:
+                return None
+        start = at(shard.start)[name].shape[dim]
+        found[name] = own[name]._replace(shard=DimShard(dim, start, tensor.shape[dim]))
+    return found

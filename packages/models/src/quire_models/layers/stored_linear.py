@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor
+from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor, sharded_tensors
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.shards import OutputShard
 from quire_ops import OpRequest, QuantizedTokens, bind
 from quire_quantization.kernels import BoundOps, KernelChoice, choose_kernel, key_of
 from quire_quantization.numbers import are_absent, once
@@ -37,18 +38,26 @@ class StoredLinear:
         inputs: int,
         disabled: Collection[str] = (),
         device: torch.device | str = "cpu",
+        *,
+        shard: OutputShard | None = None,
     ) -> None:
         """Args:
         name: Full name of the layer, for messages.
         disabled: Ops that may not serve.
         device: Where weights are put, once they are read on the host.
+        shard: The rank's outputs; None for all.
 
         Raises:
             CheckpointError: The layer's size does not fit the layout.
         """
         self.config, self.name = config, config.name
         self._layer, self._layout = StoredLayer(name, outputs, inputs, config), LAYOUTS[config.layout]
-        sizes = {"in_features": inputs, "out_features": outputs}
+        self._shard = shard
+        self._tensors = self._layout.tensors(self._layer, request.dtype)
+        sharded = None if shard is None else sharded_tensors(self._layout, self._layer, request.dtype, shard)
+        if shard is not None and sharded is not None:  # else all of it is read, and cut afterwards
+            self._tensors, self._layer, self._shard = sharded, self._layer._replace(outputs=shard.size), None
+        sizes = {"in_features": inputs, "out_features": outputs if shard is None else shard.size}
         self._request, self._disabled = replace(request, sizes=sizes), disabled
         self._device = device
         self._ops: BoundOps = cache(lambda op: bind(op, request))
@@ -74,14 +83,16 @@ class StoredLinear:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Name behind the layer's -> what the checkpoint has under it, the bias aside."""
-        return self._layout.tensors(self._layer, self._request.dtype)
+        return self._tensors
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the checkpoint, on the host -> what `apply` needs, but for `on_device` still there."""
-        alike = (self._layer._replace(name=""), self._request.dtype, self._device, *sorted(tensors))
+        alike = (self._layer._replace(name=""), self._shard, self._request.dtype, self._device, *sorted(tensors))
         self.choice, weights = once(alike, partial(self._read_weight, tensors))
         self.has_input_scale = "input_scale" in weights and "input_scale" in tensors
-        bias = tensors.get("bias", bias)
+        own = tensors.get("bias")
+        if own is not None:
+            bias = own if self._shard is None else own[self._shard.start : self._shard.stop]
         return weights if bias is None else {**weights, "bias": bias}
 
     def on_device(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -90,6 +101,8 @@ class StoredLinear:
 
     def _read_weight(self, tensors: dict[str, Tensor]) -> tuple[KernelChoice, dict[str, Tensor]]:
         weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
+        if self._shard is not None:
+            weight = weight.outputs(self._shard.start, self._shard.stop)
         choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
         weights = choice.kernel.make(weight, dtype, self._layer.name)
         if choice.kernel.inputs:
@@ -110,7 +123,7 @@ class StoredLinear:
         assert self.choice is not None
         return self.choice.kernel.multiply(self._ops, weights, x, logits=False)
 
-    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+    def logits(self, weights: dict[str, Tensor], x: Tensor | QuantizedTokens) -> Tensor:
+        """x [N, in_features], or rounded as the op does it -> [N, out_features] float32, without a bias."""
         assert self.choice is not None
         return self.choice.kernel.multiply(self._ops, weights, x, logits=True)

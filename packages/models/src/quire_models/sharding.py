@@ -1,0 +1,44 @@
+"""The part of a network that one tensor-parallel rank has, as a description of its own. Free of torch.
+
+Knows which layers have a rule: self-attention is split by heads, so that a rank's KV cache has its own heads only. The
+other linear layers are split by outputs where they are built (`layers/linear.py`); what has no rule is replicated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from quire_models.mixer_spec import SelfAttentionSpec
+from quire_models.shards import split_heads
+from quire_models.spec import LayerSpec, NetworkSpec
+
+__all__ = ["shard"]
+
+
+def shard(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
+    """The network of rank `rank` of `size` tensor-parallel ranks; with one rank, the network itself."""
+    if size == 1:
+        return network
+    layers = tuple(_shard_layer(layer, rank, size) for layer in network.layers)
+    return dataclasses.replace(network, layers=layers)
+
+
+def _shard_layer(layer: LayerSpec, rank: int, size: int) -> LayerSpec:
+    if layer.built_by:  # a family's own layer: nothing is known of its attention
+        return layer
+    return dataclasses.replace(layer, mixers=tuple(_shard_mixer(mixer, rank, size) for mixer in layer.mixers))
+
+
+def _shard_mixer(mixer: Any, rank: int, size: int) -> Any:
+    if type(mixer) is not SelfAttentionSpec or mixer.heads is not None:
+        return mixer
+    # Norms over all heads at once, or with a weight for each head, need them all.
+    if any(norm is not None and (norm.over_heads or norm.num_heads) for norm in (mixer.q_norm, mixer.k_norm)):
+        return mixer
+    heads = split_heads(mixer.num_heads, mixer.num_kv_heads, rank, size)
+    if heads is None:
+        return mixer
+    return dataclasses.replace(
+        mixer, num_heads=heads.num_local_heads, num_kv_heads=heads.num_local_kv_heads, heads=heads
+    )
