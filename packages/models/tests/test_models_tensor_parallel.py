@@ -46,8 +46,9 @@ KINDS = [
     "MambaForCausalLM",
 ]
 
-OP_BY_OP = {"Olmo2ForCausalLM"}
-"""Norms over all heads at once: in one call they are summed head by head, in another order than op by op."""
+OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
+"""Networks that one rank computes in one call with other bits than op by op, which is how several ranks do: norms over
+all heads are summed head by head there, and a shared expert is added before the sum is rounded."""
 
 
 def run(folder: Path, *, tp_group: Collectives, **options: Any) -> Tensor:
