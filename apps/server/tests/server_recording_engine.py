@@ -22,7 +22,11 @@ def factory(config: Mapping[str, Any], report: Callable[[str, float], None]) -> 
 
     def recorded(request: Request) -> None:
         with path.open("a") as file:
-            file.write(json.dumps({"tenant": request.options.tenant, "cache_salt": request.options.cache_salt}) + "\n")
+            options = request.options
+            fields = {"tenant": options.tenant, "cache_salt": options.cache_salt, "priority": options.priority}
+            pooling_params = request.pooling_params
+            fields["task"] = None if pooling_params is None else pooling_params.task
+            file.write(json.dumps(fields) + "\n")
         add_request(request)
 
     scheduler.add_request = recorded

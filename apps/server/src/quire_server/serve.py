@@ -159,7 +159,8 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.enable()
-        _announce(info, server, listening, time.monotonic() - start_s)
+        pooling_info = None if second is None else second.llm.engine.info
+        _announce(info, pooling_info, server, listening, time.monotonic() - start_s)
         dead = asyncio.ensure_future(_engine_death(context.llms))
         watchers = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
@@ -242,16 +243,30 @@ def _progress(llm: AsyncLLM) -> Iterator[None]:
         yield
 
 
-def _announce(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> None:
+def _announce(
+    info: EngineInfo, pooling: EngineInfo | None, server: ServerConfig, listening: socket.socket, seconds: float
+) -> None:
     if server.banner and server.log_format == "text":
-        print(banner(info, server, listening, seconds), flush=True)
+        print(banner(info, pooling, server, listening, seconds), flush=True)
         return
     facts = {"model": info.model, "address": address_of(listening, server), "ready_after_s": round(seconds, 1)}
+    if pooling is not None:
+        facts["pooling_model"] = pooling.model
     _logger.info("ready: {model} at {address}, after {ready_after_s} s".format(**facts), extra=facts)
 
 
-def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> str:
-    """What was started, and why it was chosen so."""
+def banner(
+    info: EngineInfo, pooling: EngineInfo | None, server: ServerConfig, listening: socket.socket, seconds: float
+) -> str:
+    """What was started, and why it was chosen so.
+
+    Args:
+        info: Of the served model.
+        pooling: Of the second model, which pools; None where there is none.
+        server: Settings.
+        listening: Socket of the server.
+        seconds: How long the start took.
+    """
     from quire.plan import format_bytes
 
     address = address_of(listening, server)
@@ -268,11 +283,21 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
         "memory": memory,
         "concurrency": concurrency,
         **info.choices,
+        **({} if pooling is None else {"pooling model": _pooling_line(pooling)}),
         "access": _access(read_api_keys(server)),
         "ready after": f"{seconds:.1f} s",
     }
     notes = [f"  note: {note}" for note in info.extra.get("notes", [])]
     return "\n".join(["Quire", *(f"  {name + ':':<19}{value}" for name, value in lines.items()), *notes])
+
+
+def _pooling_line(info: EngineInfo) -> str:
+    """The second model: what it is, what it takes of the memory, and what can be asked of it."""
+    from quire.plan import format_bytes
+
+    memory = format_bytes(sum(info.memory_bytes.values()))
+    tasks = ", ".join(info.pooling_tasks)
+    return f"{info.model} ({info.dtype} on {info.device}, texts of {info.max_model_len} tokens, {memory}: {tasks})"
 
 
 def _access(keys: APIKeys) -> str:
