@@ -21,11 +21,15 @@ GOOD: dict[str, dict[str, Any]] = {
     "/predict": {"inputs": ["a", "b"], "raw_scores": True},
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncate": True}},
     "/": {"inputs": "a"},
+    "/tokenize": {"inputs": ["a"], "prompt_name": None},
+    "/decode": {"ids": [5, 6], "skip_special_tokens": False},
+    "/invocations": {"input": "a", "query": None, "queries": None, "inputs": None, "task": None, "data": None},
 }
 SHARED = (
     "model", "user", "truncate_prompt_tokens", "truncation_side", "padding", "use_activation", "normalize", "priority",
     "mm_processor_kwargs", "cache_salt", "request_id", "stream", "errors", "messages", "add_special_tokens",
     "chat_template", "chat_template_kwargs", "embed_dtype", "endianness", "return_documents", "output_dimension",
+    "instruction", "max_tokens_per_query",
 )  # fmt: skip
 DEEP: Any = []
 for _ in range(200):
@@ -53,6 +57,7 @@ def check(server: Any, path: str, body: Any) -> None:
     if response.status_code != 200:
         error = response.json()["error"]
         assert error["message"]
+        assert error["param"] or error["code"] == "unsupported_task", (path, body, error)
         assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
@@ -68,12 +73,13 @@ def test_no_value_of_any_field_is_a_failure(pooling: Any, path: str) -> None:
 
 def test_no_mixture_of_them_is_one(pooling: Any) -> None:
     draw = random.Random(3)
-    for _ in range(200):
+    for _ in range(300):
         path = draw.choice(list(GOOD))
         body = dict(GOOD[path])
         for name in draw.sample([*body, *SHARED], 3):
             body[name] = draw.choice(NASTY)
         check(pooling, path, body)
+    pooling.wait_idle()
 
 
 @pytest.mark.parametrize("path", GOOD)
