@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from quire import LLM, CheckpointError, RequestError
+from quire import LLM, AsyncLLM, CheckpointError, QuireConfig, RequestError
 from quire_models import ModelConfig
 from quire_testkit.retrieval_models import RETRIEVAL_NETWORKS, RetrievalModel
-from quire_testkit.seeing_models import drawing
+from quire_testkit.seeing_models import SeeingModel, drawing
 
 QUERIES = ["how many coloured shapes are there", "a"]
 IMAGES = [drawing(1), drawing(2, (60, 30)), drawing(3, (40, 64))]
@@ -89,6 +89,39 @@ def test_what_is_no_document_is_refused(model: RetrievalModel) -> None:
             llm.encode({"multi_modal_data": {"audio": b"x"}}, pooling_task="token_embed", use_tqdm=False)
         with pytest.raises(RequestError, match="has no task 'embed'"):
             llm.embed("a", use_tqdm=False)
+
+
+async def test_a_model_that_generates_embeds_prompts_with_images(tmp_path: Path) -> None:
+    """Converted, by its last token, in a process of its own and in this one; images are let go of."""
+    seeing, images = SeeingModel(tmp_path), [drawing(1), drawing(2)]
+    prompts = [
+        {"prompt": "this <image> so", "multi_modal_data": {"image": images[0]}},
+        {"prompt": "<image> and <image>", "multi_modal_data": {"image": images}},
+    ]
+    settings = {"dtype": "float32", "num_threads": 1, "max_model_len": 256, "kv_cache_memory_bytes": 1 << 24}
+    served = AsyncLLM.start(QuireConfig.of(model=str(tmp_path), runner="pooling", convert="embed", **settings))
+    await served.ready()
+    try:
+        outputs = [await served.encode(prompts[0]), *await served.encode_batch(prompts)]
+        assert served.media is not None
+        served.media.reset()
+        assert served.media.preparer.num_bytes == 0
+    finally:
+        await served.shutdown()
+    expected = []
+    for prompt, seen in zip(prompts, (images[:1], images), strict=True):
+        inputs = seeing.processor(text=[prompt["prompt"]], images=seen, return_tensors="pt")
+        with torch.no_grad():
+            hidden = seeing.network(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
+        expected.append(hidden / hidden.norm())
+    with LLM(tmp_path, runner="pooling", convert="embed", **settings) as llm:
+        embedded = llm.embed(prompts, use_tqdm=False)
+        with pytest.raises(RequestError, match="images stand where a prompt has the model's placeholder"):
+            llm.embed(image_document(images[0]), use_tqdm=False)
+    for output, vector in zip(outputs, [expected[0], *expected], strict=True):
+        assert (torch.as_tensor(output.outputs.data) - vector).abs().max() <= 2e-6
+    for embedding, vector in zip(embedded, expected, strict=True):
+        assert (torch.tensor(embedding.outputs.embedding) - vector).abs().max() <= 2e-6
 
 
 @pytest.mark.parametrize("architecture", ["ColQwen3", "ColModernVBertForRetrieval", "LlamaNemotronVLModel"])

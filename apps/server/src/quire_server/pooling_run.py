@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from quire.media import HeldMedia
 from quire.pooling_batch import pool_batch
 from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire_engine import PooledRequestOutput
@@ -148,6 +149,8 @@ async def _rendered_conversation(
         held = await hold_media(context, turn.messages, job.mm_processor_kwargs)
         if held is not None:
             media.callback(held.release)
+        if _prompts(context).takes_documents:
+            return _checked(context, first, _document(context, turn.messages, held, job), job)
         prompt = await in_thread_when(job.is_large, lambda: render_held(context, turn, held))
         keep = job.params.truncate_prompt_tokens
         keep = context.llm.engine.info.max_model_len if keep == -1 else keep
@@ -155,6 +158,17 @@ async def _rendered_conversation(
         return _checked(context, first, PoolingPrompt(prompt, _prompts(context).spec.resolve(job.params)), job)
     except QuireError as error:
         return _named(error, item, job)
+
+
+def _document(
+    context: ServerContext, messages: Sequence[Any], held: HeldMedia | None, job: PoolingJob
+) -> PoolingPrompt:
+    """The one message of a conversation, for a model of late interaction that sees."""
+    if len(messages) != 1:
+        raise RequestError("this model reads one message at a time, without a chat template", param="messages")
+    has_media = held is not None and held.num_embeds > 0
+    prompt = {"content": messages[0]["content"]}
+    return _prompts(context).render(prompt, job.params, held if has_media else None, **job.prompt_options)
 
 
 def _checked(context: ServerContext, first: PoolingInput, prompt: PoolingPrompt, job: PoolingJob) -> PoolingPrompt:
@@ -193,7 +207,7 @@ async def _run_all(
 ) -> list[Pooled]:
     """When one fails that must not, the others are dropped."""
 
-    def prompt_of(place: int) -> PoolingPrompt:
+    async def prompt_of(place: int) -> PoolingPrompt:
         prompt = rendered[place]
         if isinstance(prompt, QuireError):
             raise prompt

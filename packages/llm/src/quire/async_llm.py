@@ -134,7 +134,14 @@ class AsyncLLM:
         tokenizer = self._renderer.tokenizer
         if info.pooling_tasks:
             spec = read_pooler_spec(self.config, self.folder, model_config, tokenizer)
-            self.pooling_prompts = PoolingPrompts(self._renderer, spec, info.max_model_len, info.max_embed_len)
+            self.pooling_prompts = PoolingPrompts(
+                self._renderer,
+                spec,
+                info.max_model_len,
+                info.max_embed_len,
+                media=self.media,
+                is_prefix_lm=model_config.media is not None and model_config.media.is_prefix_lm,
+            )
         self._engine = AsyncEngine(
             self.client,
             tokenizer=tokenizer,
@@ -197,10 +204,13 @@ class AsyncLLM:
             RequestError: the prompt or its parameters are wrong, or the model pools nothing.
             OverloadedError, EngineDeadError: by the engine.
         """
-        parsed = self._pooling_prompt(prompt, pooling_params, prompt_options)
-        return PoolingRequestOutput(
-            await self.engine.encode(parsed.rendered, parsed.params, parsed.salted(options), request_id=request_id)
-        )
+        parsed = await self._pooling_prompt(prompt, pooling_params, prompt_options)
+        try:
+            return PoolingRequestOutput(
+                await self.engine.encode(parsed.rendered, parsed.params, parsed.salted(options), request_id=request_id)
+            )
+        finally:
+            parsed.release()
 
     async def encode_batch(
         self,
@@ -226,8 +236,8 @@ class AsyncLLM:
         """
         check_errors(errors)
 
-        def prompt_of(place: int) -> PoolingPrompt:
-            return self._pooling_prompt(prompts[place], pooling_params, prompt_options)
+        async def prompt_of(place: int) -> PoolingPrompt:
+            return await self._pooling_prompt(prompts[place], pooling_params, prompt_options)
 
         def on_error(place: int, error: QuireError) -> QuireError:
             name_prompt(error, place, len(prompts))
@@ -243,7 +253,7 @@ class AsyncLLM:
             for place, output in enumerate(outputs)
         ]
 
-    def _pooling_prompt(
+    async def _pooling_prompt(
         self, prompt: Prompt, pooling_params: PoolingParams | None, options: PromptOptions
     ) -> PoolingPrompt:
         """Raises RequestError where the model pools nothing, or as `PoolingPrompts.render`."""
@@ -251,7 +261,8 @@ class AsyncLLM:
             raise RequestError(
                 f"{self.engine.info.model} generates text and pools nothing", param="task", code="unsupported"
             )
-        return self.pooling_prompts.render(prompt, pooling_params or PoolingParams(), **options)
+        media = await self.pooling_prompts.prepare(prompt)
+        return self.pooling_prompts.render(prompt, pooling_params or PoolingParams(), media, **options)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""

@@ -6,7 +6,7 @@ Knows no prompts in other forms than rendered ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from quire.pooling_prompts import PoolingPrompt
 from quire_engine import AsyncEngine, EngineInfo, PooledRequestOutput
@@ -27,7 +27,7 @@ def num_in_flight(info: EngineInfo) -> int:
 async def pool_batch(
     engine: AsyncEngine,
     count: int,
-    prompt_of: Callable[[int], PoolingPrompt],
+    prompt_of: Callable[[int], Awaitable[PoolingPrompt]],
     options: RequestOptions,
     on_error: Callable[[int, QuireError], QuireError],
 ) -> list[PooledRequestOutput | QuireError]:
@@ -53,8 +53,12 @@ async def pool_batch(
     async def work() -> None:
         for place in places:
             try:
-                prompt = prompt_of(place)
-                outputs[place] = output = await engine.encode(prompt.rendered, prompt.params, prompt.salted(options))
+                prompt = await prompt_of(place)
+                try:
+                    output = await engine.encode(prompt.rendered, prompt.params, prompt.salted(options))
+                finally:
+                    prompt.release()
+                outputs[place] = output
                 if output.error is not None:
                     raise output.error
             except QuireError as error:

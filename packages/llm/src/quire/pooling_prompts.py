@@ -36,6 +36,11 @@ class PoolingPrompt(NamedTuple):
     media: HeldMedia | None = None
     """What stands in it, held until its request has ended."""
 
+    def release(self) -> None:
+        """Let go of what stands in it: its request has ended. Idempotent."""
+        if self.media is not None:
+            self.media.release()
+
     def salted(self, options: RequestOptions) -> RequestOptions:
         """The options of its request, with the prompt's own salt."""
         return options if self.cache_salt is None else dataclasses.replace(options, cache_salt=self.cache_salt)
@@ -88,6 +93,12 @@ class PoolingPrompts:
         late = spec.late_interaction
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
         self._max_embed_len = max_embed_len
+
+    @property
+    def takes_documents(self) -> bool:
+        """Whether a prompt may be an image alone, a document (ColPali)."""
+        late = self.spec.late_interaction
+        return late is not None and bool(late.image_document)
 
     def prepare_now(self, prompt: Prompt) -> HeldMedia | None:
         """The media of a prompt, for `render`; None where it has none. Blocks.
@@ -150,7 +161,7 @@ class PoolingPrompts:
     def _image_document(self, fields: Mapping[str, Any]) -> str:
         """The text of a document that is an image."""
         late = self.spec.late_interaction
-        if late is None or not late.image_document:
+        if late is None or not self.takes_documents:
             raise RequestError(
                 "images stand where a prompt has the model's placeholder: give a prompt, or messages", param="prompt"
             )
