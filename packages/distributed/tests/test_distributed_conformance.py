@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from quire_distributed import Collectives, SingleRank, thread_group
+from quire_distributed import (
+    Collectives,
+    SharedMemoryCollectives,
+    SharedMemoryRendezvous,
+    SingleRank,
+    TorchCollectives,
+    thread_group,
+)
 from quire_interfaces import RankDeadError
 from quire_testkit.conformance.collectives import CollectivesSuite
+
+
+class TestSharedMemory(CollectivesSuite):
+    """Ranks are threads here, each with a mapping of its own; processes are in test_distributed_shared_memory.py."""
+
+    def make_group(self, size: int) -> list[Collectives]:
+        with SharedMemoryRendezvous(size, slice_bytes=1 << 14, channel_bytes=1 << 14) as rendezvous:
+            address = rendezvous.address
+            with ThreadPoolExecutor(size) as pool:
+                return list(pool.map(lambda rank: SharedMemoryCollectives(address, rank, size), range(size)))
 
 
 class TestThreads(CollectivesSuite):
     def make_group(self, size: int) -> list[Collectives]:
         return thread_group(size)
+
+
+class TestTorch(CollectivesSuite):
+    """By gloo over loopback; ranks are threads here, processes are in test_distributed_torch.py."""
+
+    num_rounds = 80
+
+    def make_group(self, size: int) -> list[Collectives]:
+        store = dist.HashStore()
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(lambda rank: TorchCollectives(store, rank, size, host="127.0.0.1"), range(size)))
 
 
 def test_a_single_rank_gives_its_arguments_back() -> None:

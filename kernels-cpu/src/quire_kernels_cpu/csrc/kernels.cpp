@@ -9,6 +9,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "encoder.h"
+#include "group_collectives.h"
 #include "head_linear.h"
 #include "index.h"
 #include "linear.h"
@@ -213,6 +214,8 @@ const char* const quire_abi_version = QUIRE_ABI_VERSION;
 const int64_t quire_abi_layout[] = {QUIRE_ABI_LAYOUT};
 
 using quire::for_dtype;
+
+static quire::SharedGroup& as_group(void* group) { return *static_cast<quire::SharedGroup*>(group); }
 
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide) {
@@ -619,6 +622,69 @@ void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, co
                          });
     });
 }
+
+int quire_group_create(int fd, int size, int64_t capacity, int64_t channel_bytes) {
+    return quire::SharedGroup::create(fd, size, capacity, channel_bytes) ? 0 : errno;
+}
+
+int quire_group_join(int fd, int rank, int size, int64_t spin_ns, void** group) {
+    *group = quire::SharedGroup::join(fd, rank, size, spin_ns);
+    return *group ? 0 : errno;
+}
+
+int quire_group_wait_for_all(void* group, int64_t milliseconds) { return as_group(group).wait_for_all(milliseconds); }
+
+void quire_group_delete(void* group) { delete &as_group(group); }
+
+int quire_group_barrier(void* group) {
+    quire::SharedGroup& shared = as_group(group);
+    return int(!shared.has_failed() && shared.meet() ? quire::GroupResult::kDone : quire::GroupResult::kRankGone);
+}
+
+int quire_group_all_gather(void* group, const void* x, void* out, int64_t rows, const int64_t* widths) {
+    return int(quire::all_gather(as_group(group), static_cast<const uint8_t*>(x), static_cast<uint8_t*>(out), rows, widths));
+}
+
+int quire_group_all_to_all(void* group, const void* x, const int64_t* offset, void* out, const int64_t* sizes) {
+    return int(quire::all_to_all(as_group(group), static_cast<const uint8_t*>(x), offset, static_cast<uint8_t*>(out), sizes));
+}
+
+int quire_group_all_reduce(void* group, int type, const void* x, void* out, int64_t count) {
+    const auto reduce = [&]<typename T>(T) {
+        return int(quire::all_reduce(as_group(group), static_cast<const T*>(x), static_cast<T*>(out), count));
+    };
+    switch (type) {
+        case 0: return reduce(float{});
+        case 1: return reduce(quire::BFloat16{});
+        case 2: return reduce(quire::Float16{});
+        case 3: return reduce(double{});
+        case 4: return reduce(bool{});
+        case 5: return reduce(uint8_t{});
+        case 6: return reduce(uint16_t{});
+        case 7: return reduce(uint32_t{});
+        default: return reduce(uint64_t{});
+    }
+}
+
+int64_t quire_group_send_some(void* group, int to, const void* from, int64_t bytes) {
+    return as_group(group).send_some(to, static_cast<const uint8_t*>(from), bytes);
+}
+
+int64_t quire_group_receive_some(void* group, int from, void* to, int64_t bytes) {
+    return as_group(group).receive_some(from, static_cast<uint8_t*>(to), bytes);
+}
+
+int quire_group_wait_for_channel(void* group, int peer, int receives, int64_t milliseconds) {
+    return as_group(group).wait_for_channel(peer, receives, milliseconds);
+}
+
+void quire_group_fail(void* group, int rank, const char* cause) { as_group(group).fail(rank, cause); }
+
+int quire_group_failed_rank(void* group) {
+    return as_group(group).has_failed() ? as_group(group).failed_rank() : -1;
+}
+
+const char* quire_group_cause(void* group) { return as_group(group).cause(); }
 
 int64_t quire_read(const void* data, int64_t bytes) {
     int64_t total = 0;

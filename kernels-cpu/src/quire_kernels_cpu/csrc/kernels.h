@@ -389,6 +389,38 @@ void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t
 void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed, float* states,
                int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes, int64_t channels);
 
+// Makes an empty file the memory of a group of ranks, see `SharedGroup::create`. 0 or an errno.
+int quire_group_create(int fd, int size, int64_t capacity, int64_t channel_bytes);
+
+// Joins a group; the handle is what a fused kernel makes a `SharedGroup` of (shared_group.h). 0 or an errno.
+int quire_group_join(int fd, int rank, int size, int64_t spin_ns, void** group);
+
+// Whether all ranks came in that time, see `SharedGroup::wait_for_all`.
+int quire_group_wait_for_all(void* group, int64_t milliseconds);
+
+// Unmaps the memory; the other ranks keep theirs.
+void quire_group_delete(void* group);
+
+// Each gives a `GroupResult`; see group_collectives.h.
+int quire_group_barrier(void* group);
+int quire_group_all_gather(void* group, const void* x, void* out, int64_t rows, const int64_t* widths);
+int quire_group_all_to_all(void* group, const void* x, const int64_t* offset, void* out, const int64_t* sizes);
+
+// type: 0 float32, 1 bfloat16, 2 float16, 3 float64, 4 bool; whole numbers of 1, 2, 4 and 8 bytes: 5, 6, 7, 8.
+int quire_group_all_reduce(void* group, int type, const void* x, void* out, int64_t count);
+
+// Bytes that were sent to a rank, or received from it, without waiting.
+int64_t quire_group_send_some(void* group, int to, const void* from, int64_t bytes);
+int64_t quire_group_receive_some(void* group, int from, void* to, int64_t bytes);
+
+// Waits until some can be, or that time has passed. 0 if a rank is gone.
+int quire_group_wait_for_channel(void* group, int peer, int receives, int64_t milliseconds);
+
+// Says that a rank is gone, and reads which and why: -1 if none is.
+void quire_group_fail(void* group, int rank, const char* cause);
+int quire_group_failed_rank(void* group);
+const char* quire_group_cause(void* group);
+
 // Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.
 int64_t quire_read(const void* data, int64_t bytes);
 

@@ -12,8 +12,10 @@ from quire_distributed.collectives import Collectives, PendingTensor
 from quire_distributed.mesh import MESH_AXES, Mesh, MeshAxis
 
 if TYPE_CHECKING:
+    from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
     from quire_distributed.single import SingleRank
     from quire_distributed.threads import ThreadCollectives, run_thread_ranks, thread_group
+    from quire_distributed.torch_distributed import TorchCollectives, TorchRendezvous
 
 __version__ = "0.1.0"
 
@@ -23,13 +25,21 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "PendingTensor",
+    "SharedMemoryCollectives",
+    "SharedMemoryRendezvous",
     "SingleRank",
     "ThreadCollectives",
+    "TorchCollectives",
+    "TorchRendezvous",
     "run_thread_ranks",
     "thread_group",
 ]
 
 _LAZY = {
+    "TorchCollectives": "quire_distributed.torch_distributed",
+    "TorchRendezvous": "quire_distributed.torch_distributed",
+    "SharedMemoryCollectives": "quire_distributed.shared_memory",
+    "SharedMemoryRendezvous": "quire_distributed.shared_memory",
     "SingleRank": "quire_distributed.single",
     "ThreadCollectives": "quire_distributed.threads",
     "run_thread_ranks": "quire_distributed.threads",

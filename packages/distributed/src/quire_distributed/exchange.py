@@ -15,6 +15,7 @@ __all__ = [
     "ArrivedTensor",
     "ExchangeCollectives",
     "ReceivingTensor",
+    "as_bytes",
     "resolve_dim",
     "resolve_sizes",
     "sum_in_rank_order",
@@ -43,6 +44,11 @@ def resolve_sizes(name: str, sizes: Sequence[int], size: int, total: int | None 
     if total is not None and sum(sizes) != total:
         raise ValueError(f"{name} is {list(sizes)}; its sum must be {total}, the length that is cut")
     return list(sizes)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, uint8 of one dimension, without a copy."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:

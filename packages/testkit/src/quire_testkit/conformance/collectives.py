@@ -199,7 +199,7 @@ class CollectivesSuite:
                 sends = [each.isend(x + each.rank, to) for x in xs]
                 pending = [each.irecv(torch.empty_like(x), from_) for x in xs]
                 received = [one.wait() for one in reversed(pending)][::-1]
-                assert [one.wait() for one in pending] == received or True
+                assert all(one.wait() is result for one, result in zip(pending, received, strict=True))
                 for send in sends:
                     send.wait()
                 return received

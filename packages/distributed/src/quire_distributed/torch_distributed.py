@@ -1,0 +1,240 @@
+"""Ranks of several hosts or GPUs, by torch.distributed: gloo for tensors on the CPU, NCCL for those on GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from quire_distributed.collectives import Collectives, PendingTensor
+from quire_distributed.exchange import ExchangeCollectives, as_bytes
+from quire_distributed.liveness import Liveness, bind_datagrams
+from quire_distributed.single import SingleRank
+from quire_interfaces import ConfigError, RankDeadError
+
+__all__ = ["TorchCollectives", "TorchRendezvous"]
+
+_dist: Any = distributed  # its process groups have no complete types
+_FOREVER = timedelta(days=365)
+"""How long torch may wait: idle ranks wait for requests, and who is gone is `Liveness`'s to say."""
+_EXCHANGES, _MESSAGES, _ENDS = 1, 2, 3
+"""Tags of gloo's messages: of collectives, between two ranks, and of none, which is how waiting is ended."""
+_LARGE_BYTES = 1 << 16
+"""A sum of at least so many bytes is cut: each rank sums a slice, then all gather them."""
+
+
+class TorchRendezvous:
+    """Where ranks of several hosts find each other: a store at one address, served by rank 0.
+
+    Args:
+        master_addr: Name or address of rank 0's host, as all hosts reach it.
+        master_port: A port of that host that is free.
+        rank: Number of this rank among all.
+        world_size: Number of ranks of all hosts.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        ConfigError: The store cannot be opened, or the others did not come in time.
+    """
+
+    def __init__(
+        self, master_addr: str, master_port: int, rank: int, world_size: int, *, timeout_s: float = 300.0
+    ) -> None:
+        self._rank = rank
+        self._address = (master_addr, master_port)
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            self._store = _dist.TCPStore(master_addr, master_port, world_size, rank == 0, timeout)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"rank {rank} of {world_size} cannot meet the others at {master_addr}:{master_port}: {error}",
+                field="master_addr",
+            ) from error
+        self._host = _own_address(master_addr, master_port)
+
+    def group(self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0) -> Collectives:
+        """Collectives of some of the ranks, `SingleRank` of one. Each of them calls this, with the same name and ranks.
+
+        Args:
+            name: A name that no other group has.
+            ranks: Their numbers among all, in the order of their numbers in the group: what `Mesh.group` gives.
+            silence_s: How long nothing may be heard of a rank before it counts as gone. One whose process ended is
+                noticed sooner.
+
+        Raises:
+            ConfigError: The others did not come in time.
+            ValueError: This rank is none of `ranks`.
+        """
+        if self._rank not in ranks:
+            raise ValueError(f"rank {self._rank} is none of the group's, which are {list(ranks)}")
+        if len(ranks) == 1:
+            return SingleRank()
+        store = _dist.PrefixStore(name, self._store)
+        try:
+            return TorchCollectives(store, ranks.index(self._rank), len(ranks), host=self._host, silence_s=silence_s)
+        except RuntimeError as error:
+            raise ConfigError(f"ranks {list(ranks)} cannot form the group {name!r}: {error}") from error
+
+
+class TorchCollectives(ExchangeCollectives):
+    """Collectives of one rank of a group, by the devices of its tensors; `TorchRendezvous.group` makes it.
+
+    One thread at a time, but for `abort` and `close`.
+
+    Args:
+        store: A store of the group's own, with a timeout for the others to come.
+        rank: Number of this rank.
+        size: Number of ranks, at least 2.
+        host: Address of this host that the others reach.
+        silence_s: How long nothing may be heard of a rank before it counts as gone.
+
+    Raises:
+        RuntimeError: The others did not come in time.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, *, host: str, silence_s: float = 10.0) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        options = _dist.ProcessGroupGloo._Options()
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = store.timeout
+        self._gloo: Any = _dist.ProcessGroupGloo(_dist.PrefixStore("gloo", store), rank, size, options)
+        self._gloo._set_default_timeout(_FOREVER)
+        self._nccl: Any = None
+        self._liveness = self._watch(host, silence_s)
+
+    def _watch(self, host: str, silence_s: float) -> Liveness:
+        peers = [peer for peer in range(self._size) if peer != self._rank]
+        sockets = {peer: bind_datagrams(host) for peer in peers}
+        for peer, bound in sockets.items():
+            self._store.set(f"datagrams/{self._rank}/{peer}", json.dumps(bound.getsockname()[:2]))
+        if self._rank == 0:
+            self._store.set("token", uuid.uuid4().hex)
+        token = self._store.get("token").decode()
+        liveness = Liveness(self._rank, sockets, token, silence_s, self._end_waiting)
+        addresses = {peer: json.loads(self._store.get(f"datagrams/{peer}/{self._rank}")) for peer in peers}
+        liveness.start({peer: (host, port) for peer, (host, port) in addresses.items()})
+        return liveness
+
+    def _end_waiting(self) -> None:
+        """Make what waits for other ranks raise: a message that is late spoils all connections of gloo."""
+        with contextlib.suppress(RuntimeError):
+            peer = (self._rank + 1) % self._size
+            self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, _ENDS).wait(timedelta(milliseconds=1))
+        if self._nccl is not None:
+            self._nccl.abort()
+
+    def _exchange(self, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        self._liveness.check()
+        received = [sent[0].new_empty(tuple(shape)) for shape in shapes]
+        received[self._rank] = sent[self._rank]
+        if sent[0].is_cuda:
+            received[self._rank] = sent[self._rank].clone()
+            self._wait(self._nccl_group().alltoall(received, list(sent)), 0)
+            return received
+        peers = [(self._rank + i) % self._size for i in range(1, self._size)]
+        works = [(peer, self._receive(received[peer], peer, _EXCHANGES)) for peer in peers]
+        works += [(peer, self._send(sent[peer], peer, _EXCHANGES)) for peer in peers]
+        for peer, work in works:
+            self._wait(work, peer)
+        return received
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if x.numel() * x.itemsize < _LARGE_BYTES:
+            return super().all_reduce(x)
+        flat = x.contiguous().view(-1)
+        least, more = divmod(x.numel(), self._size)
+        sizes = [least + (rank < more) for rank in range(self._size)]
+        return self.all_gather(self.reduce_scatter(flat, 0, sizes), 0, sizes).view(x.shape)
+
+    def isend(self, x: Tensor, to: int) -> PendingTensor:
+        self._check_peer(to)
+        self._liveness.check()
+        data = x.contiguous()
+        return _WorkTensor(self, self._send(data, to, _MESSAGES), x, to, data)
+
+    def irecv(self, like: Tensor, from_: int) -> PendingTensor:
+        self._check_peer(from_)
+        self._liveness.check()
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
+        return _WorkTensor(self, self._receive(out, from_, _MESSAGES), out, from_, out)
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1, dtype=torch.uint8))
+
+    def abort(self, cause: str) -> None:
+        self._liveness.report(self._rank, cause)
+
+    def close(self) -> None:
+        self._liveness.close()
+
+    def _send(self, x: Tensor, to: int, tag: int) -> Any:
+        group = self._nccl_group() if x.is_cuda else self._gloo
+        return self._begin(group.send, x, to, tag)
+
+    def _receive(self, out: Tensor, from_: int, tag: int) -> Any:
+        group = self._nccl_group() if out.is_cuda else self._gloo
+        return self._begin(group.recv, out, from_, tag)
+
+    def _begin(self, call: Any, x: Tensor, peer: int, tag: int) -> Any:
+        """Begin to send or to receive the bytes of a contiguous tensor; None where there are none."""
+        if x.numel() == 0:
+            return None
+        data = [as_bytes(x)]
+        try:
+            return call(data, peer, tag)
+        except RuntimeError as error:
+            raise self._failure(peer, error) from error
+
+    def _wait(self, work: Any, peer: int) -> None:
+        if work is None:
+            return
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._failure(peer, error) from error
+
+    def _failure(self, peer: int, error: RuntimeError) -> RankDeadError:
+        return self._liveness.failure_of(peer, f"the connection to it broke: {str(error).splitlines()[0]}")
+
+    def _nccl_group(self) -> Any:
+        if self._nccl is None:  # every rank comes here with its first tensor on a GPU
+            self._nccl = _dist.ProcessGroupNCCL(
+                _dist.PrefixStore("nccl", self._store), self._rank, self._size, _dist.ProcessGroupNCCL.Options()
+            )
+        return self._nccl
+
+
+class _WorkTensor:
+    """A `PendingTensor` that torch sends or receives."""
+
+    __slots__ = ("_data", "_group", "_peer", "_tensor", "_work")
+
+    def __init__(self, group: TorchCollectives, work: Any, tensor: Tensor, peer: int, data: Tensor) -> None:
+        self._group = group
+        self._work = work
+        self._tensor = tensor
+        self._peer = peer
+        self._data: Tensor | None = data  # torch sends from it
+
+    def wait(self) -> Tensor:
+        if self._data is not None:
+            self._group._wait(self._work, self._peer)
+            self._data = None
+        return self._tensor
+
+
+def _own_address(host: str, port: int) -> str:
+    """Address of this host that faces another one."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as facing:
+        facing.connect(address)
+        own: str = facing.getsockname()[0]
+        return own
