@@ -185,6 +185,12 @@ def kernels_rocm(session: nox.Session) -> None:
 
 
 @nox.session
+def hosts(session: nox.Session) -> None:
+    """Ranks on two network namespaces as two hosts, over links that are delayed, lossy and cut; needs root."""
+    python(session, "packages/distributed/tests/two_hosts.py", *session.posargs)
+
+
+@nox.session
 def examples(session: nox.Session) -> None:
     """Run the examples and every README's python blocks."""
     python(session, "-m", "pytest", "tests/test_readme_examples.py", "tests/test_examples.py", *session.posargs)

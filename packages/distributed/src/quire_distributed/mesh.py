@@ -93,7 +93,7 @@ class Mesh:
         return self.pp_rank == self.pp - 1
 
     def at(self, rank: int) -> Mesh:
-        """The same ranks, seen from another one of them.
+        """This mesh as another of its ranks sees it.
 
         Raises:
             ConfigError: `rank` is not below `world_size`.
