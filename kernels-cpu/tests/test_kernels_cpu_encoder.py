@@ -30,6 +30,9 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "nomic": {"gated": True, "rotary": 32, "activation": "silu"},
     "rms": {"is_post_ln": False, "norm": "rms", "activation": "relu2"},
     "odd sizes": {"hidden": 60, "heads": 3, "head_dim": 20, "inner": 100, "activation": "gelu"},
+    "t5": {"is_post_ln": False, "norm": "rms", "activation": "relu", "biases": False, "max_distance": 20},
+    "mpnet": {"max_distance": 3, "windows": (None, 30)},
+    "eurobert": {"is_post_ln": False, "norm": "rms", "gated": True, "rotary": 32, "kv_heads": 1, "biases": False},
     "large": {"hidden": 320, "heads": 5, "head_dim": 64, "inner": 704},
 }
 
@@ -57,6 +60,7 @@ class Maker:
         *,
         hidden: int = 96,
         heads: int = 3,
+        kv_heads: int | None = None,
         head_dim: int = 32,
         inner: int = 224,
         activation: str = "gelu_erf",
@@ -66,11 +70,12 @@ class Maker:
         rotary: int = 0,
         windows: tuple[int | None, ...] = (None, None),
         biases: bool = True,
+        max_distance: int | None = None,
     ) -> EncoderStack:
-        width = heads * head_dim
+        width, kv_width = heads * head_dim, (kv_heads or heads) * head_dim
 
         def layer(index: int, window: int | None) -> EncoderLayerWeights:
-            q, k, v = (self.linear(width, hidden, bias=biases) for _ in range(3))
+            q, k, v = (self.linear(size, hidden, bias=biases) for size in (width, kv_width, kv_width))
             up, down = self.linear(inner, hidden, bias=biases), self.linear(hidden, inner, bias=biases)
             part: GatedWeights | MLPWeights = MLPWeights(up=up, down=down, activation=activation)
             if gated:
@@ -83,6 +88,7 @@ class Maker:
                     o=self.linear(hidden, width, bias=biases),
                     num_heads=heads,
                     scale=head_dim**-0.5,
+                    bias=None if max_distance is None else torch.randn(heads, 2 * max_distance + 1).to(self.dtype),
                     sliding_window=window,
                     rotation=index % 2 if rotary else None,
                 ),
@@ -131,7 +137,7 @@ def test_it_computes_what_the_reference_does(arrangement: str, form: str, dtype:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("form", ["plain", "int8"])
-@pytest.mark.parametrize("arrangement", ["bert", "modernbert", "odd sizes"])
+@pytest.mark.parametrize("arrangement", ["bert", "modernbert", "t5", "mpnet", "eurobert", "odd sizes"])
 @pytest.mark.parametrize("repeats", [1, 4], ids=["together", "each thread its own texts"])
 def test_neighbours_order_and_threads_change_no_bit(
     arrangement: str, form: str, dtype: torch.dtype, repeats: int

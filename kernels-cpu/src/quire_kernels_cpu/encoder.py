@@ -79,6 +79,7 @@ class Encoder:
     def _layer(self, layer: EncoderLayerWeights) -> ctypes.Structure:
         attention, part = layer.attention, layer.feed_forward
         width, inner = attention.q.weight.shape[0], part.up.weight.shape[0]
+        head_dim = width // attention.num_heads
         gate = {"gate": self._matrix(part.gate)} if isinstance(part, GatedWeights) else {}
         return STRUCTS["EncoderLayerArgument"](
             **gate,
@@ -91,7 +92,10 @@ class Encoder:
             attention_norm=self._norm(layer.attention_norm),
             feed_forward_norm=self._norm(layer.feed_forward_norm),
             num_heads=attention.num_heads,
-            head_dim=width // attention.num_heads,
+            num_kv_heads=attention.k.weight.shape[0] // head_dim,
+            head_dim=head_dim,
+            bias=self._floats(attention.bias),
+            max_distance=0 if attention.bias is None else attention.bias.shape[1] // 2,
             inner=inner,
             activation=ACTIVATIONS.index(part.activation),
             post_ln=layer.is_post_ln,

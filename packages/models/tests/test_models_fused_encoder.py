@@ -16,7 +16,7 @@ from quire_testkit.parity.oracle import write_checkpoint
 
 SERVED = op_report(OpRequest(sizes={"head_dim": 64}))
 IS_SERVED = any(choice.op == "encoder_stack" and choice.backend != "reference" for choice in SERVED)
-NAMES = ["BertModel", "RobertaModel", "XLMRobertaModel", "ModernBertModel"]
+NAMES = [name for name in ENCODER_CASES if name.endswith("Model") and name != "DebertaV2Model"]
 TEXTS = [[3, 4, 5], [6] * 40, [9], list(range(3, 90))]
 
 

@@ -57,23 +57,32 @@ struct ColumnInput {
 
 #ifdef QUIRE_AMX
 
-inline __m512 upper_halves(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))); }
-inline __m512 lower_halves(__m512i pairs) { return (__m512)_mm512_slli_epi32(pairs, 16); }
+// The nearest bfloat16 of each lane is taken from two vectors -> pairs, those of `low` in the lower halves. Ties go away from zero.
+inline __m512i take_pairs(__m512& low, __m512& high) {
+    const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const __m512i a = _mm512_and_si512(_mm512_add_epi32((__m512i)low, half), upper);
+    const __m512i b = _mm512_and_si512(_mm512_add_epi32((__m512i)high, half), upper);
+    low -= (__m512)a;
+    high -= (__m512)b;
+    return _mm512_or_si512(_mm512_srli_epi32(a, 16), b);
+}
 
-// A tile of columns as pieces.
+// A tile of columns as pieces. Of 32 inputs a pair has two that follow each other, or of three pieces two that are 16 apart, for
+// which weights need no rearrangement.
 template <int kPieces>
 inline void split_tile(const ColumnInput& input, int64_t tile) {
     const int64_t features = input.columns.features;
     const auto column = [&](int64_t k) { return k < features ? (__m512)load(input.columns.at(tile, k)) : _mm512_setzero_ps(); };
-    for (int64_t k = 0; k < input.steps() * 32; k += 2) {
-        uint32_t* const to = input.at(tile, k / 32) + k % 32 / 2 * kTile;
-        __m512 even = column(k), odd = column(k + 1);
+    for (int64_t step = 0; step < input.steps(); ++step) {
+        uint32_t* const to = input.at(tile, step);
+        for (int64_t i = 0; i < kTile; ++i) {
+            if constexpr (kPieces == 1) {
+                _mm512_store_si512(to + i * kTile, pair_up(column(step * 32 + 2 * i), column(step * 32 + 2 * i + 1)));
+            } else {
+                __m512 low = column(step * 32 + i), high = column(step * 32 + 16 + i);
 #pragma GCC unroll 3
-        for (int piece = 0; piece < kPieces; ++piece) {
-            const __m512i pairs = pair_up(even, odd);
-            _mm512_store_si512(to + piece * 256, pairs);
-            even -= lower_halves(pairs);
-            odd -= upper_halves(pairs);
+                for (int piece = 0; piece < kPieces; ++piece) _mm512_store_si512(to + piece * 256 + i * kTile, take_pairs(low, high));
+            }
         }
     }
 }
@@ -82,24 +91,26 @@ inline void split_tile(const ColumnInput& input, int64_t tile) {
     input.num_pieces == 3 ? split_tile<3>(input, tile) : split_tile<1>(input, tile);
 }
 
-// 32 inputs of a row of weights as pieces, 64 bytes each and `stride` bytes apart; those from `count` on as zeros.
+// 32 inputs of a row of weights as pieces, in the order of an input of so many pieces, 64 bytes each and `stride` bytes apart; those
+// from `count` on as zeros.
+template <int kInputPieces>
 inline void split_weights(const float* from, int64_t count, char* to, int64_t stride) {
-    Floats low = load_some(from, count), high = load_some(from + 16, count - 16);
+    static_assert(kInputPieces == 3);
+    __m512 low = (__m512)load_some(from, count), high = (__m512)load_some(from + 16, count - 16);
 #pragma GCC unroll 3
-    for (int piece = 0; piece < 3; ++piece) {
-        _mm512_store_si512(to + piece * stride, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-        low -= rounded(low, BFloat16{});
-        high -= rounded(high, BFloat16{});
-    }
+    for (int piece = 0; piece < 3; ++piece) _mm512_store_si512(to + piece * stride, take_pairs(low, high));
 }
+template <int kInputPieces>
 inline void split_weights(const BFloat16* from, int64_t count, char* to, int64_t) {
+    static_assert(kInputPieces == 1);
     if (count >= 32) return _mm512_store_si512(to, _mm512_loadu_si512(from));
     std::memset(to, 0, 64);
     std::memcpy(to, from, count * sizeof *from);
 }
+template <int kInputPieces>
 inline void split_weights(const int8_t* from, int64_t count, char* to, int64_t) {
-    const __m512 low = (__m512)load_some(from, count), high = (__m512)load_some(from + 16, count - 16);
-    _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    __m512 low = (__m512)load_some(from, count), high = (__m512)load_some(from + 16, count - 16);
+    _mm512_store_si512(to, kInputPieces == 1 ? (__m512i)_mm512_cvtne2ps_pbh(high, low) : take_pairs(low, high));
 }
 
 // What a weight's elements are split into.
@@ -113,9 +124,9 @@ constexpr int64_t kTogetherTiles = 16;  // tiles of tokens that meet weights bef
 constexpr int64_t kPartSteps = 24;      // steps of 32 inputs of which so many tiles stay in the second-level cache
 
 // 16 * kHalves outputs times a tile of tokens over `steps` steps, whose weights are [steps][pieces][kHalves][16][32]. y:
-// [outputs][16 tokens].
-template <int kWeightPieces, int kInputPieces, int kHalves>
-inline void multiply_pieces(const char* weights, const uint32_t* x, int64_t steps, float* y, bool begins) {
+// [outputs][16 tokens]. fetch(step): called before each step.
+template <int kWeightPieces, int kInputPieces, int kHalves, typename Fetch>
+inline void multiply_pieces(const char* weights, const uint32_t* x, int64_t steps, float* y, bool begins, const Fetch& fetch) {
     if (begins) {
         _tile_zero(0);
         if constexpr (kHalves > 1) _tile_zero(1);
@@ -144,6 +155,7 @@ inline void multiply_pieces(const char* weights, const uint32_t* x, int64_t step
         _tile_dpbf16ps(3, 7, input);                                               \
     }
     for (int64_t k = 0; k < steps; ++k) {
+        fetch(k);
         _tile_loadd(4, x, 64);
         if constexpr (kInputPieces > 1) _tile_loadd(5, x + 256, 64);
         if constexpr (kInputPieces > 2) _tile_loadd(6, x + 512, 64);
@@ -178,25 +190,27 @@ void multiply_rows(const Matrix<T>& m, const ColumnOutput& out, const ColumnInpu
     for (int64_t step = steps.begin; step < steps.end; step += kTileSteps<kPieces>) {
         const int64_t some = std::min(kTileSteps<kPieces>, steps.end - step);
         // What is split next, the rows' next inputs or other rows' first ones, is fetched meanwhile, a row at a time: a core
-        // waits where it asks for too many lines at once.
+        // waits where it asks for too many lines at once. Of few tiles half of the time goes into splitting.
         const bool ends = step + some >= steps.end;
         const W* const next = weights + (ends ? kRows * m.cols + steps.begin * 32 : (step + some) * 32);
         const auto fetch = [&](int64_t row) {
             for (int64_t byte = 0; byte < some * 32 * static_cast<int64_t>(sizeof(W)); byte += 64)
                 __builtin_prefetch(reinterpret_cast<const char*>(next + row * m.cols) + byte, 0, 2);
         };
-        const int64_t count = tiles.end - tiles.begin;
-        const bool few = count <= 2;
+        const int64_t count = tiles.end - tiles.begin, early = count <= 2 ? kRows / 2 : 0, late = kRows - early;
         for (int i = 0; i < kRows; ++i) {
-            if (few) fetch(i);
+            if (early && i % 2) fetch(i / 2);
             for (int64_t k = 0; k < some; ++k)
-                split_weights(weights + i * m.cols + (step + k) * 32, m.cols - (step + k) * 32,
-                              split + k * kPieces * kHalves * 1024 + i * 64, kHalves * 1024);
+                split_weights<kInputPieces>(weights + i * m.cols + (step + k) * 32, m.cols - (step + k) * 32,
+                                            split + k * kPieces * kHalves * 1024 + i * 64, kHalves * 1024);
         }
         for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-            const int64_t done = tile - tiles.begin;
-            for (int64_t i = done * kRows / count; !few && i < (done + 1) * kRows / count; ++i) fetch(i);
-            multiply_pieces<kPieces, kInputPieces, kHalves>(split, input.at(tile, step), some, out.to.at(tile, out.feature + row), step == 0);
+            const int64_t done = (tile - tiles.begin) * some;
+            const auto fetch_some = [&](int64_t k) {
+                for (int64_t i = (done + k) * late / (count * some); i < (done + k + 1) * late / (count * some); ++i) fetch(early + i);
+            };
+            multiply_pieces<kPieces, kInputPieces, kHalves>(split, input.at(tile, step), some, out.to.at(tile, out.feature + row), step == 0,
+                                                            fetch_some);
         }
     }
 }
@@ -221,22 +235,18 @@ void multiply_by_tiles(const Matrix<T>& m, const ColumnOutput& out, const Column
         }
 }
 
-template <typename T, typename W>
-void multiply_by_tiles(const Matrix<T>& m, const ColumnOutput& out, const ColumnInput& input, int64_t begin, int64_t end,
-                       int64_t first, int64_t last, ProductScratch& scratch) {
-    const auto multiply = input.num_pieces == 3 ? multiply_by_tiles<T, W, 3> : multiply_by_tiles<T, W, 1>;
-    multiply(m, out, input, begin, end, first, last, scratch);
-}
 #else
 inline void split_tile(const ColumnInput&, int64_t) {}
 #endif
 
-// Pieces of an input of networks of T; 0 where vectors multiply. Float16 has more bits than bfloat16 and is rare on
-// processors with tiles.
+// Pieces of an input of networks of T, where tiles multiply.
+template <typename T>
+constexpr int input_pieces_of = std::is_same_v<T, float> ? 3 : 1;
+
+// The same, 0 where vectors multiply. Float16 has more bits than bfloat16 and is rare on processors with tiles.
 template <typename T>
 int input_pieces() {
-    if (!tiles_granted || std::is_same_v<T, Float16>) return 0;
-    return std::is_same_v<T, float> ? 3 : 1;
+    return !tiles_granted || std::is_same_v<T, Float16> ? 0 : input_pieces_of<T>;
 }
 
 template <typename T, typename W>
@@ -277,7 +287,8 @@ void multiply(const ColumnProduct<T>& product, const ColumnInput& input, int64_t
         if constexpr (!std::is_same_v<T, Float16>) {
             // Outputs that fill no tile are left to vectors, whoever asks.
             const int64_t tiled = input.pieces ? begin + (end - begin) / kTile * kTile : begin;
-            const auto multiply = whole ? multiply_by_tiles<T, int8_t> : multiply_by_tiles<T, T>;
+            constexpr int kPieces = input_pieces_of<T>;
+            const auto multiply = whole ? multiply_by_tiles<T, int8_t, kPieces> : multiply_by_tiles<T, T, kPieces>;
             if (tiled > begin) multiply(m, out, input, begin, tiled, first, last, scratch);
             row = tiled;
         }

@@ -59,7 +59,7 @@ public:
         : hidden_(from.hidden), rotary_dim_(from.rotary_dim), final_norm_(from.final_norm) {
         for (int64_t i = 0; i < from.num_layers; ++i) layers_.emplace_back(from.layers[i], hidden_);
         for (const Layer& each : layers_) {
-            wide_ = std::max({wide_, 3 * each.width, each.inner()});
+            wide_ = std::max({wide_, each.width + 2 * each.kv_width, each.inner()});
             attended_ = std::max(attended_, each.width);
             most_inputs_ = std::max({most_inputs_, hidden_, each.width, each.inner()});
         }
@@ -88,13 +88,16 @@ public:
 private:
     struct Layer {
         EncoderLayerArgument a;
-        int64_t width;  // of queries, keys and values
+        int64_t width, kv_width;  // of queries, and of keys or values
+        DistanceBiases biases;
         Matrix<T> qkv[3], out, gate_up[2], down;
 
-        Layer(const EncoderLayerArgument& from, int64_t hidden) : a(from), width(from.num_heads * from.head_dim) {
+        Layer(const EncoderLayerArgument& from, int64_t hidden)
+            : a(from), width(from.num_heads * from.head_dim), kv_width(from.num_kv_heads * from.head_dim),
+              biases(from.bias, from.num_heads, from.max_distance) {
             qkv[0] = make_matrix<T>(a.q, width, hidden);
-            qkv[1] = make_matrix<T>(a.k, width, hidden);
-            qkv[2] = make_matrix<T>(a.v, width, hidden);
+            qkv[1] = make_matrix<T>(a.k, kv_width, hidden);
+            qkv[2] = make_matrix<T>(a.v, kv_width, hidden);
             out = make_matrix<T>(a.o, hidden, width);
             gate_up[0] = make_matrix<T>(a.gate, a.inner, hidden);
             gate_up[1] = make_matrix<T>(a.up, a.inner, hidden);
@@ -214,8 +217,8 @@ private:
 
         // Queries, keys and values, and what they attend to.
         void attend(const Layer& layer) {
-            const int64_t width = layer.width;
-            const Columns qkv{wide_, 3 * width};
+            const int64_t width = layer.width, kv_width = layer.kv_width;
+            const Columns qkv{wide_, width + 2 * kv_width};
             const NormArgument& norm = layer.a.attention_norm;
             const bool normed = !layer.a.post_ln && has(norm);
             for (int64_t first = 0; first < tiles_; first += kChunkTiles) {
@@ -226,7 +229,7 @@ private:
                     split(from, tile - first);
                 });
                 const Columns to = part(qkv, first);
-                const ColumnOutput outputs[3] = {{to, 0}, {to, width}, {to, 2 * width}};
+                const ColumnOutput outputs[3] = {{to, 0}, {to, width}, {to, width + kv_width}};
                 multiply_all(layer.qkv, outputs, 3, from, last - first);
             }
             if (layer.a.rotation >= 0) {
@@ -240,7 +243,7 @@ private:
         void rotate_tile(const Layer& layer, const Columns& qkv, int64_t tile) const {
             const int64_t half = e_.rotary_dim_ / 2;
             const float *const cos = angles(2 * layer.a.rotation).at(tile, 0), *const sin = angles(2 * layer.a.rotation + 1).at(tile, 0);
-            for (int64_t head = 0; head < 2 * layer.a.num_heads; ++head) {  // of queries, then of keys
+            for (int64_t head = 0; head < layer.a.num_heads + layer.a.num_kv_heads; ++head) {  // of queries, then of keys
                 float* const at = qkv.at(tile, head * layer.a.head_dim);
                 for (int64_t i = 0; i < half; ++i) {
                     float *const low = at + i * kLanes, *const high = low + half * kLanes;
@@ -253,7 +256,7 @@ private:
 
         // Each head of each text, long ones in parts.
         void attend_texts(const Layer& layer, const Columns& qkv) {
-            const int64_t heads = layer.a.num_heads, dim = layer.a.head_dim;
+            const int64_t heads = layer.a.num_heads, kv_heads = layer.a.num_kv_heads, dim = layer.a.head_dim;
             const auto parts_of = [](int64_t count) { return (count + kQueryPart - 1) / kQueryPart; };
             int64_t items = 0;
             for (int64_t text = block_.first; text < block_.end; ++text) items += heads * parts_of(step_.lens[text]);
@@ -264,8 +267,9 @@ private:
                 for (int64_t head = 0; head < heads; ++head, item += parts) {
                     const int64_t from = std::max(share.begin - item, int64_t{0}), to = std::min(share.end - item, parts);
                     if (from >= to) continue;
-                    const EncoderHead one{qkv, head * dim, (heads + head) * dim, (2 * heads + head) * dim, {attended_, layer.width}, head * dim, dim,
-                                          layer.a.scale, layer.a.window, begin, count};
+                    const int64_t kv_head = heads + head * kv_heads / heads;
+                    const EncoderHead one{qkv, head * dim, kv_head * dim, (kv_head + kv_heads) * dim, {attended_, layer.width}, head * dim, dim,
+                                          layer.a.scale, layer.a.window, layer.biases.of(head), layer.a.max_distance, begin, count};
                     EncoderAttention(one, mine_.attention).run(from * kQueryPart, std::min(to * kQueryPart, count));
                 }
             }

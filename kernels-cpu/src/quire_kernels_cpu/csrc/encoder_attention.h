@@ -5,11 +5,34 @@
 // 2022, arXiv:2205.14135). Pieces begin where the text begins, so that nothing depends on what else is read.
 #pragma once
 
+#include <vector>
+
 #include "columns.h"
 
 namespace quire {
 
 constexpr int64_t kKeyPiece = 128;
+
+// Biases of scores by distance, as lanes read them, which are queries: of a head [kLanes + 2 * max_distance + 1 + kLanes], from keys
+// furthest behind the query to those furthest before it, and at either end the last bias again.
+class DistanceBiases {
+public:
+    // from: [heads, 2 * max_distance + 1], from keys furthest before the query to those furthest behind it; or none.
+    DistanceBiases(const float* from, int64_t heads, int64_t max_distance) : row_(2 * (kLanes + max_distance) + 1) {
+        if (!from) return;
+        numbers_.resize(heads * row_);
+        for (int64_t head = 0; head < heads; ++head)
+            for (int64_t i = 0; i < row_; ++i) {
+                const int64_t behind = std::clamp<int64_t>(max_distance + kLanes - i, -max_distance, max_distance);
+                numbers_[head * row_ + i] = from[head * (2 * max_distance + 1) + max_distance + behind];
+            }
+    }
+    const float* of(int64_t head) const { return numbers_.empty() ? nullptr : numbers_.data() + head * row_; }
+
+private:
+    int64_t row_;
+    std::vector<float> numbers_;
+};
 
 struct EncoderAttentionScratch {
     Buffer keys, values, queries, scores, sums;
@@ -24,6 +47,8 @@ struct EncoderHead {
     int64_t head_dim;
     float scale;
     int64_t window;        // tokens see those at most so far away; negative: all
+    const float* bias;     // see `DistanceBiases`; null for none
+    int64_t max_distance;
     int64_t begin, count;  // tokens of the text
 };
 
@@ -88,18 +113,29 @@ private:
     // Scores [keys] of kLanes queries from `query` on become weights. Returns what earlier sums have to be multiplied with.
     Floats soften(float* scores, int64_t key, int64_t keys, int64_t query, Floats& most, Floats& weights) const {
         if (h_.window >= 0) mask(scores, key, keys, query);
+        if (h_.bias) add_bias(scores, key, keys, query);
+        const float scale = h_.bias ? 1.0f : h_.scale;
         Floats largest = splat(-INFINITY);
         for (int64_t i = 0; i < keys; ++i) largest = max(load(scores + i * kLanes), largest);
-        const Floats next = max(largest * h_.scale, most), factor = exp(most - next);
+        const Floats next = max(largest * scale, most), factor = exp(most - next);
         Floats sum = {};
         for (int64_t i = 0; i < keys; ++i) {
-            const Floats weight = exp(fused(load(scores + i * kLanes), splat(h_.scale), -next));
+            const Floats weight = exp(fused(load(scores + i * kLanes), splat(scale), -next));
             store(scores + i * kLanes, weight);
             sum += weight;
         }
         weights = fused(weights, factor, sum);
         most = next;
         return factor;
+    }
+
+    // Scores times their scale, plus the biases of their distances.
+    void add_bias(float* scores, int64_t key, int64_t keys, int64_t query) const {
+        for (int64_t i = 0; i < keys; ++i) {
+            const int64_t before = std::clamp<int64_t>(query - key - i, -h_.max_distance - kLanes, h_.max_distance + 1);
+            const Floats bias = load(h_.bias + before + h_.max_distance + kLanes);
+            store(scores + i * kLanes, fused(load(scores + i * kLanes), splat(h_.scale), bias));
+        }
     }
 
     void mask(float* scores, int64_t key, int64_t keys, int64_t query) const {

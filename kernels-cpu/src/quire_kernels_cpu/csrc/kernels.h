@@ -202,7 +202,9 @@ struct StepArgument {
 struct EncoderLayerArgument {
     MatrixArgument q, k, v, o, gate, up, down;  // gate: without data where there is none
     NormArgument attention_norm, feed_forward_norm;
-    int32_t num_heads, head_dim, inner, activation;
+    const float* bias;  // [num_heads, 2 * max_distance + 1] of scores by how far the key is behind the query; or none
+    int32_t num_heads, num_kv_heads, head_dim, inner, activation;
+    int32_t max_distance;
     int32_t post_ln;
     int32_t window;    // tokens see those at most so far away, on either side; -1: all
     int32_t rotation;  // which of the step's; -1 for none

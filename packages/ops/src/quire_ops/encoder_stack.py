@@ -3,7 +3,8 @@
 Knows the parts of a layer and where its norms are, and its reference, which is made of the other ops' references; does
 not know networks, checkpoints or how weights are quantized.
 
-Shape legend: E tokens of all texts, which stand one behind the other; H heads, D head dimension, R rotated dimensions.
+Shape legend: E tokens of all texts, which stand one behind the other; H heads, Hkv of keys
+and values, D head dimension, R rotated dimensions, M furthest distance that a bias tells apart.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ class EncoderAttentionWeights:
     """Attention of every token to all tokens of its own text."""
 
     q: LinearWeights
-    """[H * D, hidden_size], as k and v."""
+    """[H * D, hidden_size]."""
     k: LinearWeights
+    """[Hkv * D, hidden_size], as v."""
     v: LinearWeights
     o: LinearWeights
     """[hidden_size, H * D]."""
     num_heads: int
     scale: float
     """Factor of the scores."""
+    bias: Tensor | None = None
+    """[H, 2 * M + 1] biases of scores by distance, as op `encoder_attention` takes them; None for none."""
     sliding_window: int | None = None
     """Tokens see those at most so far away, in each direction; None for all."""
     rotation: int | None = None
@@ -111,8 +115,9 @@ def encoder_stack(stack: EncoderStack) -> RunEncoder:
 def _attention(
     x: Tensor, weights: EncoderAttentionWeights, lens: Sequence[int], rotations: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
+    head_dim = weights.q.weight.shape[0] // weights.num_heads
     query, key, value = (
-        reference_linear(x, matrix).view(len(x), weights.num_heads, -1) for matrix in (weights.q, weights.k, weights.v)
+        reference_linear(x, matrix).view(len(x), -1, head_dim) for matrix in (weights.q, weights.k, weights.v)
     )
     if weights.rotation is not None:
         cos, sin = rotations[weights.rotation]
@@ -121,7 +126,7 @@ def _attention(
             torch.cat((rotary_embedding(each[..., :size], cos, sin), each[..., size:]), dim=-1) for each in (query, key)
         )
     attended = encoder_attention(
-        query, key, value, list(lens), scale=weights.scale, window=weights.sliding_window, bias=None
+        query, key, value, list(lens), scale=weights.scale, window=weights.sliding_window, bias=weights.bias
     )
     return reference_linear(attended.flatten(1), weights.o)
 

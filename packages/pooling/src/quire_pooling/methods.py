@@ -42,11 +42,9 @@ def pool_texts(
     if skips is not None and any(skips) and method != "LAST":
         texts = zip(hidden.split(list(lens)), skips, strict=True)
         return torch.stack([_pool_alone(text, method, skip) for text, skip in texts])
-    ends = torch.tensor(list(accumulate(lens)), device=hidden.device)
-    if method == "CLS":
-        return hidden[ends - torch.tensor(lens, device=hidden.device)].float()
-    if method == "LAST":
-        return hidden[ends - 1].float()
+    if method in ("CLS", "LAST"):
+        ends = torch.tensor(list(accumulate(lens)), device=hidden.device)
+        return hidden[ends - (torch.tensor(lens, device=hidden.device) if method == "CLS" else 1)].float()
     hidden = hidden.float()
     if method == "MAX":
         return _reduce(hidden, list(lens), "max")

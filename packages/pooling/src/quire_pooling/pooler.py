@@ -161,7 +161,8 @@ class Pooler:
         """[N, width times methods]: the pooled vector of each text, before its head."""
         skips = [self._skip(each) for each in params]
         if not self.spec.token_head.steps:
-            return torch.cat([pool_texts(hidden, lens, method, skips) for method in self.spec.methods], dim=1)
+            vectors = [pool_texts(hidden, lens, method, skips) for method in self.spec.methods]
+            return torch.cat(vectors, dim=1) if len(vectors) > 1 else vectors[0]
         width = self.spec.token_head.out_features(self.spec.hidden_size)
         vectors = []
         for text, skip in zip(hidden.split(list(lens)), skips, strict=True):

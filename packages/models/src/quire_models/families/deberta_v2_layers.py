@@ -110,7 +110,7 @@ class DisentangledAttention(EncoderAttention):
         ]
         return self.out(torch.cat(attended))
 
-    def fused_weights(self, rotation: int | None) -> EncoderAttentionWeights | None:
+    def fused_weights(self, rotation: int | None, position_bias: Tensor | None) -> EncoderAttentionWeights | None:
         """None: op `encoder_stack` has no scores of positions."""
         return None
 

@@ -86,22 +86,24 @@ class EncoderAttention:
         )
         return self.out(attended.flatten(1))
 
-    def fused_weights(self, rotation: int | None) -> EncoderAttentionWeights | None:
+    def fused_weights(self, rotation: int | None, position_bias: Tensor | None) -> EncoderAttentionWeights | None:
         """The attention as data for op `encoder_stack`; None where that op cannot compute it, or a linear method keeps
         other forms of its weights.
 
         Args:
             rotation: Which of the pass's rotations it has; None for none.
+            position_bias: As of a call.
         """
         weights = unadapted_weights(q=self.query, k=self.key, v=self.value, o=self.out)
         if weights is None or self._query_norm is not None or self._key_norm is not None:
             return None
-        if self.key.shape != self.query.shape or (self._rotary is not None and self._rotary.interleaved):
+        if self._rotary is not None and self._rotary.interleaved:
             return None
         return EncoderAttentionWeights(
             **weights,
             num_heads=self.query.shape[0] // self._head_dim,
             scale=self._scale,
+            bias=position_bias,
             sliding_window=self._window,
             rotation=rotation if self._rotary is not None else None,
         )
@@ -181,12 +183,12 @@ class EncoderLayer:
         x = x if norm is None else norm(x)
         return x if self._residual_factor == 1.0 else x * self._residual_factor
 
-    def fused_weights(self, rotation: int | None) -> EncoderLayerWeights | None:
-        """The layer as data for op `encoder_stack`; None where that op cannot compute it. `rotation` as
-        `EncoderAttention.fused_weights` takes it."""
+    def fused_weights(self, rotation: int | None, position_bias: Tensor | None) -> EncoderLayerWeights | None:
+        """The layer as data for op `encoder_stack`; None where that op cannot compute it. Arguments as
+        `EncoderAttention.fused_weights` takes them."""
         if self._attention_out_norm is not None or self._feed_forward_out_norm is not None:
             return None
-        attention = self.attention.fused_weights(rotation)
+        attention = self.attention.fused_weights(rotation, position_bias)
         part = self.feed_forward.fused_weights() if isinstance(self.feed_forward, GatedMLP | MLP) else None
         if attention is None or not isinstance(part, GatedWeights | MLPWeights) or self._residual_factor != 1.0:
             return None

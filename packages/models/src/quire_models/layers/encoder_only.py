@@ -45,9 +45,9 @@ class EncoderOnly(Network):
         scope.when_loaded(self._bind)
 
     def _bind(self) -> None:
-        size, run = self.config.hidden_size, None
-        if not self._biases:
-            run = bind_encoder(self._scope, size, self.layers, self._rotations, self.norm)
+        biases = [self._position_bias(index) for index in range(len(self.layers))]
+        size = self.config.hidden_size
+        run = bind_encoder(self._scope, size, self.layers, self._rotations, biases, self.norm)
         self.run_layers = run or self.layer_by_layer
 
     @property
@@ -64,9 +64,13 @@ class EncoderOnly(Network):
     ) -> Tensor:
         """All layers and the norm behind them, op by op: `RunEncoder`; with `EncoderBatch.key_lens`."""
         for index, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
-            bias = self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
-            x = layer(x, list(lens), None if rotation is None else rotations[rotation], bias, key_lens)
+            turn = None if rotation is None else rotations[rotation]
+            x = layer(x, list(lens), turn, self._position_bias(index), key_lens)
         return x if self.norm is None else self.norm(x)
+
+    def _position_bias(self, index: int) -> Tensor | None:
+        """[H, distances] of a layer, as op `encoder_attention` takes them; None for none."""
+        return self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
 
     def _token_table(self) -> Tensor:
         return self.embedding.table.weight

@@ -26,6 +26,7 @@ def bind_encoder(
     hidden_size: int,
     layers: Sequence[EncoderLayer],
     rotations: Sequence[int | None],
+    position_biases: Sequence[Tensor | None],
     final_norm: Callable[[Tensor], Tensor] | None,
 ) -> RunEncoder | None:
     """All layers and the norm behind them, ready to run.
@@ -35,6 +36,7 @@ def bind_encoder(
         hidden_size: Size of the residual stream.
         layers: In their order, with their weights.
         rotations: Of each layer, which of the pass's rotations it has; None for none.
+        position_biases: Of each layer, as op `encoder_attention` takes them; None for none.
         final_norm: None for none.
 
     Returns:
@@ -42,7 +44,10 @@ def bind_encoder(
     """
     if scope.tp_group is not None:
         return None
-    parts = [layer.fused_weights(rotation) for layer, rotation in zip(layers, rotations, strict=True)]
+    parts = [
+        layer.fused_weights(rotation, bias)
+        for layer, rotation, bias in zip(layers, rotations, position_biases, strict=True)
+    ]
     known = [part for part in parts if part is not None]
     rotary_dims = {layer.attention.rotary_dim for layer in layers} - {0}
     if not known or len(known) < len(parts) or len(rotary_dims) > 1 or not all(map(_fits, known)):
