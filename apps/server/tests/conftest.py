@@ -151,10 +151,10 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        metrics = EngineMetrics()
+        metrics = EngineMetrics(labels={"engine": "0"} if "data_parallel_size" in self._quire_config else None)
         policy = self._engine.get("policy", "fcfs")
         config = QuireConfig.of(model=str(self._folder), scheduling_policy=policy, **self._quire_config)
-        self.llm = AsyncLLM.start(config, listener=metrics, factory=(self._factory, self._engine))
+        self.llm = AsyncLLM.start(config, listener_of=metrics.of_engine, factory=(self._factory, self._engine))
         try:
             await self.llm.ready()
             mcp_servers = read_mcp_servers(self._config.mcp_servers, self._config.mcp_timeout_s)

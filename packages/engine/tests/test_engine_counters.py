@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from quire_engine.counters import add_counters, sum_stats
-from quire_interfaces import SchedulerStats
+from quire_engine.counters import add_counters
+from quire_interfaces import SchedulerStats, sum_stats
 
 
 def test_every_counter_is_added() -> None:

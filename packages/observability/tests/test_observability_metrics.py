@@ -332,3 +332,30 @@ def test_compile_times_of_grammars_are_the_engine_s_counts() -> None:
     assert value(metrics, f"{name}_bucket", model_name="m", le="+Inf") == 4
     assert value(metrics, f"{name}_sum", model_name="m") == 12.5
     assert value(metrics, "quire:grammar_cache_hits_total", model_name="m") == 5
+
+
+def test_several_engines_are_told_apart_by_a_label_and_stand_together() -> None:
+    metrics = EngineMetrics()
+    assert metrics.of_engine(2) is metrics
+    other = metrics.of_engine(3)
+    assert metrics.of_engine(3) is other is not metrics
+    metrics.set_labels(model_name="m", engine="2")
+    metrics.on_step(5, SchedulerStats(num_running=1, kv_cache_usage=0.5, num_generation_tokens_total=7))
+    other.on_step(3, SchedulerStats(num_running=2, kv_cache_usage=0.1, num_generation_tokens_total=4))
+    other.on_finished(request(), FinishReason.STOP)
+    third = metrics.of_engine(4)
+    third.on_restart("SIGKILL")
+    text = metrics.exposition().decode()
+    lines = text.splitlines()
+    samples = [line for line in lines if line.startswith("quire:num_requests_running{")]
+    assert samples == [
+        'quire:num_requests_running{engine="2",model_name="m"} 1.0',
+        'quire:num_requests_running{engine="3",model_name="m"} 2.0',
+        'quire:num_requests_running{engine="4",model_name="m"} 0.0',
+    ]
+    assert text.count("# HELP quire:num_requests_running ") == 1
+    assert 'quire:engine_restarts_total{engine="4",model_name="m",reason="SIGKILL"} 1.0' in lines
+    assert metrics.stats.num_running == 3
+    assert metrics.stats.kv_cache_usage == pytest.approx(0.2)
+    assert metrics.stats.num_generation_tokens_total == 11
+    assert metrics.num_finished == 1

@@ -14,7 +14,7 @@ from runner_harness import VOCAB_SIZE, TinyNetwork, cache_shape
 from quire_interfaces import ConfigError
 from quire_kv_cache import plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
-from quire_runner.affinity import bind_team, choose_cores, parse_cores
+from quire_runner.affinity import bind_team, choose_cores, parse_cores, split_cores
 from quire_testkit.conformance.executor import ExecutorSuite
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -89,6 +89,18 @@ def test_a_list_is_taken_as_it_stands() -> None:
 def test_a_list_that_cannot_be_had_is_refused(text: str, num_threads: int | None, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         choose_cores(text, num_threads, allowed=range(4))
+
+
+def test_engines_of_one_host_share_no_core(tmp_path: Path) -> None:
+    system = machine(tmp_path, ["0-1,4-5", "2-3,6-7"], {core: f"{core % 4},{core % 4 + 4}" for core in range(8)})
+    here = {"allowed": range(8), "system": system}
+    assert split_cores("auto", 2, **here) == [((0, 1, 4, 5), 2), ((2, 3, 6, 7), 2)], "a node each"
+    assert split_cores("auto", 4, **here) == [((core, core + 4), 1) for core in range(4)], "a physical core each"
+    assert split_cores("auto", 3, **here) == [((0, 4), 1), ((1, 5), 1), ((2, 6), 1)]
+    assert split_cores("4,2,0,6", 2, **here) == [((4, 2), 2), ((0, 6), 2)]
+    assert split_cores("none", 2, **here) == [((), 0), ((), 0)]
+    assert split_cores("auto", 9, **here) == [((), 0)] * 9, "fewer cores than engines"
+    assert split_cores("auto", 2, allowed=(), system=tmp_path / "nothing") == [((), 0)] * 2
 
 
 def test_each_thread_of_the_team_stays_on_its_core() -> None:

@@ -18,9 +18,12 @@ ADMIN_PATHS = frozenset(
         "/pause",
         "/resume",
         "/is_paused",
+        "/is_scaling_elastic_ep",
         "/reset_encoder_cache",
         "/reset_mm_cache",
         "/reset_prefix_cache",
+        "/restart_engines",
+        "/scale_elastic_ep",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }

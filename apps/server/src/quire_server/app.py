@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import reprlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from quire import __version__
-from quire_interfaces import EngineDeadError, QuireError
+from quire_interfaces import EngineDeadError, QuireError, RequestError
 from quire_observability import CONTENT_TYPE
 from quire_server.access_log import AccessLog
 from quire_server.adapters import (
@@ -42,6 +43,7 @@ from quire_server.derender_stream import (
     derender_chat_completions,
     derender_completions,
 )
+from quire_server.elastic import ScaleRequest, is_scaling, restart_engines, scale
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.invocations import make_invocations
@@ -220,6 +222,10 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
         routes.add("POST", "/resume", for_admins(resume))
         routes.add("GET", "/is_paused", for_admins(is_paused))
         query = {"reset_running_requests": switch, "reset_external": switch}
+        routes.add("POST", "/scale_elastic_ep", for_admins(scale), body=ScaleRequest)
+        routes.add("POST", "/is_scaling_elastic_ep", for_admins(is_scaling))
+        drain = {"type": "number", "minimum": 0, "maximum": 86400, "default": 120}
+        routes.add("POST", "/restart_engines", for_admins(restart_engines), query={"drain_timeout": drain})
         routes.add("POST", "/reset_encoder_cache", for_admins(reset_encoder_cache), NOTHING)
         routes.add("POST", "/reset_mm_cache", for_admins(reset_mm_cache), NOTHING)
         routes.add("POST", "/reset_prefix_cache", for_admins(reset_prefix_cache), NOTHING, query=query)
@@ -320,6 +326,7 @@ def _generating(handler: Handler) -> Handler:
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:
     """The handler's response, or the error body of what it raised."""
     try:
+        context.data_parallel_rank = _data_parallel_rank(request)
         return await handler(context, request)
     except QuireError as error:
         return error_response(error, request.scope)
@@ -328,6 +335,16 @@ async def _answered(handler: Handler, context: ServerContext, request: Request) 
     except Exception as error:
         _logger.exception("%s %s failed", request.method, request.url.path)
         return error_response(error, request.scope)
+
+
+def _data_parallel_rank(request: Request) -> int | None:
+    """Rank of the engine that the request is for, in vLLM's header; None where it names none."""
+    text = request.headers.get("x-data-parallel-rank")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError(f"the header X-data-parallel-rank must be a rank, got {reprlib.repr(text)}", param=None)
+    return int(text)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
@@ -394,11 +411,11 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     """Prometheus text; what was counted remains readable when the engine is gone, restarts, or is deep in a step."""
     with contextlib.suppress(EngineDeadError, TimeoutError):
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            context.metrics.on_step(0, await context.llm.client.stats())
+            await context.llm.client.stats()
     text = context.metrics.exposition()
     if context.pooling_llm is not None and context.pooling_metrics is not None:
         with contextlib.suppress(EngineDeadError, TimeoutError):
             async with asyncio.timeout(STATS_TIMEOUT_S):
-                context.pooling_metrics.on_step(0, await context.pooling_llm.client.stats())
+                await context.pooling_llm.client.stats()
         text += context.pooling_metrics.exposition()
     return Response(text, media_type=CONTENT_TYPE)

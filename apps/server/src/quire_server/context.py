@@ -84,6 +84,8 @@ class ServerContext:
     state: ServerState = field(default_factory=ServerState)
     caller: Caller = KEYLESS
     """Whose requests are served."""
+    data_parallel_rank: int | None = None
+    """Rank of the engine that the request's header chooses; None for the one that suits best."""
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too many values or too large constraints."""
     api_keys: APIKeys = field(init=False)
@@ -167,12 +169,14 @@ class ServerContext:
             streams: Whether outputs are wanted as they come; None for what the body says.
         """
         streams = bool(body.stream) if streams is None else streams
+        rank: int | None = getattr(body, "data_parallel_rank", None)
         return RequestOptions(
             priority=body.priority,
             cache_salt=self.caller_salt(body.cache_salt),
             adapter=self.adapter_of(body.model),
             tenant=self.caller.tenant,
             output_kind=OutputKind.DELTA if streams else OutputKind.FINAL_ONLY,
+            data_parallel_rank=self.data_parallel_rank if rank is None else rank,
         )
 
     def caller_salt(self, salt: str | None) -> str | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
+from quire.data_parallel import engine_ranks, rank_config
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.memory_advice import flags_of, format_bytes
 from quire.named_gpus import named_gpu_bytes
@@ -16,6 +18,7 @@ from quire.plan import MemoryPlan, advice, make_plan
 from quire.poolers import choose_pooling, longest_embedded_text, pooling_tasks, read_pooler_spec
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
+from quire_runner.config import RunnerConfig
 
 __all__ = ["print_plan"]
 
@@ -29,6 +32,9 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     free_bytes = named_gpu_bytes(config.runner.device)
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
+    ranks = engine_ranks(config.data_parallel)
+    engines = [rank_config(config, place, ranks.size).runner for place in range(ranks.size)]
+    config = rank_config(config, 0, ranks.size)
     choice = choose_pooling(config, folder, model)
     if model.is_encoder:
         pooler = read_pooler_spec(config, folder, model)
@@ -63,6 +69,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             "num_kv_tokens": plan.num_kv_tokens,
             "max_concurrency": plan.max_concurrency,
             "notes": plan.notes,
+            "engines": [_engine_figures(rank, each) for rank, each in enumerate(engines, ranks.first)],
         }
         print(json.dumps(figures, indent=2))
         return int(not plan.fits)
@@ -71,6 +78,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
         beside = "" if choice.runner == "pooling" else ", and pools"
         print(f"runner: {choice.runner}{beside} ({choice.reason})")
     _print_ledger(plan)
+    _print_engines(ranks.first, engines, plan.total_bytes)
     if plan.kv_plan.groups:
         print(
             f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of "
@@ -82,6 +90,28 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
     _print_verdict(config, plan, ways)
     return int(not plan.fits)
+
+
+def _engine_figures(rank: int, runner: RunnerConfig) -> dict[str, Any]:
+    """What one of the engines gets of the host."""
+    return {
+        "data_parallel_rank": rank,
+        "device": runner.device,
+        "num_threads": runner.num_threads,
+        "cpu_affinity": runner.cpu_affinity,
+    }
+
+
+def _print_engines(first_rank: int, engines: Sequence[RunnerConfig], total_bytes: int) -> None:
+    """What each of several engines gets of the host; nothing is said of one."""
+    if len(engines) == 1:
+        return
+    together = format_bytes(len(engines) * total_bytes)
+    print(f"for each of {len(engines)} engines, {together} together:")
+    for rank, runner in enumerate(engines, first_rank):
+        cores = "" if runner.cpu_affinity in ("auto", "none") else f", cores {runner.cpu_affinity}"
+        threads = "" if runner.num_threads is None else f", {runner.num_threads} threads"
+        print(f"  rank {rank}: {runner.device}{threads}{cores}")
 
 
 def _print_verdict(config: QuireConfig, plan: MemoryPlan, ways: str) -> None:

@@ -56,6 +56,7 @@ class CommonFields(LenientBody):
     model: str | None = None
     priority: Int = 0
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    data_parallel_rank: int | None = Field(default=None, ge=0)
     stream: bool | None = None
 
     @property

@@ -147,6 +147,7 @@ class SamplingFields(
     stream_options: StreamOptions | None = None
     priority: Int = 0
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    data_parallel_rank: int | None = Field(default=None, ge=0)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     return_token_offsets: bool | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire import AsyncLLM, QuireConfig, __version__
+from quire.data_parallel import engine_ranks
 from quire.demo import seeing_demo
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, EngineDeadError, RequestError
@@ -74,7 +75,7 @@ def serve(
             if server.uds is not None:
                 stopping.before_end(Path(server.uds).unlink)
             metrics = EngineMetrics(prefix=server.metrics_prefix)
-            llm = AsyncLLM(config, listener=metrics, chat_template=chat_template, factory=factory)
+            llm = AsyncLLM(config, listener_of=metrics.of_engine, chat_template=chat_template, factory=factory)
             second = _pooling_llm(config, server)
             _logger.info("Quire %s loads %s", __version__, config.model.model or "the embedded demo model")
             for each in (llm,) if second is None else (llm, second.llm):
@@ -144,7 +145,7 @@ async def _serve(
             pooling_metrics=None if second is None else second.metrics,
             mcp_servers=mcp_servers,
         )
-        metrics.set_labels(model_name=names[0], engine="0")
+        metrics.set_labels(model_name=names[0], engine=str(engine_ranks(llm.config.data_parallel).first))
         metrics.adapter_labels = context.adapter_labels
         metrics.set_cache_config(
             block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype

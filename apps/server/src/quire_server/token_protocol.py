@@ -171,6 +171,7 @@ class GenerateRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    data_parallel_rank: int | None = Field(default=None, ge=0)
     priority: Int = 0
     output_mode: Literal["tokens", "text"] = "tokens"
     return_token_ids: bool | None = None

@@ -23,7 +23,7 @@ from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from quire_engine.pooling import PooledRequestOutput
 from quire_engine.process_client import ProcessClient
-from quire_engine.streaming_client import StreamingClient
+from quire_engine.streaming_client import EngineOwner, StreamingClient
 from quire_engine.streams import OutputStream
 
 __version__ = "0.1.0"
@@ -42,6 +42,7 @@ __all__ = [
     "EngineCore",
     "EngineInfo",
     "EngineListener",
+    "EngineOwner",
     "EngineParts",
     "EnginePool",
     "Inbox",

@@ -1,41 +1,16 @@
-"""Statistics across engine processes: counters go on where a process that died left them, and engines add up."""
+"""Statistics across engine processes: counters go on where a process that died left them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any
 
-from quire_interfaces import SchedulerStats
+from quire_interfaces import SchedulerStats, sum_stats
 
-__all__ = ["add_counters", "sum_stats"]
+__all__ = ["add_counters"]
 
-_NAMES = [spec.name for spec in dataclasses.fields(SchedulerStats)]
-_COUNTERS = [name for name in _NAMES if name.endswith("_total")]
-_SHARES = [name for name in _NAMES if name.endswith("_usage")]
+_GAUGES = [spec.name for spec in dataclasses.fields(SchedulerStats) if not spec.name.endswith("_total")]
 
 
 def add_counters(stats: SchedulerStats, former: SchedulerStats) -> SchedulerStats:
     """The gauges of `stats`, and the counters (`..._total`) of both together."""
-    return dataclasses.replace(
-        stats, **{name: _added(getattr(stats, name), getattr(former, name)) for name in _COUNTERS}
-    )
-
-
-def sum_stats(each_stats: Sequence[SchedulerStats]) -> SchedulerStats:
-    """Statistics of several engines (at least one) as one: counts added, used shares averaged."""
-    together: dict[str, Any] = {name: getattr(each_stats[0], name) for name in _NAMES}
-    for stats in each_stats[1:]:
-        together = {name: _added(together[name], getattr(stats, name)) for name in _NAMES}
-    for name in _SHARES:
-        together[name] /= len(each_stats)
-    return SchedulerStats(**together)
-
-
-def _added(mine: Any, other: Any) -> Any:
-    if isinstance(mine, list):
-        return [sum(pair) for pair in zip_longest(mine, other, fillvalue=0)]
-    if isinstance(mine, dict):
-        return {key: mine.get(key, 0) + other.get(key, 0) for key in {**other, **mine}}
-    return mine + other
+    return dataclasses.replace(sum_stats([stats, former]), **{name: getattr(stats, name) for name in _GAUGES})

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from quire_engine.client import PauseMode
 from quire_engine.config import EngineConfig
-from quire_engine.counters import sum_stats
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.prefix_router import PrefixRouter
 from quire_engine.process_client import ProcessClient
@@ -28,6 +27,7 @@ from quire_interfaces import (
     OverloadedError,
     RequestError,
     SchedulerStats,
+    sum_stats,
 )
 
 __all__ = ["EnginePool", "MakeEngine"]

@@ -78,6 +78,7 @@ from quire_interfaces.step import (
     SchedulerOutput,
     SchedulerStats,
     TokenLogprobs,
+    sum_stats,
 )
 from quire_interfaces.structured_outputs import GrammarSpec, ReasoningSpan, StructuredOutputsParams
 from quire_interfaces.text import Detokenizer, RenderedPrompt, Renderer, TextDelta, Tokenizer
@@ -193,5 +194,6 @@ __all__ = [
     "one_of",
     "read_json",
     "setting",
+    "sum_stats",
     "wrong_value",
 ]

@@ -7,8 +7,11 @@ Steps are executed in the order of `step_id`; a runner may assume that.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from itertools import zip_longest
+from typing import Any, NamedTuple, Self
 
 from quire_interfaces.errors import RequestError
 from quire_interfaces.kv_transfer import KVTransferOutput, KVTransferPlan
@@ -26,6 +29,7 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "TokenLogprobs",
+    "sum_stats",
 ]
 
 
@@ -264,3 +268,23 @@ class SchedulerStats:
     """Name of an adapter -> requests that run with it."""
     adapter_requests_waiting: dict[str, int] = field(default_factory=dict)
     """Name of an adapter -> requests that wait for it."""
+
+
+def sum_stats(each_stats: Sequence[SchedulerStats]) -> SchedulerStats:
+    """Statistics of several engines, of at least one, as one: counts and times added, used shares averaged."""
+    names = [spec.name for spec in dataclasses.fields(SchedulerStats)]
+    together: dict[str, Any] = {name: getattr(each_stats[0], name) for name in names}
+    for stats in each_stats[1:]:
+        together = {name: _added(together[name], getattr(stats, name)) for name in names}
+    for name in names:
+        if name.endswith("_usage"):
+            together[name] /= len(each_stats)
+    return SchedulerStats(**together)
+
+
+def _added(mine: Any, other: Any) -> Any:
+    if isinstance(mine, list):
+        return [sum(pair) for pair in zip_longest(mine, other, fillvalue=0)]
+    if isinstance(mine, dict):
+        return {key: mine.get(key, 0) + other.get(key, 0) for key in {**other, **mine}}
+    return mine + other

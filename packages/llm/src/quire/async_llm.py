@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
+from quire.data_parallel import engine_ranks, rank_config
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
@@ -24,7 +25,15 @@ from quire.pooling_calls import Errors, check_errors
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
-from quire_engine import AsyncEngine, EngineInfo, EngineListener, ProcessClient, RequestOutput
+from quire_engine import (
+    AsyncEngine,
+    EngineInfo,
+    EngineListener,
+    EngineOwner,
+    EnginePool,
+    ProcessClient,
+    RequestOutput,
+)
 from quire_interfaces import (
     EngineDeadError,
     OverloadedError,
@@ -64,9 +73,13 @@ class AsyncLLM:
     Args:
         config: Settings of the whole engine.
         listener: Hears of steps and requests, for metrics.
+        listener_of: The listener of the engine of a rank, where there are several; None for `listener`.
         chat_template: Replaces the checkpoint's own template.
         factory: The engine as "module:function" with its plain-data configuration; None runs `config`. For engines of
             another make, and for tests without weights.
+
+    Raises:
+        ConfigError: settings of data parallel that contradict each other.
     """
 
     def __init__(
@@ -74,14 +87,14 @@ class AsyncLLM:
         config: QuireConfig,
         *,
         listener: EngineListener | None = None,
+        listener_of: Callable[[int], EngineListener] | None = None,
         chat_template: str | None = None,
         factory: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
         self.config = config
         self._chat_template = chat_template
-        name, data = factory or (FACTORY, config.to_dict())
-        self.client = ProcessClient(name, data, config.engine, listener)
-        """The engine process: its start and its end, pauses, adapters, statistics, health."""
+        self.client = _make_client(config, listener_of or (lambda rank: listener), factory)
+        """The engine process, or processes: start and end, pauses, adapters, statistics, health."""
         self._engine: AsyncEngine | None = None
         self._renderer: ChatRenderer | None = None
         self.media: MediaFront | None = None
@@ -283,6 +296,26 @@ class AsyncLLM:
         if self._renderer is None:
             raise RuntimeError("the engine is not ready: await ready() first")
         return self._renderer
+
+
+def _make_client(
+    config: QuireConfig,
+    listener_of: Callable[[int], EngineListener | None],
+    factory: tuple[str, dict[str, Any]] | None,
+) -> ProcessClient | EnginePool:
+    """The client of one engine, or of all that this host runs. Raises as `engine_ranks`."""
+    ranks = engine_ranks(config.data_parallel)
+    if ranks.is_alone and not config.data_parallel.enable_elastic_ep:
+        name, data = factory or (FACTORY, config.to_dict())
+        return ProcessClient(name, data, config.engine, listener_of(0))
+
+    def make_engine(rank: int, owner: EngineOwner) -> ProcessClient:
+        place = rank - ranks.first
+        of_rank = rank_config(config, place, max(ranks.size, place + 1))
+        name, data = factory or (FACTORY, of_rank.to_dict())
+        return ProcessClient(name, data, config.engine, listener_of(rank), owner=owner)
+
+    return EnginePool(make_engine, ranks.size, config.engine, first_rank=ranks.first)
 
 
 def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[Sequence[int], SamplingParams], Any]:

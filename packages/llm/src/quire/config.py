@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.data_parallel import DataParallelConfig
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
 from quire.setting_fields import ConfigField, Origin, Sections, config_fields
 from quire.setting_text import parse_items, parse_text
@@ -220,6 +221,7 @@ class QuireConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)

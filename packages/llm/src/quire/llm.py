@@ -12,6 +12,7 @@ from quire.assemble import build_parts, build_renderer, media_folder, model_fold
 from quire.async_llm import make_detokenizer_factory
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
+from quire.data_parallel import engine_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
@@ -31,6 +32,7 @@ from quire_engine.beam_requests import beam_prompt, beams_output, continuations,
 from quire_interfaces import (
     AdapterInfo,
     AdapterStore,
+    ConfigError,
     FinishReason,
     LogitsProcessor,
     RequestError,
@@ -75,6 +77,12 @@ class LLM(PoolingMethods):
             if model is not None:
                 settings["model"] = str(model)
             config = QuireConfig.from_environment(**settings)
+        if not engine_ranks(config.data_parallel).is_alone:
+            raise ConfigError(
+                "LLM runs its model in this process, with one engine: use AsyncLLM for data_parallel_size above 1, or "
+                "an LLM in each of several processes",
+                field="data_parallel_size",
+            )
         self.config = config
         self.model_folder = model_folder(config)
         self.model_config = read_model_config(config, self.model_folder)

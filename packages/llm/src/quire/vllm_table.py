@@ -33,15 +33,8 @@ class VLLMSetting(NamedTuple):
 
 _SHORT_FLAGS = {
     "data_parallel_address": "-dpa",
-    "data_parallel_backend": "-dpb",
-    "data_parallel_external_lb": "-dpe",
-    "data_parallel_hybrid_lb": "-dph",
     "data_parallel_multi_port_external_lb": "-dpm",
-    "data_parallel_rank": "-dpn",
     "data_parallel_rpc_port": "-dpp",
-    "data_parallel_size": "-dp",
-    "data_parallel_size_local": "-dpl",
-    "data_parallel_start_rank": "-dpr",
     "decode_context_parallel_size": "-dcp",
     "diffusion_config": "-dc",
     "enable_expert_parallel": "-ep",
@@ -83,22 +76,27 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # Devices and processes.
     **_answer(
         "a server runs its model on one device; start one for each device, behind a load balancer",
-        tensor_parallel_size="1", pipeline_parallel_size="1", data_parallel_size="1", data_parallel_size_local="1",
+        tensor_parallel_size="1", pipeline_parallel_size="1",
         decode_context_parallel_size="1", prefill_context_parallel_size="1", enable_expert_parallel="false",
-        nnodes="1", node_rank="0", headless="false", data_parallel_rank="0", data_parallel_start_rank="0",
-        data_parallel_hybrid_lb="false", data_parallel_external_lb="false",
-        data_parallel_multi_port_external_lb="false", enable_elastic_ep="false", enable_eplb="false",
+        nnodes="1", node_rank="0", enable_eplb="false",
         enable_dbo="false", ubatch_size="0", enable_hc_sp="false", enable_batch_sharded_sampling="false",
         dcp_q_replicate="false", fully_sharded_loras="false", mm_encoder_tp_mode="weights",
+    ),
+    **_answer(
+        "start one server for each engine, with its --port and its --data-parallel-rank",
+        data_parallel_multi_port_external_lb="false",
+    ),
+    **_answer(
+        "the engines of a server are processes of its host, which it finds by itself",
+        data_parallel_address=_ANY, data_parallel_rpc_port=_ANY, elastic_ep_max_dp_size=_ANY,
     ),
     **_answer(
         "a server runs its model on one device, so that there is nothing to connect",
         master_addr=_ANY, master_port=_ANY, distributed_timeout_seconds=_ANY, cpu_distributed_timeout_seconds=_ANY,
         dcp_comm_backend=_ANY, dcp_kv_cache_interleave_size=_ANY, cp_kv_cache_interleave_size=_ANY,
-        data_parallel_address=_ANY, data_parallel_rpc_port=_ANY, data_parallel_backend=_ANY,
         data_parallel_supervisor_port=_ANY, dp_supervisor_probe_interval_s=_ANY, dp_supervisor_probe_timeout_s=_ANY,
         dp_supervisor_probe_failure_threshold=_ANY, enable_ep_weight_filter=_BOTH, all2all_backend=_ANY,
-        elastic_ep_max_dp_size=_ANY, dbo_decode_token_threshold=_ANY, dbo_prefill_token_threshold=_ANY,
+        dbo_decode_token_threshold=_ANY, dbo_prefill_token_threshold=_ANY,
         dp_sync_interval=_ANY, disable_nccl_for_dp_synchronization=_BOTH, eplb_config=_ANY,
         expert_placement_strategy=_ANY, ray_workers_use_nsight="false", disable_custom_all_reduce=_BOTH,
         enable_shm_tensor_arena=_BOTH, enable_nccl_comm_suspend=_BOTH, aggregate_engine_logging=_BOTH,
@@ -109,7 +107,8 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         numa_bind="false", numa_bind_nodes="+", numa_bind_cpus="+",
     ),
     **_answer(
-        "one process answers HTTP; start several servers, behind a load balancer",
+        "one process answers HTTP, for all engines: it knows which one has which prefix; where it is too slow, start "
+        "several servers with --data-parallel-hybrid-lb, behind a load balancer",
         api_server_count="1", renderer_num_workers="1",
     ),
     **_answer("the engine is one process of its own", distributed_executor_backend="mp|uni"),
@@ -287,6 +286,13 @@ OTHER_SPELLINGS = {
     "--spec-model": "--speculative-model",
     "--spec-tokens": "--num-speculative-tokens",
     "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-dpb": "--data-parallel-backend",
+    "-dpe": "--data-parallel-external-lb",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
     "-q": "--quantization",
     "-sc": "--speculative-config",
 }

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats
+from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats, sum_stats
 from quire_observability.histogram import Histogram
 
 __all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes", "current_requests"]
@@ -137,7 +137,8 @@ class _PoolingTotals:
 
 
 class EngineMetrics(Collector):
-    """All metrics of one engine. One thread reports; scrapes may come from another.
+    """All metrics of an engine, or of the engines of one server (`of_engine`). One thread reports; scrapes may come
+    from another.
 
     Args:
         prefix: First part of the names: "quire", or "vllm" for existing dashboards.
@@ -163,6 +164,10 @@ class EngineMetrics(Collector):
         """The engine's name of an adapter -> its labels: the name its users know, and whose it is ("" for all)."""
         self.prepared_media: Callable[[], Mapping[str, PreparedCounts]] = dict
         """What was prepared so far, by modality; nothing where the model takes text only."""
+        self._rank: int | None = None
+        """Of the engine that reports here; None until one is asked for."""
+        self._others: dict[int, EngineMetrics] = {}
+        """Rank -> metrics of the other engines."""
         self.set_labels(**(labels or {}))
         self._stats = SchedulerStats()
         self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
@@ -179,6 +184,18 @@ class EngineMetrics(Collector):
         self.registry = registry if registry is not None else CollectorRegistry()
         self.registry.register(self)
 
+    def of_engine(self, rank: int) -> EngineMetrics:
+        """Where the engine of this rank reports: these metrics themselves for the first one that is asked for. Those of
+        the others are told beside them, with the rank as the label `engine`."""
+        if self._rank is None:
+            self._rank = rank
+        if rank == self._rank:
+            return self
+        if rank not in self._others:
+            labels = dict(zip(self._label_names, self._label_values, strict=True))
+            self._others[rank] = EngineMetrics(self._prefix, labels={**labels, "engine": str(rank)})
+        return self._others[rank]
+
     def set_labels(self, **labels: str) -> None:
         """Labels of every sample from now on (the model's name may be known only after the start).
 
@@ -189,6 +206,8 @@ class EngineMetrics(Collector):
             if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
                 raise ConfigError(f"{name!r} is no label name: use letters, digits and underscores", field="labels")
         self._label_names, self._label_values = list(labels), list(labels.values())
+        for rank, other in self._others.items():
+            other.set_labels(**{**labels, "engine": str(rank)})
 
     def set_cache_config(self, **values: object) -> None:
         """What `cache_config_info` says, e.g. block_size=16, num_gpu_blocks=4096."""
@@ -259,13 +278,13 @@ class EngineMetrics(Collector):
 
     @property
     def stats(self) -> SchedulerStats:
-        """The last statistics that the engine sent."""
-        return self._stats
+        """The last statistics that the engine sent; those of several engines together."""
+        return sum_stats([self._stats, *(other._stats for other in self._others.values())])
 
     @property
     def num_finished(self) -> int:
         """Requests that ended, in whatever way."""
-        return sum(self._num_finished.values())
+        return sum(sum(each._num_finished.values()) for each in (self, *self._others.values()))
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
@@ -281,7 +300,18 @@ class EngineMetrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as of now."""
+        """All metrics as of now; the samples of several engines stand together."""
+        families = {family.name: family for family in self._collect_own()}
+        for other in self._others.values():
+            other.adapter_labels, other._cache_config = self.adapter_labels, self._cache_config
+            for family in other._collect_own():
+                if family.name in families:
+                    families[family.name].samples.extend(family.samples)
+                else:
+                    families[family.name] = family
+        yield from families.values()
+
+    def _collect_own(self) -> Iterator[Metric]:
         stats = self._stats
         for name, (field, text) in _GAUGES.items():
             yield self._gauge(name, text, getattr(stats, field))

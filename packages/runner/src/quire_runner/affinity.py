@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire_interfaces import ConfigError
 
-__all__ = ["bind_team", "choose_cores", "complaint_about"]
+__all__ = ["bind_team", "choose_cores", "complaint_about", "split_cores"]
 
 _FIELD = "cpu_affinity"
 _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -90,6 +90,45 @@ def choose_cores(
             field=_FIELD,
         )
     return tuple(cores[:num_threads])
+
+
+def split_cores(
+    setting: str,
+    num_parts: int,
+    *,
+    allowed: Iterable[int] | None = None,
+    system: Path = Path("/sys/devices/system"),
+) -> list[tuple[tuple[int, ...], int]]:
+    """Cores for each of several engines of this host: no core twice, a physical core's threads and a NUMA node's cores
+    together where they fit.
+
+    Args:
+        setting: As for `choose_cores`; a list is split, "auto" takes all cores that may be used.
+        num_parts: Number of engines.
+        allowed: Cores this process may use; None asks the system.
+        system: Where Linux describes cores and nodes.
+
+    Returns:
+        For each engine its cores, one thread of each physical core first, and the number of physical cores. No cores
+        where none shall be bound, or there are fewer than engines.
+    """
+    usable = set(_allowed() if allowed is None else allowed)
+    if setting == "none":
+        ordered: list[int] = []
+    elif setting == "auto":
+        nodes = [core for node in _nodes(system) for core in node if core in usable] or sorted(usable)
+        ordered = list(dict.fromkeys(each for core in nodes for each in _siblings(core, usable, system)))
+    else:
+        ordered = parse_cores(setting)
+    size = len(ordered) // num_parts
+    if not size:
+        return [((), 0)] * num_parts
+    parts = []
+    for place in range(num_parts):
+        cores = ordered[place * size : (place + 1) * size]
+        first = [core for core in cores if _siblings(core, set(cores), system)[0] == core]
+        parts.append(((*first, *(core for core in cores if core not in first)), len(first)))
+    return parts
 
 
 def bind_team(cores: Sequence[int]) -> None:

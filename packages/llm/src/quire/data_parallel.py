@@ -1,0 +1,196 @@
+"""Data parallel: how many engines serve one model, which ranks they have, and what of the host each of them gets.
+
+Knows settings and numbers of cores; starts nothing (`quire_engine.EnginePool` does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire_interfaces import ConfigError, Settings, at_least, setting
+from quire_runner.affinity import split_cores
+
+if TYPE_CHECKING:
+    from quire.config import QuireConfig
+
+__all__ = ["DataParallelConfig", "EngineRanks", "engine_ranks", "rank_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelConfig(Settings):
+    """Engines of one model. Names and defaults are vLLM's."""
+
+    data_parallel_size: int = setting(
+        1,
+        help="Engines that serve the model, each with all weights and a KV cache of its own; more requests run at the "
+        "same time. The server sends each request to the one that has its prefix, or the least to do.",
+        unit="engines",
+        check=at_least(1),
+    )
+    data_parallel_size_local: int | None = setting(
+        None,
+        help="Engines of this server, of the data_parallel_size of all servers together; empty: all of them.",
+        unit="engines",
+        check=at_least(1),
+    )
+    data_parallel_rank: int | None = setting(
+        None,
+        help="Rank of this server's one engine, where each server has one and a load balancer stands before them "
+        "(--data-parallel-external-lb).",
+        check=at_least(0),
+    )
+    data_parallel_start_rank: int | None = setting(
+        None,
+        help="Rank of this server's first engine, with --data-parallel-hybrid-lb; empty: 0.",
+        check=at_least(0),
+    )
+    data_parallel_hybrid_lb: bool = setting(
+        False,
+        help="Several servers, each of which balances over its own engines, behind a load balancer.",
+    )
+    data_parallel_external_lb: bool = setting(
+        False,
+        help="Several servers with one engine each, behind a load balancer; --data-parallel-rank says so, too.",
+    )
+    data_parallel_backend: str = setting(
+        "mp",
+        help="What runs the engines: mp, processes of this host.",
+        check=lambda value: (
+            None if value == "mp" else "be mp: engines are processes of this host; Ray does not place them"
+        ),
+    )
+    enable_elastic_ep: bool = setting(
+        False,
+        help="Let POST /scale_elastic_ep add engines to a server that begins with one; with several it may anyway.",
+    )
+    headless: bool = setting(
+        False,
+        help="Engines without a server, for one on another host: refused, as each host has a server of its own here.",
+        check=lambda value: (
+            "be off: engines of another host do not join a server; start one on each host with "
+            "--data-parallel-hybrid-lb, --data-parallel-size-local and --data-parallel-start-rank, behind a load "
+            "balancer"
+            if value
+            else None
+        ),
+    )
+
+
+class EngineRanks(NamedTuple):
+    """The engines of one server."""
+
+    first: int
+    size: int
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one engine, and no other server with more of them."""
+        return self == (0, 1)
+
+
+def engine_ranks(config: DataParallelConfig) -> EngineRanks:
+    """Which engines this server has.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    size, local = config.data_parallel_size, config.data_parallel_size_local
+    rank, start = config.data_parallel_rank, config.data_parallel_start_rank
+    is_external = config.data_parallel_external_lb or rank is not None
+    if is_external and config.data_parallel_hybrid_lb:
+        raise ConfigError(
+            "data_parallel_hybrid_lb is for servers with several engines, and data_parallel_external_lb and "
+            "data_parallel_rank for servers with one: leave out one of them",
+            field="data_parallel_hybrid_lb",
+        )
+    if is_external:
+        return _external_ranks(config)
+    if local is not None and local > size:
+        raise ConfigError(
+            f"data_parallel_size_local {local} is more than data_parallel_size {size}, which counts the engines of all "
+            "servers: raise data_parallel_size",
+            field="data_parallel_size_local",
+        )
+    if config.data_parallel_hybrid_lb:
+        if local is None:
+            raise ConfigError(
+                "data_parallel_hybrid_lb wants data_parallel_size_local, the number of this server's engines",
+                field="data_parallel_size_local",
+            )
+        if (start or 0) + local > size:
+            raise ConfigError(
+                f"data_parallel_start_rank {start or 0} and data_parallel_size_local {local} make ranks up to "
+                f"{(start or 0) + local - 1}, and data_parallel_size {size} has none above {size - 1}",
+                field="data_parallel_start_rank",
+            )
+        return EngineRanks(start or 0, local)
+    if local is not None and local < size:
+        raise ConfigError(
+            f"data_parallel_size_local {local} leaves {size - local} engines to other hosts, and a server has only "
+            "those of its own: start one on each host with --data-parallel-hybrid-lb, behind a load balancer",
+            field="data_parallel_size_local",
+        )
+    if start:
+        raise ConfigError(
+            f"data_parallel_start_rank {start} is for servers of several hosts: add --data-parallel-hybrid-lb",
+            field="data_parallel_start_rank",
+        )
+    return EngineRanks(0, size)
+
+
+def _external_ranks(config: DataParallelConfig) -> EngineRanks:
+    """One engine of several servers' engines. Raises as `engine_ranks`."""
+    size, rank = config.data_parallel_size, config.data_parallel_rank
+    if rank is None:
+        raise ConfigError(
+            "data_parallel_external_lb wants data_parallel_rank, the rank of this server's engine",
+            field="data_parallel_rank",
+        )
+    if rank >= size:
+        raise ConfigError(
+            f"data_parallel_rank must be less than data_parallel_size, which is {size}, got {rank}",
+            field="data_parallel_rank",
+        )
+    if config.data_parallel_size_local not in (None, 1):
+        raise ConfigError(
+            f"data_parallel_rank is for a server with one engine, and data_parallel_size_local is "
+            f"{config.data_parallel_size_local}: use --data-parallel-hybrid-lb and --data-parallel-start-rank {rank}",
+            field="data_parallel_size_local",
+        )
+    if config.data_parallel_start_rank not in (None, rank):
+        raise ConfigError(
+            "data_parallel_start_rank goes with --data-parallel-hybrid-lb, and not with data_parallel_rank: leave it "
+            "out",
+            field="data_parallel_start_rank",
+        )
+    return EngineRanks(rank, 1)
+
+
+def rank_config(config: QuireConfig, place: int, size: int) -> QuireConfig:
+    """Settings of one of several engines of this host: its part of the cores and of the memory, or its GPU.
+
+    Args:
+        config: Settings of all of them.
+        place: Which one it is, from 0.
+        size: How many there are.
+    """
+    if size == 1:
+        return config
+    runner, model = config.runner, config.model
+    if runner.device == "cuda":
+        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"cuda:{place}"))
+    share = model.gpu_memory_utilization / size  # of the same memory
+    model = dataclasses.replace(model, gpu_memory_utilization=share)
+    if runner.device.startswith("cpu"):
+        cores, num_physical = split_cores(runner.cpu_affinity, size)[place]
+        if cores and (runner.num_threads or 0) <= len(cores):
+            num_threads = runner.num_threads or num_physical
+            affinity = ",".join(map(str, cores))
+        else:
+            num_threads = runner.num_threads or max(1, (os.cpu_count() or 1) // size)
+            affinity = "none"
+        runner = dataclasses.replace(runner, num_threads=num_threads, cpu_affinity=affinity)
+    return dataclasses.replace(config, model=model, runner=runner)
