@@ -87,17 +87,20 @@ def test_contradictions_say_what_to_do(settings: dict[str, Any], remedy: str) ->
 def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.data_parallel.split_cores", lambda setting, size: [((0, 2), 1), ((1, 3), 1)])
     config = QuireConfig.of(data_parallel_size=2, gpu_memory_utilization=0.6)
-    parts = [rank_config(config, place, 2) for place in range(2)]
+    parts = [rank_config(config, rank) for rank in range(2)]
     assert [part.runner.cpu_affinity for part in parts] == ["0,2", "1,3"]
     assert [part.runner.num_threads for part in parts] == [1, 1]
     assert [part.model.gpu_memory_utilization for part in parts] == [0.3, 0.3]
-    asked = rank_config(QuireConfig.of(num_threads=3), 1, 2)
+    asked = rank_config(QuireConfig.of(num_threads=3, data_parallel_size=2), 1)
     assert (asked.runner.num_threads, asked.runner.cpu_affinity) == (3, "none"), "more threads than cores"
-    gpus = [rank_config(QuireConfig.of(device="cuda"), place, 2) for place in range(2)]
+    gpus = [rank_config(QuireConfig.of(device="cuda", data_parallel_size=2), rank) for rank in range(2)]
     assert [part.runner.device for part in gpus] == ["cuda:0", "cuda:1"]
     assert [part.model.gpu_memory_utilization for part in gpus] == [0.5, 0.5]
-    alone = QuireConfig.of()
-    assert rank_config(alone, 0, 1) is alone
+    alone = QuireConfig.of(data_parallel_size=4, data_parallel_rank=3)
+    assert rank_config(alone, 3) == alone, "the host is its own"
+    added = rank_config(config, 1)
+    assert engine_ranks(added.data_parallel) == (1, 1)
+    assert added.data_parallel.data_parallel_size == 2
 
 
 def test_llm_runs_one_engine_and_says_what_runs_several() -> None:

@@ -33,8 +33,8 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
     ranks = engine_ranks(config.data_parallel)
-    engines = [rank_config(config, place, ranks.size).runner for place in range(ranks.size)]
-    config = rank_config(config, 0, ranks.size)
+    configs = [rank_config(config, rank) for rank in range(ranks.first, ranks.first + ranks.size)]
+    engines, config = [each.runner for each in configs], configs[0]
     choice = choose_pooling(config, folder, model)
     if model.is_encoder:
         pooler = read_pooler_spec(config, folder, model)

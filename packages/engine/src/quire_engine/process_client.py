@@ -424,7 +424,9 @@ class ProcessClient(StreamingClient):
     def _give_up_repeaters(self, cause: str, reason: str) -> None:
         """A request that gets no further from one death to the next may be what kills the process. Alone, it is failed;
         where several are suspected, each is tried apart from the others. SIGKILL comes from outside, mostly for
-        somebody else's sake, and counts less."""
+        somebody else's sake, and counts less; a process that was still starting had read none of them."""
+        if self._is_starting:
+            return
         unsent = set(self._suspects)
         self._suspects.clear()
         for entry in self._book:

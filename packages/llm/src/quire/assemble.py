@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
+from quire.data_parallel import engine_ranks
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
 from quire.kv_tier import (
@@ -519,7 +520,12 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         take_failures=None if transfers is None else transfers.take_failures,
         release_kv_cache=device.runner.release_kv_cache if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
-        kv_events=KVEventPublisher(kv_events, plan.kv_plan.groups, allocator.take_events)
+        kv_events=KVEventPublisher(
+            kv_events,
+            plan.kv_plan.groups,
+            allocator.take_events,
+            data_parallel_rank=engine_ranks(config.data_parallel).first,
+        )
         if kv_events.is_published
         else None,
         check_integrity=allocator.check_integrity,

@@ -310,9 +310,7 @@ def _make_client(
         return ProcessClient(name, data, config.engine, listener_of(0))
 
     def make_engine(rank: int, owner: EngineOwner) -> ProcessClient:
-        place = rank - ranks.first
-        of_rank = rank_config(config, place, max(ranks.size, place + 1))
-        name, data = factory or (FACTORY, of_rank.to_dict())
+        name, data = factory or (FACTORY, rank_config(config, rank).to_dict())
         return ProcessClient(name, data, config.engine, listener_of(rank), owner=owner)
 
     return EnginePool(make_engine, ranks.size, config.engine, first_rank=ranks.first)

@@ -169,14 +169,19 @@ def _external_ranks(config: DataParallelConfig) -> EngineRanks:
     return EngineRanks(rank, 1)
 
 
-def rank_config(config: QuireConfig, place: int, size: int) -> QuireConfig:
-    """Settings of one of several engines of this host: its part of the cores and of the memory, or its GPU.
+def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
+    """Settings of one of the engines of this host: its rank, and its part of the cores and of the memory, or its GPU.
 
     Args:
         config: Settings of all of them.
-        place: Which one it is, from 0.
-        size: How many there are.
+        rank: One of `engine_ranks`, or one behind them, of an engine that is added.
     """
+    ranks = engine_ranks(config.data_parallel)
+    place = rank - ranks.first
+    size = max(ranks.size, place + 1)
+    num_all = max(config.data_parallel.data_parallel_size, rank + 1)
+    own = DataParallelConfig(data_parallel_size=num_all, data_parallel_rank=rank)
+    config = dataclasses.replace(config, data_parallel=own)
     if size == 1:
         return config
     runner, model = config.runner, config.model
