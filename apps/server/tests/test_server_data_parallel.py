@@ -148,3 +148,41 @@ def test_a_plan_shows_what_each_engine_gets(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["plan", "-dp", "4", "-dpn", "3", "--max-model-len", "256", "--json"]) == 0
     (engine,) = json.loads(capsys.readouterr().out)["engines"]
     assert engine["data_parallel_rank"] == 3
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "' + "Paris, " * 40 + '"}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def called(server: Any, has_begun: list[int]) -> tuple[str, str, str]:
+    """Name, arguments and finish reason of the call that a stream tells piece by piece."""
+    body = {"messages": [{"role": "user", "content": f"¤{CALL}¥"}], "tools": [TOOL], "stream": True}
+    name = arguments = reason = ""
+    with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (choice,) = json.loads(line[6:])["choices"] or [{"delta": {}}]
+            reason = choice.get("finish_reason") or reason
+            for call in choice["delta"].get("tool_calls") or ():
+                has_begun.append(1)
+                name += call["function"].get("name") or ""
+                arguments += call["function"].get("arguments") or ""
+    return name, arguments, reason
+
+
+def test_a_tool_call_is_streamed_on_by_another_engine(make_scripted: Any) -> None:
+    config = {"data_parallel_size": 2, "max_restarts": 5, "forward_output": False}
+    server = make_scripted(config=config, engine={"step_time_s": 0.01})
+    expected = called(server, [])
+    assert expected[::2] == ("weather", "tool_calls")
+    assert json.loads(expected[1]) == {"city": "Paris, " * 40}
+    pool, has_begun = server.llm.client, list[int]()
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(called, server, has_begun)
+        while len(has_begun) < 5:
+            time.sleep(0.005)
+        (victim,) = [engine for engine in pool.engines.values() if engine.num_requests()]
+        os.kill(victim.pid, signal.SIGKILL)
+        assert stream.result(60) == expected
+    assert pool.num_restarts == 1

@@ -223,6 +223,19 @@ async def test_a_request_that_kills_every_engine_is_given_up_and_the_others_are_
             assert (await task)[f"r{i}"] == (expected_output([i], 600, request_seed=i), FinishReason.LENGTH)
 
 
+async def test_a_pause_reaches_an_engine_that_dies_before_it_has_answered() -> None:
+    async with running(2, max_restarts=1) as pool:
+        kill(pool.engines[0])
+        await pool.pause()
+        assert pool.num_restarts == 1
+        assert [await engine.is_paused() for engine in pool.engines.values()] == [True, True]
+        await pool.resume()
+        kill(pool.engines[0])
+        await pool.pause()
+        assert pool.engines[0].is_dead
+        assert await pool.is_paused(), "of those that are left"
+
+
 async def test_a_restart_in_turn_loses_nothing_and_keeps_the_pause() -> None:
     async with running(2, {"step_time_s": 0.003}) as pool:
         pids = [engine.pid for engine in pool.engines.values()]

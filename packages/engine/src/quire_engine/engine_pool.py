@@ -23,6 +23,7 @@ from quire_engine.streaming_client import EngineOwner, StreamingClient
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
     AdapterInfo,
+    EngineDeadError,
     FinishReason,
     OverloadedError,
     RequestError,
@@ -323,13 +324,28 @@ class EnginePool:
     # Control calls, to all engines.
 
     async def _each(self, call: Callable[[ProcessClient], Awaitable[Result]]) -> list[Result]:
-        """The results of all engines that are not dead for good; what one raises, when all have answered."""
+        """The results of all engines that are not gone for good; what one raises, when all have answered."""
         self.check_health()
-        results = await asyncio.gather(*(call(engine) for engine in self._living()), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
+        engines = self._living()
+        asked = await asyncio.gather(*(self._ask(engine, call) for engine in engines), return_exceptions=True)
+        results = []
+        for engine, result in zip(engines, asked, strict=True):
+            if not isinstance(result, BaseException):
+                results.append(result)
+            elif not engine.is_dead:
                 raise result
-        return [result for result in results if not isinstance(result, BaseException)]
+        self.check_health()
+        return results
+
+    @staticmethod
+    async def _ask(engine: ProcessClient, call: Callable[[ProcessClient], Awaitable[Result]]) -> Result:
+        """An engine's answer; one that dies before it has answered is asked again when it is there again."""
+        try:
+            return await call(engine)
+        except EngineDeadError:
+            if engine.is_dead or not engine.is_loading:
+                raise
+            return await call(engine)
 
     async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
         await self._each(lambda engine: engine.pause(mode, clear_cache=clear_cache))

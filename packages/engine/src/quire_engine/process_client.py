@@ -66,6 +66,7 @@ LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
 
 
+# Many attributes: one process, its sockets, its restarts, and what it is to be when it is there again.
 class ProcessClient(StreamingClient):
     """Starts and speaks to an engine process. Use it like any `EngineClient`.
 

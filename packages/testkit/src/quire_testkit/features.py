@@ -187,6 +187,8 @@ and an adapter that changes them is refused. A drafter sees the placeholders of 
 Adapters in the weights are compared with adapters on top of them, which round otherwise, in float32; where weights
 are quantized they stay on top.
 
+Several engines behind one address ([data parallel](parallelism.md)) are no row: each of them is one of this table.
+
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
 [LoRA](lora.md), [media](media.md), [quantization](quantization.md), [structured output](structured-output.md) and
