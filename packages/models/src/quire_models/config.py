@@ -27,6 +27,8 @@ from quire_models.config_fields import DTYPE_BYTES, stored_dtype
 from quire_models.encoder_spec import start_token_ids
 from quire_models.media_spec import MediaSpec, media_refusal, media_spec
 from quire_models.overrides import check_overrides_read, overridden
+from quire_models.pooling_decoder import as_pooling_decoder
+from quire_models.pooling_heads import classifier_kind
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import (
     QUANTIZATION_KEYS,
@@ -201,8 +203,11 @@ class ModelConfig:
         entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
         network: NetworkSpec = entry.spec(config)
+        outer = config if part is None else Fields(replaced, source)
         if retriever is not None:
             network = as_retriever(network, config, retriever.embedding_dim)
+        elif part is not None and (head := classifier_kind(architecture)) is not None:
+            network = as_pooling_decoder(network, outer, head)
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
         start = network.decoder_start_token_ids
@@ -222,7 +227,7 @@ class ModelConfig:
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=tuple(dict.fromkeys(preferred + config.token_ids("eos_token_id"))),
             decoder_start_token_ids=start,
-            problem_type=config.text("problem_type", default=""),
+            problem_type=outer.text("problem_type", default=""),
             quantization=quantization,
             quantization_method=quantization_method(beside or config),
             stored_cache_dtype=parse_kv_cache(beside or config),

@@ -20,6 +20,7 @@ __all__ = [
     "HeadKind",
     "class_activation",
     "class_names",
+    "classifier_kind",
     "decoder_pooler",
     "dense",
     "head_activation",
@@ -40,6 +41,11 @@ DECODER_HEADS: frozenset[HeadKind] = frozenset(
 )
 """Kinds that decoders have."""
 
+_CLASSIFIERS: dict[str, HeadKind] = {
+    "ForSequenceClassification": "text_classifier",
+    "ForTokenClassification": "token_classifier",
+}
+
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_erf": "gelu_erf", "relu": "relu", "silu": "silu"}
 """A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step, where it has that function."""
 
@@ -52,6 +58,11 @@ _FROM_SENTENCE_TRANSFORMERS: Mapping[str, Activation] = {
 
 _BIDIRECTIONAL_METHODS: dict[str, PoolingMethod] = {"last": "LAST", "avg": "MEAN", "cls": "CLS"}
 """`pooling` of config.json, which rerankers with bidirectional attention have (Llama Nemotron Rerank) -> method."""
+
+
+def classifier_kind(architecture: str) -> HeadKind | None:
+    """The classes that a class with towers tells apart, by its name; None where it has none."""
+    return next((kind for end, kind in _CLASSIFIERS.items() if architecture.endswith(end)), None)
 
 
 def class_names(config: Fields) -> tuple[str, ...]:
