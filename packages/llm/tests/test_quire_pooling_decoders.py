@@ -56,6 +56,7 @@ def test_the_last_token_in_chunks_and_behind_cached_prefixes(folder: Path, llm: 
         "pooling", ("embed", "token_embed"), ("embed",)
     )  # fmt: skip
     assert not any("LM head" in what for what in info.memory_bytes)
+    assert sum("the last token is taken" in note for note in info.extra["notes"]) == 1
     hidden = hidden_states(folder, llm, TEXTS)
     first = llm.embed(TEXTS, use_tqdm=False)
     assert torch.allclose(vectors(first), normalized([each[-1] for each in hidden]), atol=1e-5)

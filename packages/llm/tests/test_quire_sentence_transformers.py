@@ -97,6 +97,13 @@ def test_every_kind_of_modules(modes: tuple[str, ...], dense: bool, normalize: b
     assert (vectors - expected).abs().max() < 2e-6 * max(1, expected.abs().max())
 
 
+def test_what_no_file_says_is_told_once(tmp_path: Path) -> None:
+    SentenceModel(tmp_path)
+    (tmp_path / "modules.json").unlink()
+    with LLM(tmp_path, **SETTINGS) as llm:
+        assert sum("the mean of all tokens is taken" in note for note in llm.engine_info.extra["notes"]) == 1
+
+
 @pytest.mark.parametrize("architecture", ["BertModel", "RobertaModel", "XLMRobertaModel", "ModernBertModel"])
 def test_every_family(architecture: str, tmp_path: Path) -> None:
     SentenceModel(tmp_path, architecture)

@@ -140,7 +140,8 @@ def test_config_json_names_classes_and_their_activation(
     ("fields", "message"),
     [
         ({"id2label": {"1": "a"}}, "id2label must name classes by their numbers from 0 on"),
-        ({"sentence_transformers": {"activation_fn": "my.own.Function"}}, "activation_fn 'my.own.Function' is not"),
+        ({"sentence_transformers": {"activation_fn": "my.own.Function"}}, "activation 'my.own.Function' is not supp"),
+        ({"sentence_transformers": {"activation_fn": "my.Sigmoid"}}, "activation 'my.Sigmoid' is not supported"),
     ],
 )
 def test_labels_that_are_not_clear_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -89,7 +89,7 @@ def _requested_task(call: PoolingCall[PoolingRequest]) -> PoolingTask:
         HTTPError: 404, the model pools nothing.
         RequestError: the model has other tasks.
     """
-    served: Sequence[PoolingTask] = call.context.llm.engine.info.pooling_tasks  # type: ignore[assignment]
+    served: Sequence[PoolingTask] = call.context.llm.engine.info.pooling_tasks
     task = call.body.task
     if not served:
         return call.task(task or "embed")

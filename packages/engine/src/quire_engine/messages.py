@@ -20,6 +20,7 @@ from quire_interfaces import (
     ModelNotFoundError,
     OverloadedError,
     PoolingParams,
+    PoolingTask,
     PromptMedia,
     QuireError,
     Request,
@@ -176,9 +177,9 @@ class EngineInfo:
     the place of tokens; none where the engine takes text alone."""
     runner: str = "generate"
     """What the engine runs: "generate" for tokens, "pooling" for pooled hidden states alone."""
-    pooling_tasks: tuple[str, ...] = ()
+    pooling_tasks: tuple[PoolingTask, ...] = ()
     """Tasks of requests that are pooled, the one of a request that names none first; none where none are taken."""
-    cached_pooling_tasks: tuple[str, ...] = ()
+    cached_pooling_tasks: tuple[PoolingTask, ...] = ()
     """Tasks that pool the last token alone, so that they read cached prefixes."""
     embedding_size: int = 0
     """Numbers of an embedding; 0 where no task makes any."""

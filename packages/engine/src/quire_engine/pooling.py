@@ -156,7 +156,7 @@ def resolve_pooling_params(params: PoolingParams, info: EngineInfo) -> PoolingPa
             param="task",
             code="unsupported",
         )
-    return params if params.task is not None else params.with_task(tasks[0])  # type: ignore[arg-type]
+    return params if params.task is not None else params.with_task(tasks[0])
 
 
 def _error_of(output: EngineCoreOutput) -> QuireError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.config import QuireConfig
-from quire_interfaces import CheckpointError, ConfigError, PoolerConfig, Tokenizer, read_json
+from quire_interfaces import CheckpointError, ConfigError, PoolerConfig, PoolingTask, Tokenizer, read_json
 from quire_models.config import ModelConfig
 from quire_models.overrides import overridden
 from quire_models.registry import architecture_entry
@@ -179,12 +179,12 @@ def longest_embedded_text(config: QuireConfig) -> int:
     return (pooler.max_embed_len or 0) if pooler.enable_chunked_processing else 0
 
 
-def pooling_tasks(spec: PoolerSpec) -> tuple[str, ...]:
+def pooling_tasks(spec: PoolerSpec) -> tuple[PoolingTask, ...]:
     """Tasks of a pooler, its default first."""
     return (spec.default_task, *sorted(spec.tasks - {spec.default_task}))
 
 
-def cached_pooling_tasks(spec: PoolerSpec) -> tuple[str, ...]:
+def cached_pooling_tasks(spec: PoolerSpec) -> tuple[PoolingTask, ...]:
     """Tasks that pool the last token alone, so that prompts whose keys and values are cached need not be read again."""
     if spec.methods != ("LAST",) or spec.token_head.steps:
         return ()

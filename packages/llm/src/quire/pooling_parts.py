@@ -136,6 +136,6 @@ def _info(
             "KV cache": "none",
         },
         timings_s=timings_s,
-        extra={"folder": str(folder), "notes": list(spec.notes)},
+        extra={"folder": str(folder), "notes": []},
     )
     return dataclasses.replace(with_pooling(info, choice, spec), max_embed_len=longest_embedded_text(config))

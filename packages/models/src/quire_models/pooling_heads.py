@@ -7,12 +7,13 @@ which method a body without a head is pooled by, is read by `quire_pooling`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import HIDDEN_ACTS
 from quire_models.spec import NetworkSpec
+from quire_pooling.modules import activation_of
 from quire_pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, PoolingMethod
 
 __all__ = [
@@ -49,13 +50,6 @@ _CLASSIFIERS: dict[str, HeadKind] = {
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_erf": "gelu_erf", "relu": "relu", "silu": "silu"}
 """A name of `config_fields.HIDDEN_ACTS`, right-hand side -> that of a pooler's step, where it has that function."""
 
-_FROM_SENTENCE_TRANSFORMERS: Mapping[str, Activation] = {
-    "Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh", "ReLU": "relu",
-    "GELU": "gelu_erf",
-}  # fmt: skip
-"""Last part of a class name of torch -> the function that it is."""
-
-
 _BIDIRECTIONAL_METHODS: dict[str, PoolingMethod] = {"last": "LAST", "avg": "MEAN", "cls": "CLS"}
 """`pooling` of config.json, which rerankers with bidirectional attention have (Llama Nemotron Rerank) -> method."""
 
@@ -90,17 +84,13 @@ def class_activation(config: Fields, num_classes: int) -> Activation:
     regression.
 
     Raises:
-        CheckpointError: The function that sentence-transformers names is not known.
+        CheckpointError: The class that sentence-transformers names is not one of torch, or not known.
     """
     inner = config.object("sentence_transformers")
     name = config.text("sbert_ce_default_activation_function", default=None)
     name = (None if inner is None else inner.text("activation_fn", default=None)) or name
     if name is not None:
-        function = _FROM_SENTENCE_TRANSFORMERS.get(name.rpartition(".")[2])
-        if function is None:
-            choices = ", ".join(_FROM_SENTENCE_TRANSFORMERS)
-            raise CheckpointError(f"{config.source}: activation_fn {name!r} is not supported; supported: {choices}")
-        return function
+        return activation_of(name, config.source)
     problem = config.text("problem_type", default=None)
     if problem == "regression":
         return "identity"

@@ -22,6 +22,7 @@ from quire_interfaces import (
     KVCacheGroup,
     KVCachePlan,
     ModelRunnerOutput,
+    PoolingTask,
     SchedulerOutput,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
@@ -49,7 +50,7 @@ class FakeEngineConfig:
     first_token_id: int = 0
     num_token_ids: int = 1000
     vocab_size: int = 1000
-    pooling_tasks: tuple[str, ...] = ()
+    pooling_tasks: tuple[PoolingTask, ...] = ()
     """Tasks of pooling requests."""
     runner: Literal["generate", "pooling"] = "generate"
     """What `EngineInfo.runner` says: whether text is generated beside pooling."""
