@@ -18,7 +18,7 @@ from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.layers.rotary import inverse_frequencies
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
-from quire_testkit.parity.oracle import write_checkpoint
+from quire_testkit.parity.oracle import load_oracle, write_checkpoint
 
 TOLERANCE = 1e-5
 """Of the largest number: both sides compute in float32."""
@@ -79,23 +79,51 @@ def test_nomic_bert_in_the_names_of_gpt2(tmp_path: Path) -> None:
             ModelConfig.from_path(tmp_path, overrides={field: value})
 
 
-def test_jina_as_xlm_roberta_with_adapters_beside_its_weights(tmp_path: Path) -> None:
-    oracle = write(tmp_path, "JinaEmbeddingsV3Model", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
-    set_config(
-        tmp_path,
-        {"architectures": ["XLMRobertaModel"], "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
-        "rope_parameters",
-    )
-    tensors = {}
-    for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        is_adapted = name.endswith(("Wqkv.weight", "fc1.weight", "word_embeddings.weight"))
+def write_jina(folder: Path, task: int | None) -> Any:
+    """Jina v3 as its first checkpoints have it, with adapters of five tasks beside each weight.
+
+    Returns:
+        Transformers' network, with the adapter of a task in its weights.
+    """
+    oracle = write(folder, "JinaEmbeddingsV3Model", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
+    fields = {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "lora_alpha": 2, "lora_rank": 4}
+    names = {"architectures": ["XLMRobertaModel"], "lora_adaptations": list(TASKS)}
+    set_config(folder, {**names, **fields}, "rope_parameters")
+    choose, tensors = torch.Generator().manual_seed(1), {}
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if not name.endswith(("mixer.Wqkv.weight", "fc1.weight", "word_embeddings.weight")):
+            tensors[f"roberta.{name}"] = tensor
+            continue
         stem = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
-        tensors[f"{stem}.original" if is_adapted else f"roberta.{name}"] = tensor
-        if is_adapted:
-            tensors[f"{stem}.0.lora_A"] = torch.ones(5, 4, tensor.shape[-1])
-            tensors[f"{stem}.0.lora_B"] = torch.ones(5, tensor.shape[0], 4)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        outer, inner = tensor.shape
+        left, right = (0.3 * torch.randn(5, *size, generator=choose) for size in ((outer, 4), (4, inner)))
+        is_table = name.endswith("word_embeddings.weight")
+        tensors |= {f"{stem}.original": tensor, f"{stem}.0.lora_A": left if is_table else right}
+        tensors[f"{stem}.0.lora_B"] = right if is_table else left
+        if task is not None:
+            weights[name] = tensor + 0.5 * left[task] @ right[task]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    oracle.save_pretrained(folder / "merged")
+    save_file(weights, folder / "merged" / "model.safetensors", metadata={"format": "pt"})
+    return load_oracle(folder / "merged")
+
+
+TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+
+
+@pytest.mark.parametrize("task", [None, 1, 4])
+def test_jina_with_the_adapter_of_a_task(task: int | None, tmp_path: Path) -> None:
+    oracle = write_jina(tmp_path, task)
+    if task is not None:
+        set_config(tmp_path, {"default_task": TASKS[task]})
     check(tmp_path, oracle)
+
+
+def test_a_task_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    write_jina(tmp_path, None)
+    with pytest.raises(CheckpointError, match="default_task 'search' has no adapter; there are "):
+        ModelConfig.from_path(tmp_path, overrides={"default_task": "search"})
 
 
 def test_gte_as_new_model(tmp_path: Path) -> None:

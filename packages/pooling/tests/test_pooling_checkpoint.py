@@ -434,3 +434,10 @@ def test_a_normalization_between_layers_is_computed(tmp_path: Path) -> None:
     x = torch.randn(1, H)
     (result,) = Pooler(spec, {"w": torch.eye(H)}).pool(x, [1], [PoolingParams()], torch.zeros(1))
     torch.testing.assert_close(result, torch.nn.functional.normalize(x[0], dim=0))
+
+
+def test_the_task_whose_adapter_counts_is_told(tmp_path: Path) -> None:
+    config = {"lora_adaptations": ["retrieval.query", "separation"]}
+    assert "hf_overrides default_task chooses one of retrieval.query, separation" in read(tmp_path, config).notes[-1]
+    assert "for the task separation" in read(tmp_path, config | {"default_task": "separation"}).notes[-1]
+    assert not any("task" in note for note in read(tmp_path).notes)

@@ -95,6 +95,7 @@ def read_pooler(
     else:
         pooler = _of_body(hidden_size, is_encoder)
     pooler = _with_matryoshka(_with_bge_m3(pooler, folder, fields), fields)
+    pooler = dataclasses.replace(pooler, notes=(*pooler.notes, *_task_notes(fields)))
     return _with_texts(pooler, folder / (modules[0].path if modules else ""), settings)
 
 
@@ -250,6 +251,20 @@ def _with_bge_m3(pooler: PoolerSpec, folder: Path, config: Fields) -> PoolerSpec
         tasks=pooler.tasks | {"token_embed", "token_classify"},
         token_tasks={"token_classify": sparse, "token_embed": vectors},
     )
+
+
+def _task_notes(config: Fields) -> list[str]:
+    """Which of the tasks that a checkpoint has adapters of (Jina Embeddings v3) texts are embedded for."""
+    tasks = config.texts("lora_adaptations")
+    if not tasks:
+        return []
+    task = config.text("default_task", default=None)
+    if task is not None:
+        return [f"all texts are embedded for the task {task}; the checkpoint has {', '.join(tasks)}"]
+    return [
+        "texts are embedded for no task, by the weights without an adapter: hf_overrides default_task chooses one of "
+        + ", ".join(tasks)
+    ]
 
 
 def _with_matryoshka(pooler: PoolerSpec, config: Fields) -> PoolerSpec:

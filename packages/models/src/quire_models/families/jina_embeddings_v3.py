@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from quire_interfaces import Fields
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS
 from quire_models.decoder_sizes import decoder_sizes
+from quire_models.encoder_spec import EncoderSpec
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.pooling_heads import HeadKind, roberta_heads
-from quire_models.spec import CheckpointNames, LayerSpec, NetworkSpec
+from quire_models.spec import CheckpointNames, LayerSpec, NetworkSpec, recast
 from quire_pooling.spec import PoolerSpec
 
-__all__ = ["NAMES", "pooler", "spec"]
+__all__ = ["NAMES", "TaskSpec", "pooler", "spec"]
 
 NAMES = ProjectionNames("q_proj", "k_proj", "v_proj", "out_proj")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec(EncoderSpec):
+    """An encoder whose checkpoint has adapters of several tasks beside its weights (section 3), one of which is made
+    part of the weights when they are loaded."""
+
+    task_index: int
+    """Which of the adapters it is."""
+    lora_scale: float
+    """Factor of what it adds to a weight."""
+    built_by: ClassVar[str] = "quire_models.families.jina_embeddings_v3_layers:TaskEncoder"
+
+
 def spec(config: Fields) -> NetworkSpec:
-    """Norms behind the sums, biases everywhere. Adapters of tasks, which the first checkpoints have beside each weight,
-    are left out: texts are embedded as without a task."""
+    """Norms behind the sums, biases everywhere. The first checkpoints have adapters of tasks beside each weight: that
+    of `default_task` counts for all texts, and none where config.json does not name one."""
     named = config.named(rms_norm_eps="layer_norm_eps", num_key_value_heads="-")
     if config.get("rotary_emb_base") is not None:
         named = named.named(rope_theta="rotary_emb_base")
@@ -47,7 +63,16 @@ def spec(config: Fields) -> NetworkSpec:
         renamed=(("parametrizations.weight.original", "weight"), ("lm_head.decoder.bias", "lm_head.bias")),
         fused=(sizes.fused_qkv("mixer.Wqkv", NAMES[:3]),),
     )
-    return sizes.encoder_network(layers, embedding=embedding, checkpoint=names)
+    network = sizes.encoder_network(layers, embedding=embedding, checkpoint=names)
+    tasks, task = config.texts("lora_adaptations"), config.text("default_task", default=None)
+    if task is None:
+        return network
+    if task not in tasks:
+        raise CheckpointError(
+            f"{config.source}: default_task {task!r} has no adapter; there are {', '.join(tasks) or 'none'}"
+        )
+    scale = config.number("lora_alpha", default=1.0) / config.integer("lora_rank", default=4, minimum=1)
+    return recast(TaskSpec, network, task_index=tasks.index(task), lora_scale=scale)
 
 
 def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:
