@@ -22,8 +22,10 @@ from quire_testkit.tokenizers import sample_text, write_tokenizer
 __all__ = [
     "PUBLISHED",
     "VOCAB_SIZE",
+    "bge_m3",
     "e5_mistral",
     "edit_json",
+    "gritlm",
     "rename_tensors",
     "set_template",
     "write_metaspace_bpe",
@@ -257,6 +259,24 @@ def embedding_gemma(folder: Path) -> None:
     pooling = {**methods("mean_tokens"), "include_prompt": True}
     sentence = {"max_seq_length": 120, "do_lower_case": False}
     write_modules(folder, pooling, "Dense", "Dense", "Normalize", sentence=sentence, settings=settings)
+
+
+def gritlm(folder: Path) -> Any:
+    """Mistral's layers without a causal mask, and the mean of the tokens behind the instruction.
+
+    Returns:
+        Transformers' network, which has a causal mask.
+    """
+    network = write_network(folder, "MistralModel", "MistralForCausalLM", sliding_window=None)
+    edit_json(folder / "config.json", {"architectures": ["GritLM"]})
+    write_metaspace_bpe(
+        folder, ["<unk>", "<s>", "</s>"], "<s> $A", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        pad_token="</s>", model_max_length=2048,
+    )  # fmt: skip
+    settings = {"prompts": {"query": "<|user|>\nfind papers\n<|embed|>\n", "document": "<|embed|>\n"}}
+    pooling = {**methods("mean_tokens"), "include_prompt": False}
+    write_modules(folder, pooling, "Normalize", settings=settings)
+    return network
 
 
 PUBLISHED: dict[str, Callable[[Path], None]] = {

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from llm_published_folders import PUBLISHED, e5_mistral, set_template
+import transformers
+from llm_published_folders import PUBLISHED, bge_m3, e5_mistral, gritlm, set_template
 from sentence_transformers import SentenceTransformer
 
 from quire import LLM, PoolingParams
@@ -77,3 +78,38 @@ def test_the_end_token_that_settings_of_llamas_tokenizer_ask_for(tmp_path: Path)
         with LLM(tmp_path, **SETTINGS) as llm:
             vectors.append(embeddings(llm, TEXTS))
     assert torch.equal(*vectors)
+
+
+def test_gritlm_reads_in_both_directions_and_leaves_the_instruction_out(tmp_path: Path) -> None:
+    """sentence-transformers loads such a folder by its own code, so the network is Transformers' without its mask."""
+    network = gritlm(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    prompts = json.loads((tmp_path / "config_sentence_transformers.json").read_text())["prompts"]
+    with LLM(tmp_path, **SETTINGS) as llm:
+        for name, prompt in {None: "", **prompts}.items():
+            skip = len(tokenizer(prompt).input_ids) if prompt else 0
+            for text in TEXTS:
+                ids = tokenizer(prompt + text, return_tensors="pt").input_ids
+                mask = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+                with torch.inference_mode():
+                    hidden = network(input_ids=ids, attention_mask=mask).last_hidden_state[0]
+                expected = torch.nn.functional.normalize(hidden[skip:].mean(0), dim=0)
+                assert (embeddings(llm, [text], prompt_name=name)[0] - expected).abs().max() < TOLERANCE
+
+
+def test_sparse_weights_and_vectors_of_tokens_of_bge_m3(tmp_path: Path) -> None:
+    """By the formulas of M3-Embedding (arXiv 2402.03216, section 3.2)."""
+    bge_m3(tmp_path)
+    network = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    sparse, colbert = (torch.load(tmp_path / f"{name}_linear.pt") for name in ("sparse", "colbert"))
+    with LLM(tmp_path, **SETTINGS) as llm:
+        weights = llm.encode(TEXTS, pooling_task="token_classify", use_tqdm=False)
+        vectors = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
+    for text, weight, vector in zip(TEXTS, weights, vectors, strict=True):
+        with torch.inference_mode():
+            hidden = network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        expected = torch.relu(hidden @ sparse["weight"].T + sparse["bias"])[1:-1]
+        assert (weight.outputs.data - expected).abs().max() < TOLERANCE
+        expected = torch.nn.functional.normalize(hidden @ colbert["weight"].T + colbert["bias"], dim=1)[1:]
+        assert (vector.outputs.data - expected).abs().max() < TOLERANCE
