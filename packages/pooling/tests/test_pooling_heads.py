@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_pooling import Activation, ActivationSpec, DenseSpec, LayerNormSpec, PoolingHeadSpec
+from quire_pooling import Activation, ActivationSpec, DenseSpec, LayerNormSpec, NormalizeSpec, PoolingHeadSpec
 from quire_pooling.activations import activate_with, normalize
 from quire_pooling.heads import PoolingHead
 
@@ -127,3 +127,17 @@ def test_a_missing_or_wrong_tensor_is_named() -> None:
         PoolingHead(SPEC, {name: tensor for name, tensor in weights.items() if name != "b.weight"}, CPU)
     with pytest.raises(CheckpointError, match=r"a\.bias must be \[32\], is \[31\]"):
         PoolingHead(SPEC, weights | {"a.bias": torch.zeros(31)}, CPU)
+
+
+def test_columns_of_a_chain_that_ends_with_a_function_of_all_of_them() -> None:
+    """softmax, and a length of one, are of all columns; those that are asked for are taken from what comes out."""
+    dense = DenseSpec(weight="w", in_features=48, out_features=6)
+    x, weight = numbers(3, 48, seed=9), numbers(6, 48, seed=1)
+    logits = x @ weight.T
+    ends = {ActivationSpec(activation="softmax"): logits.softmax(-1), NormalizeSpec(): F.normalize(logits, dim=-1)}
+    for end, expected in ends.items():
+        head = PoolingHead(PoolingHeadSpec(steps=(dense, end)), {"w": weight}, CPU)
+        torch.testing.assert_close(head(x), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(head(x, (4, 0)), expected[:, [4, 0]], rtol=1e-5, atol=1e-6)
+    none = PoolingHead(PoolingHeadSpec(), {}, CPU)
+    assert torch.equal(none(x, (7,)), x[:, [7]])

@@ -15,6 +15,7 @@ from quire_interfaces import PoolingParams, RequestError
 from quire_ops import op_table
 from quire_ops.backends import replaced_backends
 from quire_pooling import (
+    Activation,
     ActivationSpec,
     DenseSpec,
     Pooler,
@@ -22,6 +23,7 @@ from quire_pooling import (
     PoolingHeadSpec,
     TokenTaskSpec,
 )
+from quire_pooling.activations import activate_with
 
 H = 32
 LENS = [3, 1, 65, 130, 7]
@@ -307,3 +309,63 @@ def test_dimensions_of_the_server_hold_where_the_request_names_none(hidden: Tens
     spec = PoolerSpec(hidden_size=H, dimensions=(), default_dimensions=6, tasks=frozenset({"embed", "classify"}))
     results = Pooler(spec).pool(hidden[:69], LENS[:3], [EMBED, PoolingParams(dimensions=9), CLASSIFY], token_ids[:69])
     assert [len(result) for result in results] == [6, 9, H]
+
+
+MIXED = (
+    PoolerSpec(
+        hidden_size=H,
+        methods=("MEAN",),
+        head=CLASSES,
+        activation="sigmoid",
+        dimensions=(),
+        tasks=frozenset({"embed", "classify", "token_embed", "token_classify"}),
+        include_prompt=False,
+    ),
+    [
+        PoolingParams(task="token_embed", prompt_length=1),
+        PoolingParams(task="classify"),
+        PoolingParams(task="embed", dimensions=2, prompt_length=3),
+        PoolingParams(task="token_classify", skip_token_ids=(4, 7)),
+        PoolingParams(task="embed", use_activation=False),
+    ],
+)
+"""A pooler with all tasks, and what each text of `LENS` is asked for."""
+
+
+def test_texts_of_different_tasks_stand_side_by_side(hidden: Tensor, token_ids: Tensor) -> None:
+    spec, params = MIXED
+    pooler = Pooler(spec, weights_of(spec))
+    results = pooler.pool(hidden, LENS, params, token_ids)
+    texts = zip(hidden.split(LENS), token_ids.split(LENS), params, results, strict=True)
+    for text, ids, own, result in texts:
+        assert torch.equal(pooler.pool(text, [len(text)], [own], ids)[0], result)
+    for size in (2, 64):
+        assert all(map(torch.equal, chunked(pooler, hidden, token_ids, params, size), results))
+    assert [tuple(result.shape) for result in results] == [(2, 4), (4,), (2,), (106, 4), (4,)]
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "log1p_relu", "silu", "softmax"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_largest_of_activated_numbers(
+    activation: Activation, apart: bool, hidden: Tensor, token_ids: Tensor
+) -> None:
+    """Functions that grow are computed once per text, behind the largest number; the others of each token."""
+    dense = DenseSpec(weight="v", in_features=H, out_features=9, activation="identity" if apart else activation)
+    steps = (dense, ActivationSpec(activation=activation)) if apart else (dense,)
+    spec = PoolerSpec(hidden_size=H, methods=("MAX",), token_head=PoolingHeadSpec(steps=steps), normalize=False)
+    weights = weights_of(spec)
+    results = Pooler(spec, weights).pool(hidden, LENS, [EMBED] * len(LENS), token_ids)
+    of_tokens = activate_with(torch.device("cpu"))(hidden @ weights["v"].T, activation)
+    for result, each in zip(results, of_tokens.split(LENS), strict=True):
+        torch.testing.assert_close(result, each.amax(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_of_residual_and_function_is_not_taken_apart(hidden: Tensor, token_ids: Tensor) -> None:
+    dense = DenseSpec(weight="v", in_features=H, out_features=H, activation="relu", use_residual=True)
+    head = PoolingHeadSpec(steps=(dense,))
+    spec = PoolerSpec(hidden_size=H, methods=("MAX",), token_head=head, normalize=False)
+    weights = weights_of(spec)
+    results = Pooler(spec, weights).pool(hidden, LENS, [EMBED] * len(LENS), token_ids)
+    of_tokens = hidden + torch.relu(hidden @ weights["v"].T)
+    for result, each in zip(results, of_tokens.split(LENS), strict=True):
+        torch.testing.assert_close(result, each.amax(0), rtol=1e-5, atol=1e-5)

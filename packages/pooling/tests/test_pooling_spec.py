@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from quire_interfaces import ConfigError, PoolerConfig
+from quire_interfaces import ConfigError, PoolerConfig, PoolingParams
 from quire_pooling import DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, TokenTaskSpec
 
 DENSE = DenseSpec(weight="dense.weight", bias="dense.bias", in_features=16, out_features=6)
@@ -51,3 +51,27 @@ def test_settings_of_the_server_go_before_the_checkpoint() -> None:
     assert error.value.field == "dimensions"
     with pytest.raises(ConfigError, match=r"dimensions .3. cannot be chosen"):
         spec.with_config(PoolerConfig(dimensions=3))
+
+
+def test_steps_are_those_of_the_request_or_else_of_the_checkpoint() -> None:
+    spec = PoolerSpec(
+        hidden_size=8,
+        token_method="STEP",
+        step_tag_id=0,
+        returned_token_ids=(3, 1),
+        tasks=frozenset({"token_classify", "embed"}),
+    )
+    own = spec.resolve(PoolingParams(task="token_classify"))
+    assert (own.step_tag_id, own.returned_token_ids) == (0, (3, 1))
+    asked = spec.resolve(PoolingParams(task="token_classify", step_tag_id=5, returned_token_ids=(2,)))
+    assert (asked.step_tag_id, asked.returned_token_ids) == (5, (2,))
+    text = spec.resolve(PoolingParams(task="embed"))
+    assert (text.step_tag_id, text.returned_token_ids) == (None, None)
+
+
+def test_dimensions_of_the_server_are_of_embeddings_alone() -> None:
+    tasks = frozenset({"embed", "token_embed", "classify"})
+    spec = PoolerSpec(hidden_size=8, dimensions=(), tasks=tasks).with_config(PoolerConfig(dimensions=4))
+    for task, dimensions in (("embed", 4), ("token_embed", 4), ("classify", None), ("plugin", None)):
+        assert spec.resolve(PoolingParams(task=task)).dimensions == dimensions  # type: ignore[arg-type]
+    assert spec.resolve(PoolingParams(task="embed", dimensions=8)).dimensions == 8
