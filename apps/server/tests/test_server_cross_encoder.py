@@ -38,3 +38,16 @@ def test_scores_of_pairs_are_transformers(make_live: Any, write_word_tokenizer: 
     scores = logits.sigmoid().sort(descending=True).values.tolist()
     assert [each["score"] for each in ranks] == pytest.approx(scores, abs=2e-6)
     assert answer.json()["usage"]["prompt_tokens"] == sum(each["input_ids"].numel() for each in encoded)
+    num_tokens = answer.json()["usage"]["prompt_tokens"]
+
+    def usage(**fields: Any) -> int:
+        return int(
+            live.post("/score", {"queries": QUERY, "documents": DOCUMENTS, **fields}).json()["usage"]["prompt_tokens"]
+        )
+
+    assert usage(max_tokens_per_query=1) == num_tokens - 2 * len(DOCUMENTS)
+    assert usage(max_tokens_per_doc=1) == num_tokens - sum(len(each.split()) - 1 for each in DOCUMENTS)
+    assert usage(max_tokens_per_query=0, max_tokens_per_doc=0) == num_tokens
+    for field in ({"chat_template": "{{ messages[0].content }}"}, {"instruction": "Judge"}):
+        error = live.post("/score", {"queries": QUERY, "documents": DOCUMENTS, **field}).json()["error"]
+        assert error["param"] == ("chat_template" if "chat_template" in field else "chat_template_kwargs")

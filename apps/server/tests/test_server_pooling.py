@@ -311,3 +311,8 @@ def test_what_fails_in_the_engine_is_no_answer(pooling: Any) -> None:
     with pooling.openai() as client, pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="tiny", input="a", dimensions=5)
     assert caught.value.param == "dimensions"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})])
+def test_answers_come_whole(pooling: Any, path: str, body: dict[str, Any]) -> None:
+    assert "come whole" in refused(pooling.post(path, {**body, "stream": True}), "stream")

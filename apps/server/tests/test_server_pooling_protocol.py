@@ -10,7 +10,7 @@ import pytest
 
 from quire_interfaces import PoolingParams, RequestError
 from quire_server.body import parse_body
-from quire_server.cohere_protocol import CohereEmbedRequest, vectors_by_type
+from quire_server.cohere_protocol import CohereEmbedRequest, CohereMeta, vectors_by_type
 from quire_server.pooling_protocol import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -21,6 +21,7 @@ from quire_server.pooling_protocol import (
     pairs_of,
 )
 from quire_server.tei_protocol import (
+    TEIEmbedAllRequest,
     TEIEmbedRequest,
     TEIPredictRequest,
     TEIPromptRequest,
@@ -313,3 +314,31 @@ def test_predictions_take_one_text_or_two(inputs: Any) -> None:
     name = param_of(parsed(TEIPredictRequest, inputs=inputs).prompts)
     assert name is not None
     assert name.startswith("inputs")
+
+
+def test_variables_of_the_template_that_writes_pairs() -> None:
+    def variables(**fields: Any) -> Any:
+        return parsed(ScoreRequest, queries="a", documents="b", **fields).prompt_options()["chat_template_kwargs"]
+
+    assert variables() == {}
+    assert variables(instruction="Judge") == {"instruction": "Judge"}
+    own = {"instruction": "Rank", "style": "short"}
+    assert variables(instruction="Judge", chat_template_kwargs=own) == own
+
+
+def test_images_are_billed_apart() -> None:
+    image = {"content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
+    text = {"content": [{"type": "text", "text": "a"}]}
+    bodies = ({"texts": ["a"]}, {"inputs": [text]}, {"inputs": [text, image]}, {"images": ["data:,x"]})
+    has_images = [parsed(CohereEmbedRequest, **body).has_images for body in bodies]
+    assert has_images == [False, False, True, True]
+    billed = [CohereMeta.of("2", 7, has_images=each).billed_units for each in has_images[1:3]]
+    assert billed == [{"input_tokens": 7}, {"input_tokens": 0, "image_tokens": 7}]
+    assert CohereMeta.of("2", 7, search_units=1).billed_units == {"search_units": 1}
+
+
+def test_vectors_of_tokens_are_not_normalized_for_tei() -> None:
+    assert parsed(TEIEmbedAllRequest, inputs="a").pooling_params("token_embed").use_activation is False
+    assert parsed(TEIEmbedRequest, inputs="a", normalize=False, dimensions=4).pooling_params("embed").dimensions == 4
+    raw = [parsed(TEIPredictRequest, inputs="a", raw_scores=each).pooling_params("classify") for each in (True, False)]
+    assert [each.use_activation for each in raw] == [False, True]
