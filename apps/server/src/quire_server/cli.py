@@ -201,6 +201,35 @@ def run_plan(parsed: ParsedCommand) -> int:
 
 
 @command(
+    "kv-serve",
+    "keep prefix blocks for a fleet of engines (--kv-tier), in memory and on disk",
+    "--listen ADDRESS [--memory SIZE] [--disk-path FOLDER --disk-size SIZE] [--tenants FILE]",
+    argument(
+        "--listen",
+        action="append",
+        required=True,
+        metavar="ADDRESS",
+        help="unix:/path or tcp://host:port; may be repeated",
+    ),
+    argument("--memory", default="4GiB", metavar="SIZE", help="host memory for blocks (default: 4GiB)"),
+    argument("--disk-path", metavar="FOLDER", help="keep blocks there as well, over restarts"),
+    argument("--disk-size", metavar="SIZE", help="most bytes that they take there"),
+    argument(
+        "--tenants",
+        metavar="FILE",
+        help='JSON file with keys and quotas: {"NAME": {"key": "...", "memory": "4GiB", "disk": "100GiB"}}',
+    ),
+)
+def run_kv_serve(parsed: ParsedCommand) -> int:
+    from quire_server.kv_serve import kv_serve
+
+    args = parsed.args
+    return kv_serve(
+        args.listen, memory=args.memory, disk_path=args.disk_path, disk_size=args.disk_size, tenants=args.tenants
+    )
+
+
+@command(
     "compile-kernels",
     "compile a model's kernels for a kind of GPU, which need not be here",
     "[MODEL] --target TARGET [--gpu NAME] --out FOLDER [--flag value ...]",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from quire_kv_transfer.block_file import read_block, write_block
 from quire_kv_transfer.block_files import BlockFiles
 from quire_kv_transfer.block_frame import BlockFormatError, check_frame, frame_header
+from quire_kv_transfer.block_store import BlockStore, StoreTenant
 from quire_kv_transfer.block_tier import BlockTier
 from quire_kv_transfer.config import KVTransferConfig
 from quire_kv_transfer.disk_tier import DiskTier, group_block_bytes
@@ -15,6 +16,9 @@ from quire_kv_transfer.encoder_cache import DiskEncoderCache
 from quire_kv_transfer.fingerprint import layout_facts, model_fingerprint, weights_digest
 from quire_kv_transfer.folder import TierFolder, prepare_folder
 from quire_kv_transfer.host_memory import HostMemoryTier
+from quire_kv_transfer.remote_tier import RemoteTier
+from quire_kv_transfer.store_server import BlockStoreServer
+from quire_kv_transfer.store_wire import parse_address
 from quire_kv_transfer.tier_connector import TierConnector
 from quire_kv_transfer.tier_stack import MAX_STORE_BYTES, TierStack
 from quire_kv_transfer.tier_worker import TierWorker
@@ -26,12 +30,16 @@ __all__ = [
     "MAX_STORE_BYTES",
     "BlockFiles",
     "BlockFormatError",
+    "BlockStore",
+    "BlockStoreServer",
     "BlockTier",
     "DiskEncoderCache",
     "DiskTier",
     "FolderUsage",
     "HostMemoryTier",
     "KVTransferConfig",
+    "RemoteTier",
+    "StoreTenant",
     "TierConnector",
     "TierFolder",
     "TierStack",
@@ -41,6 +49,7 @@ __all__ = [
     "group_block_bytes",
     "layout_facts",
     "model_fingerprint",
+    "parse_address",
     "prepare_folder",
     "read_block",
     "weights_digest",

@@ -39,6 +39,14 @@ class KVTransferConfig(Settings):
     kv_offloading_backend: str = setting(
         "native", help="What offloads to host memory: native is Quire's own.", check=one_of("native")
     )
+    kv_tier: str | None = setting(
+        None,
+        help="Block store that engines share (quire kv-serve): unix:/path or tcp://host:port. Prefixes that another "
+        "engine computed are read from it; when it is away they are computed.",
+    )
+    kv_tier_api_key: str | None = setting(
+        None, help="Key of the tenant at the block store, where it asks for one.", secret=True, nonempty=True
+    )
     kv_load_failure_policy: str = setting(
         "recompute",
         help="A block that a tier has, and that does not arrive whole: recompute computes it, fail fails the requests "

@@ -42,26 +42,27 @@ def _fields(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in names}
 
 
-def weights_digest(files: Sequence[Path], root: str) -> str:
+def weights_digest(files: Sequence[Path], root: str | None) -> str:
     """SHA-256 of the files' content, as hexadecimal digits.
 
     Args:
         files: Everything that makes the model: weights and configuration.
-        root: The tier's folder, which remembers the digest of files that have not changed.
+        root: The tier's folder, which remembers the digest of files that have not changed; None where there is none.
 
     Raises:
         OSError: a file cannot be read.
     """
-    memory = os.path.join(root, _FOLDER, _stat_digest(files))
+    memory = None if root is None else os.path.join(root, _FOLDER, _stat_digest(files))
     with contextlib.suppress(OSError, ValueError):
-        text = Path(memory).read_text(encoding="ascii")
+        text = "" if memory is None else Path(memory).read_text(encoding="ascii")
         if len(text) == _HEX_DIGITS and int(text, 16) >= 0:
             return text
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    _remember(memory, digest.hexdigest())
+    if memory is not None:
+        _remember(memory, digest.hexdigest())
     return digest.hexdigest()
 
 

@@ -25,6 +25,7 @@ from quire.kv_tier import (
     ENCODER_CACHE,
     EngineTiers,
     check_tier,
+    needs_digest,
     open_encoder_cache,
     open_tiers,
     start_digest,
@@ -240,7 +241,7 @@ class LoadedNetworks:
     target: Network
     draft: Network | None
     digest: Future[str] | None
-    """Of the checkpoint, for a tier on disk; None without one."""
+    """Of the checkpoint, for tiers that outlive the engine; None without one."""
     timings_s: dict[str, float]
     """Stage of the start -> seconds."""
     loaded_at_s: float
@@ -357,7 +358,7 @@ def _load_networks(blueprint: Blueprint, report: Report) -> LoadedNetworks:
     config, plan = blueprint.config, blueprint.plan
     _use_kernels(config)
     imported = time.perf_counter()
-    digest = start_digest(config, blueprint.folder) if config.kv_transfer.kv_disk_path else None
+    digest = start_digest(config, blueprint.folder) if needs_digest(config) else None
     network = load_model(
         blueprint.model,
         network_folder(blueprint.folder),

@@ -176,6 +176,8 @@ def _choices(
         choices["KV events"] = f"published at {config.engine.kv_events.endpoint}"
     if tiers is not None and tiers.memory is not None:
         choices["prefixes in host memory"] = f"at most {format_bytes(tiers.memory.size_bytes)}"
+    if config.kv_transfer.kv_tier is not None:
+        choices["prefixes of other engines"] = f"block store at {config.kv_transfer.kv_tier}"
     if tiers is not None and (disk := tiers.disk) is not None:
         choices["prefixes on disk"] = (
             f"{disk.root}, {format_bytes(disk.used_bytes)} of at most {format_bytes(disk.size_bytes)}"

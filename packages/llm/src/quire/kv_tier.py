@@ -23,10 +23,12 @@ from quire_kv_transfer import (
     DiskEncoderCache,
     DiskTier,
     HostMemoryTier,
+    RemoteTier,
     TierStack,
     group_block_bytes,
     layout_facts,
     model_fingerprint,
+    parse_address,
     prepare_folder,
     weights_digest,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "EngineTiers",
     "check_tier",
     "connect_media",
+    "needs_digest",
     "open_encoder_cache",
     "open_tiers",
     "start_digest",
@@ -85,13 +88,24 @@ def check_tier(config: QuireConfig) -> None:
         )
     if settings.kv_disk_path is not None:
         prepare_folder(settings.kv_disk_path)
+    if settings.kv_tier is not None:
+        parse_address(settings.kv_tier)
 
 
 def tier_setting(config: QuireConfig) -> str | None:
     """Name of the setting that asks for a tier, the first of several; None where none does."""
     settings = config.kv_transfer
-    asked = {"kv_disk_path": settings.kv_disk_path is not None, "kv_offloading_size": bool(settings.kv_offloading_size)}
+    asked = {
+        "kv_disk_path": settings.kv_disk_path is not None,
+        "kv_offloading_size": bool(settings.kv_offloading_size),
+        "kv_tier": settings.kv_tier is not None,
+    }
     return next((name for name, is_asked in asked.items() if is_asked), None)
+
+
+def needs_digest(config: QuireConfig) -> bool:
+    """Whether blocks of this engine may be read by another, or after it."""
+    return config.kv_transfer.kv_disk_path is not None or config.kv_transfer.kv_tier is not None
 
 
 def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
@@ -101,8 +115,8 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
     """
     from quire_models.checkpoint_files import open_checkpoint
 
-    assert config.kv_transfer.kv_disk_path is not None
-    root = prepare_folder(config.kv_transfer.kv_disk_path)
+    path = config.kv_transfer.kv_disk_path
+    root = None if path is None else prepare_folder(path)
     files = [folder / "config.json"]
     if config.model.load_format != "dummy":
         files += open_checkpoint(folder, pickled=config.model.load_format == "pt").files
@@ -146,6 +160,8 @@ def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None
     if settings.kv_disk_path is not None:
         disk = DiskTier(settings.kv_disk_path, fingerprint, block_bytes, size_bytes=settings.kv_disk_size)
         tiers.append(disk.files)
+    if settings.kv_tier is not None:
+        tiers.append(RemoteTier(settings.kv_tier, fingerprint, api_key=settings.kv_tier_api_key or ""))
     stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=plan.kv_plan.num_blocks)
     return EngineTiers(stack, disk, memory)
 

@@ -103,6 +103,7 @@ def _check(config: QuireConfig, model: ModelConfig) -> None:
         ("speculative_method", config.speculative.method != "none"),
         ("kv_disk_path", config.kv_transfer.kv_disk_path is not None),
         ("kv_offloading_size", bool(config.kv_transfer.kv_offloading_size)),
+        ("kv_tier", config.kv_transfer.kv_tier is not None),
         ("enable_lora", config.lora.enable_lora),
     ):
         if is_set:

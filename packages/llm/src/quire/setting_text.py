@@ -65,7 +65,7 @@ def parse_text(spec: ConfigField, text: str, source: str = "command line") -> An
     optional = len(kinds) < len(_alternatives(spec.type))
     if optional and text.lower() in ("", "none", "null"):
         return None
-    if spec.secret and not text.lstrip().startswith("["):
+    if spec.secret and typing.get_origin(kinds[0]) is tuple and not text.lstrip().startswith("["):
         return tuple(part.strip() for part in text.split(","))  # an empty one is a mistake, and its check says so
     try:
         return _convert(kinds[0], text)
