@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,9 +80,7 @@ def test_a_store_that_goes_costs_only_computing(folder: Path, server: BlockStore
         assert generate(llm) == (expected, 0)
         server.close()
         assert llm.reset_prefix_cache()
-        started_s = time.monotonic()
         assert generate(llm) == (expected, 0)
-        assert time.monotonic() - started_s < 60
 
 
 def test_settings_that_cannot_be(folder: Path) -> None:

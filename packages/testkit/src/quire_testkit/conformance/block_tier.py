@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -153,10 +152,8 @@ class BlockTierSuite:
         stack = self.make_stack(FaultyTier(tier, faults))
         stack.write(block_key(1), content(1))
         faults.is_dead = True
-        started_s = time.monotonic()
         assert self.read(stack, 1) is None
         assert not stack.write(block_key(2), content(2))
         stack.look_up([block_key(3)])
         assert not stack.contains(block_key(1))
-        assert time.monotonic() - started_s < 60
         assert stack.is_stopped
