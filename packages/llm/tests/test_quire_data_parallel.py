@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncLLM, ConfigError, QuireConfig, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.data_parallel import engine_ranks, rank_config
+from quire.data_parallel import engine_ranks
+from quire.rank_config import rank_config
 from quire_engine import EnginePool, ProcessClient
 from quire_interfaces import OutputKind, RequestOptions
 
@@ -85,7 +86,7 @@ def test_contradictions_say_what_to_do(settings: dict[str, Any], remedy: str) ->
 
 
 def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.data_parallel.split_cores", lambda setting, size: [((0, 2), 1), ((1, 3), 1)])
+    monkeypatch.setattr("quire.rank_config.split_cores", lambda setting, size: [((0, 2), 1), ((1, 3), 1)])
     config = QuireConfig.of(data_parallel_size=2, gpu_memory_utilization=0.6)
     parts = [rank_config(config, rank) for rank in range(2)]
     assert [part.runner.cpu_affinity for part in parts] == ["0,2", "1,3"]

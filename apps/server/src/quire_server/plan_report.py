@@ -10,15 +10,15 @@ from typing import Any
 
 from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks, rank_config
+from quire.data_parallel import engine_ranks
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.memory_advice import flags_of, format_bytes
 from quire.named_gpus import named_gpu_bytes
 from quire.plan import MemoryPlan, advice, make_plan
 from quire.poolers import choose_pooling, longest_embedded_text, pooling_tasks, read_pooler_spec
+from quire.rank_config import rank_config
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
-from quire_runner.config import RunnerConfig
 
 __all__ = ["print_plan"]
 
@@ -33,8 +33,8 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
     ranks = engine_ranks(config.data_parallel)
-    configs = [rank_config(config, rank) for rank in range(ranks.first, ranks.first + ranks.size)]
-    engines, config = [each.runner for each in configs], configs[0]
+    engines = [rank_config(config, rank) for rank in range(ranks.first, ranks.first + ranks.size)]
+    config = engines[0]
     choice = choose_pooling(config, folder, model)
     if model.is_encoder:
         pooler = read_pooler_spec(config, folder, model)
@@ -92,8 +92,9 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     return int(not plan.fits)
 
 
-def _engine_figures(rank: int, runner: RunnerConfig) -> dict[str, Any]:
+def _engine_figures(rank: int, config: QuireConfig) -> dict[str, Any]:
     """What one of the engines gets of the host."""
+    runner = config.runner
     return {
         "data_parallel_rank": rank,
         "device": runner.device,
@@ -102,13 +103,14 @@ def _engine_figures(rank: int, runner: RunnerConfig) -> dict[str, Any]:
     }
 
 
-def _print_engines(first_rank: int, engines: Sequence[RunnerConfig], total_bytes: int) -> None:
+def _print_engines(first_rank: int, engines: Sequence[QuireConfig], total_bytes: int) -> None:
     """What each of several engines gets of the host; nothing is said of one."""
     if len(engines) == 1:
         return
     together = format_bytes(len(engines) * total_bytes)
     print(f"for each of {len(engines)} engines, {together} together:")
-    for rank, runner in enumerate(engines, first_rank):
+    for rank, config in enumerate(engines, first_rank):
+        runner = config.runner
         cores = "" if runner.cpu_affinity in ("auto", "none") else f", cores {runner.cpu_affinity}"
         threads = "" if runner.num_threads is None else f", {runner.num_threads} threads"
         print(f"  rank {rank}: {runner.device}{threads}{cores}")

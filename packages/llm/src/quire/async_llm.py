@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks, rank_config
+from quire.data_parallel import engine_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
@@ -25,6 +25,7 @@ from quire.pooling_calls import Errors, check_errors
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
+from quire.rank_config import rank_config
 from quire_engine import (
     AsyncEngine,
     EngineInfo,

@@ -1,22 +1,16 @@
-"""Data parallel: how many engines serve one model, which ranks they have, and what of the host each of them gets.
+"""Data parallel: how many engines serve one model, and which ranks they have.
 
-Knows settings and numbers of cores; starts nothing (`quire_engine.EnginePool` does).
+Knows its own settings; starts nothing (`quire_engine.EnginePool` does).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quire_interfaces import ConfigError, Settings, at_least, setting
-from quire_runner.affinity import split_cores
 
-if TYPE_CHECKING:
-    from quire.config import QuireConfig
-
-__all__ = ["DataParallelConfig", "EngineRanks", "engine_ranks", "rank_config"]
+__all__ = ["DataParallelConfig", "EngineRanks", "engine_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,35 +161,3 @@ def _external_ranks(config: DataParallelConfig) -> EngineRanks:
             field="data_parallel_start_rank",
         )
     return EngineRanks(rank, 1)
-
-
-def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
-    """Settings of one of the engines of this host: its rank, and its part of the cores and of the memory, or its GPU.
-
-    Args:
-        config: Settings of all of them.
-        rank: One of `engine_ranks`, or one behind them, of an engine that is added.
-    """
-    ranks = engine_ranks(config.data_parallel)
-    place = rank - ranks.first
-    size = max(ranks.size, place + 1)
-    num_all = max(config.data_parallel.data_parallel_size, rank + 1)
-    own = DataParallelConfig(data_parallel_size=num_all, data_parallel_rank=rank)
-    config = dataclasses.replace(config, data_parallel=own)
-    if size == 1:
-        return config
-    runner, model = config.runner, config.model
-    if runner.device == "cuda":
-        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"cuda:{place}"))
-    share = model.gpu_memory_utilization / size  # of the same memory
-    model = dataclasses.replace(model, gpu_memory_utilization=share)
-    if runner.device.startswith("cpu"):
-        cores, num_physical = split_cores(runner.cpu_affinity, size)[place]
-        if cores and (runner.num_threads or 0) <= len(cores):
-            num_threads = runner.num_threads or num_physical
-            affinity = ",".join(map(str, cores))
-        else:
-            num_threads = runner.num_threads or max(1, (os.cpu_count() or 1) // size)
-            affinity = "none"
-        runner = dataclasses.replace(runner, num_threads=num_threads, cpu_affinity=affinity)
-    return dataclasses.replace(config, model=model, runner=runner)
