@@ -17,6 +17,7 @@ from quire_interfaces import (
     FinishReason,
     ModelRunnerOutput,
     PauseState,
+    RankDeadError,
     Request,
     RequestError,
     SamplingParams,
@@ -193,6 +194,27 @@ def test_two_that_only_fail_together_both_finish(depth: int) -> None:
     assert executor.num_failures > 1
     for i in range(5):
         assert record.tokens[f"r{i}"] == expected_output([i] * 3, 6, request_seed=i)
+
+
+class LosesARank:
+    """An executor whose steps fail because a rank is gone."""
+
+    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_exception(RankDeadError(1, "its process was ended by SIGKILL"))
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_that_is_gone_ends_the_engine_at_once() -> None:
+    parts = build_fake_engine(SMALL)
+    parts.executor = LosesARank()
+    core = EngineCore(parts, EngineConfig())
+    core.add_request(make_request("r0", [1, 2], 4, seed=0))
+    with pytest.raises(RankDeadError, match="rank 1 is gone: its process was ended by SIGKILL"):
+        core.step()
 
 
 def test_others_are_served_while_suspects_are_tried() -> None:

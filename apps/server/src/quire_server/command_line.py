@@ -101,18 +101,22 @@ def settings_from(
 
 def add_setting_flags(parser: argparse.ArgumentParser, fields: Mapping[str, ConfigField]) -> None:
     """Flags of all settings, and vLLM's that stand for none of them."""
+    from quire.vllm_settings import VLLM_SETTINGS
+
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings by name")
     parser.add_argument("--speculative-config", metavar="JSON", help="speculation as one JSON object, as in vLLM")
     levels = "0 compiles nothing, 1 to 3 are --compilation-config '{\"mode\": 1}'"
     parser.add_argument("-O", dest="optimization_level", type=int, choices=range(4), metavar="LEVEL", help=levels)
     for spec in fields.values():
+        own = VLLM_SETTINGS.get(spec.name)
+        flags = [spec.flag, *([own.short] if own is not None and own.short else [])]
         if spec.type is bool or bool in typing.get_args(spec.type):
-            parser.add_argument(spec.flag, dest=spec.name, action=argparse.BooleanOptionalAction, default=None)
+            parser.add_argument(*flags, dest=spec.name, action=argparse.BooleanOptionalAction, default=None)
         elif _is_list(spec):
             count = 1 if spec.secret else "+"  # a secret must not swallow MODEL
-            parser.add_argument(spec.flag, dest=spec.name, nargs=count, action="append", metavar="VALUE")
+            parser.add_argument(*flags, dest=spec.name, nargs=count, action="append", metavar="VALUE")
         else:
-            parser.add_argument(spec.flag, dest=spec.name, metavar="VALUE")
+            parser.add_argument(*flags, dest=spec.name, metavar="VALUE")
     _add_vllm_flags(parser, fields)
 
 

@@ -326,6 +326,8 @@ class EngineCore:
                 ) from None
             self._step_failed(output, error, result)
             return False
+        except EngineDeadError:  # a rank is gone: no step can succeed any more
+            raise
         except Exception as error:
             self._step_failed(output, error, result)
             return False

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +45,9 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
+from quire.tensor_parallel import config_of_ranks
+from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
+from quire_distributed.executor import MultiprocExecutor
 from quire_engine import EngineParts, KVEventPublisher
 from quire_interfaces import (
     AdmissionRule,
@@ -76,14 +80,15 @@ from quire_spec_decode import HEAD_METHODS, DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
+    from quire_distributed import Collectives
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_models.transformers_backend.model import TransformersLM
     from quire_pooling import Pooler
     from quire_runner import ModelRunner
 
-__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "media_folder",
-           "model_folder", "read_model_config", "use_kernel_tables"]  # fmt: skip
+__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_rank_worker", "build_renderer", "engine_factory",
+           "media_folder", "model_folder", "read_model_config", "use_kernel_tables"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
@@ -314,16 +319,53 @@ def build_parts(
             blueprint.plan,
             report or (lambda stage, fraction: None),
         )
-    networks = _load_networks(blueprint, report or (lambda stage, fraction: None))
-    device = _build_device_side(
-        blueprint,
-        networks,
-        logits_processors=logits_processors,
-        on_logits=on_logits,
-        tokenizer=tokenizer,
-        serves_strangers=serves_strangers,
-    )
+    ranks = None
+    if blueprint.config.parallel.tensor_parallel_size > 1:
+        if logits_processors:
+            raise ConfigError("logits processors of this program are on one rank only", field="tensor_parallel_size")
+        ranks = start_other_ranks(blueprint.config, blueprint.model, blueprint.plan)
+    try:
+        networks = _load_networks(
+            blueprint, report or (lambda stage, fraction: None), None if ranks is None else ranks.collectives
+        )
+        device = _build_device_side(
+            blueprint,
+            networks,
+            logits_processors=logits_processors,
+            on_logits=on_logits,
+            tokenizer=tokenizer,
+            serves_strangers=serves_strangers,
+            ranks=ranks,
+        )
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
     return _join(blueprint, networks.target, device)
+
+
+def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWorker:
+    """What a rank beside rank 0 runs: its part of the network, and a runner of its own."""
+    config, plan = QuireConfig.from_dict(payload.config), payload.plan
+    folder = model_folder(config)
+    model = read_model_config(config, folder)
+    choice = choose_pooling(config, folder, model)
+    tokenizer = load_tokenizer(tokenizer_folder(config, folder)) if choice.pools else None
+    blueprint = Blueprint(
+        config=config,
+        folder=folder,
+        model=model.within(plan.max_model_len),
+        plan=plan,
+        compilation=None,
+        choice=choice,
+        pooler=read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None,
+        offered={},
+    )
+    networks = _load_networks(blueprint, lambda stage, fraction: None, collectives)
+    device = _build_device_side(
+        blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
+    )
+    return RankWorker(device.runner, device.store)
 
 
 def _plan_engine(
@@ -334,7 +376,7 @@ def _plan_engine(
     if config.model.mm_encoder_only:
         check_mm_encoder_only(config, model)
     plan = make_plan(config, model, folder=folder)
-    config = dataclasses.replace(config, speculative=plan.speculative)
+    config = config_of_ranks(dataclasses.replace(config, speculative=plan.speculative))
     model = model.within(plan.max_model_len)
     return Blueprint(
         config=config,
@@ -348,8 +390,8 @@ def _plan_engine(
     )
 
 
-def _load_networks(blueprint: Blueprint, report: Report) -> LoadedNetworks:
-    """Load the weights, the drafting network's among them."""
+def _load_networks(blueprint: Blueprint, report: Report, tp_group: Collectives | None) -> LoadedNetworks:
+    """Load the weights, the drafting network's among them, which every rank of `tp_group` has whole."""
     start = time.perf_counter()
     report("importing torch", 0.0)
     from quire_models import load_model
@@ -374,6 +416,7 @@ def _load_networks(blueprint: Blueprint, report: Report) -> LoadedNetworks:
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         towers_folder=media_folder(config, blueprint.folder),
         progress=lambda done, total: report("loading weights", done / max(1, total)),
+        tp_group=tp_group,
     )
     if blueprint.compilation is not None:
         report(f"compiling by {blueprint.compilation}", 0.0)
@@ -392,9 +435,10 @@ def _build_device_side(
     on_logits: Any,
     tokenizer: Tokenizer | None,
     serves_strangers: bool,
+    ranks: OtherRanks | None = None,
 ) -> DeviceSide:
-    """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. Arguments
-    and errors as those of `build_parts`."""
+    """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. `ranks`:
+    those beside rank 0. Other arguments and errors as those of `build_parts`."""
     from quire_lora import AdapterRuntime
     from quire_runner import ModelRunner, ThreadedExecutor
     from quire_sampling import SamplingConfig
@@ -435,7 +479,9 @@ def _build_device_side(
     if device.startswith("cuda"):
         add_stats.append(_watch_kernels(runner))
     executor: Executor = runner
-    if config.engine.depth(device) > 0:
+    if ranks is not None:
+        executor = ranks.executor(runner, store)
+    elif config.engine.depth(device) > 0:
         executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
         threads.prepare(runner.learn_draft_costs)
     else:
@@ -519,7 +565,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         gates=(device.gate, adapters),
         adapters=device.store,
         take_failures=None if transfers is None else transfers.take_failures,
-        release_kv_cache=device.runner.release_kv_cache if may_release else None,
+        release_kv_cache=partial(_release_kv_cache, device) if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=KVEventPublisher(
             kv_events,
@@ -532,6 +578,13 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
     )
+
+
+def _release_kv_cache(device: DeviceSide) -> int:
+    """Give the memory of the KV cache back on every rank; number of bytes, of this one."""
+    if isinstance(device.executor, MultiprocExecutor):
+        device.executor.call("release_kv_cache")
+    return device.runner.release_kv_cache()
 
 
 def _scheduler_config(blueprint: Blueprint) -> SchedulerConfig:

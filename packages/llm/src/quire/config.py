@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.data_parallel import DataParallelConfig
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
+from quire.parallel_config import ParallelConfig
 from quire.setting_fields import ConfigField, Origin, Sections, config_fields
 from quire.setting_text import parse_items, parse_text
 from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
@@ -222,6 +223,7 @@ class QuireConfig:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)

@@ -140,6 +140,7 @@ def _choices(
         "attention": network.attention_backend.name,
         "matrices": _matrices(config.runner.device, network.dtype),
         "layers": "all in one call" if network.in_one_call else "op by op",
+        **_ranks(config, network),
         "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
@@ -215,6 +216,15 @@ def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
     without = "" if refusal is None else f"; with adapters none: {refusal}"
     sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
     return f"{sizes_of}, each captured after it was first needed{without}"
+
+
+def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:
+    """How ranks share the network; empty for one rank."""
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return {}
+    shared, whole = network.shared_parts
+    return {"ranks": f"{size}, processes of this host; shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"}
 
 
 def _threads(cores: tuple[int, ...]) -> str:

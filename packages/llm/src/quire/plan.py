@@ -18,6 +18,7 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
+from quire.tensor_parallel import check_parallel, model_of_rank
 from quire_interfaces import (
     ConfigError,
     CrossAttentionSpec,
@@ -137,7 +138,9 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
+    check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+    free //= config.parallel.tensor_parallel_size  # ranks are processes of one host
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)
@@ -242,7 +245,10 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     block_size = state_block_size(lambda size: model.kv_cache_specs(size, cache_dtype), config.kv_cache.block_size)
     if block_size != config.kv_cache.block_size:
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
-    specs = model.kv_cache_specs(block_size, cache_dtype)
+    num_ranks = config.parallel.tensor_parallel_size
+    specs = model_of_rank(model, 0, num_ranks).kv_cache_specs(block_size, cache_dtype)
+    if num_ranks > 1:
+        notes.append(f"bytes are those of one of {num_ranks} ranks; all of them have the memory of this machine")
     draft = plan_draft(config, model, folder, dtype)
     draft_block_bytes = 0
     if draft is not None:
@@ -270,7 +276,10 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     """What -> bytes, of all but the KV cache."""
     config, model, runner, draft = resolved.config, resolved.model, resolved.runner, resolved.draft
     dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
-    weights = weight_ledger(model, resolved.dtype, resolved.linear_method)
+    num_ranks = config.parallel.tensor_parallel_size
+    weights = weight_ledger(
+        model_of_rank(model, 0, num_ranks), resolved.dtype, resolved.linear_method, num_ranks=num_ranks
+    )
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes

@@ -156,6 +156,11 @@ class AdapterStore:
             raise RuntimeError(f"adapter version {version[:12]} is not in host memory")
         return entry.adapter
 
+    def folder(self, version: str) -> Path:
+        """Where the files of a version were."""
+        with self._lock:
+            return self._versions[version].folder
+
     @property
     def num_in_memory(self) -> int:
         """Adapters in host memory."""

@@ -10,6 +10,7 @@ from functools import partial
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
+from quire_models.shards import split_outputs
 from quire_models.spec import ANY_EXPERT, Weight
 
 __all__ = ["WEIGHT_BYTES", "linear_shapes", "num_parameters", "weight_ledger"]
@@ -61,13 +62,16 @@ def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
     return {"towers": size}
 
 
-def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain") -> dict[str, int]:
+def weight_ledger(
+    config: ModelConfig, dtype: str, linear_method: str = "plain", *, num_ranks: int = 1
+) -> dict[str, int]:
     """Part of the network -> bytes of its weights.
 
     Args:
         config: The network.
         dtype: What it runs in: "float32", "bfloat16" or "float16".
         linear_method: How linear layers and the LM head keep their weights; the others keep theirs as they are.
+        num_ranks: Tensor-parallel ranks, of which this is the first; `config` is then the rank's (`sharding.shard`).
 
     Raises:
         ConfigError: there is no such method.
@@ -86,19 +90,30 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     # A tied head shares the embedding, but in another form it is a copy of its own.
     is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
-    head = 0 if is_shared else of_head(config.vocab_size, config.network.embedding.size, element)
+    head_outputs = (split_outputs(config.vocab_size, num_ranks) or (config.vocab_size,))[0]
+    head = 0 if is_shared else of_head(head_outputs, config.network.embedding.size, element)
     if not config.network.has_lm_head:
         head = 0
     elif head_form is not None:
-        head = head_form.bytes_as(head_form, config.vocab_size, config.network.embedding.size, element)
+        head = head_form.bytes_as(head_form, head_outputs, config.network.embedding.size, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)
     ledger = {"embedding": config.vocab_size * config.network.embedding.size * element, "attention": 0, "MLP": 0}
     for weight in config.network.weights():
+        if num_ranks > 1:
+            weight = _of_first_rank(weight, num_ranks)
         size = 0 if weight.is_buffer else _weight_bytes(weight, linear, element, has_files=bool(stored and stored.held))
         ledger[weight.part] = ledger.get(weight.part, 0) + size
     ledger["LM head"] = ledger.pop("LM head", 0) + head
     return {**ledger, **_tower_bytes(config, element)}
+
+
+def _of_first_rank(weight: Weight, num_ranks: int) -> Weight:
+    """A parameter as the first of some tensor-parallel ranks has it: a linear layer's part, others whole."""
+    if not weight.is_linear or weight.is_whole or weight.num_experts > 1:
+        return weight
+    sizes = split_outputs(weight.shape[0], num_ranks)
+    return weight if sizes is None else weight._replace(shape=(sizes[0], *weight.shape[1:]))
 
 
 def _weight_bytes(weight: Weight, linear: Callable[[str, int, int], int], element: int, *, has_files: bool) -> int:

@@ -58,6 +58,8 @@ class Weight(NamedTuple):
     """The checkpoint has it beside the network's parameters: it is loaded, and counted nowhere."""
     num_experts: int = 1
     """Experts that have such a weight each; their number in the name is `ANY_EXPERT`."""
+    is_whole: bool = False
+    """A tensor-parallel rank has it as it is here: replicated, or cut already."""
 
 
 def inside(name: str, weights: Iterable[Weight]) -> Iterator[Weight]:
@@ -82,7 +84,9 @@ class LinearSpec:
     def weights(self, part: str) -> Iterator[Weight]:
         """The weight, and the bias if it has one, for this row of the ledger."""
         outputs = self.out_features if self.shard is None else self.shard.size
-        yield Weight(f"{self.name}.weight", (outputs, self.in_features), part, is_linear=not self.is_plain)
+        is_cut = self.shard is not None
+        shape = (outputs, self.in_features)
+        yield Weight(f"{self.name}.weight", shape, part, is_linear=not self.is_plain, is_whole=is_cut)
         if self.bias:
             yield Weight(f"{self.name}.bias", (outputs,), part)
 

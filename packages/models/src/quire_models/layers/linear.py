@@ -224,11 +224,13 @@ class Linear:
         return out if self._group is None else self._group.all_gather(out.contiguous(), dim=-1, sizes=self._sizes)
 
     def wide(self, x: Tensor | QuantizedTokens) -> Tensor:
-        """The rank's outputs [N, num_outputs] float32, as they are summed; without adapters."""
+        """The rank's outputs [N, num_outputs] float32, as they are summed, with the step's adapters."""
         weights = {name: tensor for name, tensor in self._weights.items() if name != "bias"}
         out: Tensor = self._method.logits(weights, x)
         bias = self._weights.get("bias")
-        return out if bias is None else out.add_(bias.float())
+        out = out if bias is None else out.add_(bias.float())
+        self.adapt(out, x)
+        return out
 
     @property
     def is_adapted(self) -> bool:

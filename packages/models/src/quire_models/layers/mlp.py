@@ -109,7 +109,7 @@ class GatedMLP:
         if self._gated is not None and not self._gate_and_up.is_adapted:
             assert isinstance(x, Tensor)  # plain weights take it as it is
             return self.down_proj(self._split.gather(self._gated(x)))
-        if self.is_wide and not self._gate_and_up.is_adapted:
+        if self.is_wide:
             inner = self._act_and_mul(self.gate_proj.wide(x), self.up_proj.wide(x)).to(self._scope.dtype)
             return self.down_proj(self._split.gather(inner))
         gate, up = self._gate_and_up(x)

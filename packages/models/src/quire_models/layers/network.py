@@ -129,6 +129,25 @@ class Network:
         return ", ".join(f"{choice} for {count}" for choice, count in counts.items())
 
     @property
+    def shared_parts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Parts that tensor-parallel ranks share out, and parts that each of them has whole."""
+        scope, linears = self._scope, self.linears
+        num_shared = sum(layer.shard is not None for layer in linears)
+        shared = [
+            f"{num_shared} of {len(linears)} linear layers",
+            f"the heads of {len(scope.head_shards)} of {len(scope.attentions)} attentions",
+            "the LM head",
+        ]
+        whole = {
+            "embedding": True,
+            "norms": True,
+            "experts": any(isinstance(layer, FusedExperts) for layer in scope.layers),
+            "recurrent states": any(mixer.states for mixer in self.config.network.mixers),
+            "towers": self.towers is not None,
+        }
+        return tuple(shared), tuple(part for part, is_there in whole.items() if is_there)
+
+    @property
     def in_one_call(self) -> bool:
         """Whether a backend runs all layers in one call (op `decoder_stack`), not op by op."""
         return self._stack is not None

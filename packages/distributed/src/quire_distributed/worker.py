@@ -1,0 +1,119 @@
+"""A rank beside rank 0, in a process of its own: started by `executor.RankProcess`, ends with it.
+
+It builds its runner with the function that it is told of, then runs every step that rank 0 runs. What a step produced
+stays here: every rank computes the same. Knows no network; loads torch when its runner does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from quire_distributed.collectives import Collectives
+from quire_distributed.messages import Channel
+from quire_interfaces import RankDeadError
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+
+__all__ = ["BuildWorker", "RankSpec", "Worker", "main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker(Protocol):
+    """What a rank runs steps with."""
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; raises what computing it raised."""
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Do what rank 0 has done between two steps: a name that both know."""
+
+    def close(self) -> None:
+        """Give all memory back."""
+
+
+BuildWorker = Callable[[Any, Collectives], Worker]
+"""(payload of the spec, collectives of this rank) -> its worker."""
+
+
+class RankSpec(NamedTuple):
+    """What a rank is told first."""
+
+    rank: int
+    size: int
+    build: str
+    """A `BuildWorker` as "module:function"."""
+    payload: Any
+    """For that function; pickled."""
+    group_fd: int
+    """File descriptor of the shared memory of `SharedMemoryCollectives`."""
+    sys_path: list[str]
+
+
+def main(channel_fd: int, parent_pid: int) -> int:
+    """Serve until rank 0 is gone; the exit status.
+
+    Args:
+        channel_fd: File descriptor of the socket to rank 0.
+        parent_pid: Process of rank 0.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it ended before that
+        return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=channel_fd))
+    spec: RankSpec = channel.receive()
+    sys.path.extend(path for path in spec.sys_path if path not in sys.path)
+    try:
+        worker = _build(spec)
+    except Exception as error:
+        traceback.print_exc()
+        channel.send(("failed", f"{type(error).__name__}: {error}"))
+        return 1
+    channel.send(("ready",))
+    try:
+        _serve(worker, channel)
+    except EOFError:  # rank 0 is gone
+        return 1
+    return 0
+
+
+def _build(spec: RankSpec) -> Worker:
+    from quire_distributed.shared_memory import SharedMemoryCollectives
+
+    collectives = SharedMemoryCollectives(f"/proc/self/fd/{spec.group_fd}", spec.rank, spec.size)
+    module, _, name = spec.build.partition(":")
+    build: BuildWorker = getattr(importlib.import_module(module), name)
+    return build(spec.payload, collectives)
+
+
+def _serve(worker: Worker, channel: Channel) -> None:
+    """Do as rank 0 says until it says to close."""
+    while True:
+        match channel.receive():
+            case ("step", SchedulerOutput() as output):
+                channel.send(("done", output.step_id, _error_of(worker, output)))
+            case ("call", name, arguments):
+                worker.call(name, *arguments)
+            case ("close",):
+                worker.close()
+                return
+
+
+def _error_of(worker: Worker, output: SchedulerOutput) -> str | None:
+    """Run a step. What it raised, in words; None for nothing."""
+    try:
+        worker.run(output)
+    except RankDeadError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,35 @@
+"""Settings of the ranks that share one model. What goes with them, `quire.tensor_parallel` knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire_interfaces import Settings, at_least, setting
+
+__all__ = ["ParallelConfig"]
+
+
+def _wrong_backend(value: Any) -> str | None:
+    if value == "ray":
+        return "be mp or uni: Ray does not place ranks yet; leave it out, and ranks are processes of this host"
+    return None if value in (None, "mp", "uni") else "be mp (ranks are processes of this host) or uni (one process)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig(Settings):
+    """Ranks that share one model. Names and defaults are vLLM's."""
+
+    tensor_parallel_size: int = setting(
+        1,
+        help="Processes that share the model: each has some of the heads and of the outputs of every matrix, and the "
+        "same bits come out as of one.",
+        unit="ranks",
+        check=at_least(1),
+    )
+    distributed_executor_backend: str | None = setting(
+        None,
+        help="What runs the ranks: mp, processes of this host; uni, the engine's process alone, for one rank. Empty: "
+        "what the number of ranks asks for.",
+        check=_wrong_backend,
+    )

@@ -1,0 +1,87 @@
+"""Tensor parallelism: how many ranks share a model, what each of them gets of the plan, and what cannot be shared yet.
+
+Knows settings and plans; importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from quire.config import QuireConfig
+from quire_interfaces import ConfigError, KVCachePlan
+from quire_kv_cache import plan_kv_cache
+from quire_models.config import ModelConfig
+from quire_models.sharding import shard
+
+__all__ = ["check_parallel", "config_of_ranks", "kv_plan_of_rank", "model_of_rank"]
+
+_TIERS = "each rank has keys and values of its own heads, and tiers keep those of all heads; leave it out"
+
+
+def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
+    """Refuse what ranks cannot share yet, by name.
+
+    Raises:
+        ConfigError: a setting, or a model, that goes with one rank only.
+    """
+    parallel = config.parallel
+    size = parallel.tensor_parallel_size
+    if size == 1:
+        return
+    if parallel.distributed_executor_backend == "uni":
+        raise ConfigError(
+            f"distributed_executor_backend uni is one process, not the {size} of tensor_parallel_size; take mp",
+            field="distributed_executor_backend",
+        )
+    refusals = {
+        "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
+        "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
+        "kv_offloading_size": (bool(config.kv_transfer.kv_offloading_size), _TIERS),
+        "lora_merge_after": (
+            config.lora.lora_merge_after > 0,
+            "ranks would put an adapter into their weights at different steps; set it to 0",
+        ),
+        "async_scheduling": (
+            config.engine.async_scheduling is True,
+            "steps of several ranks are run one by one on the CPU; leave it out",
+        ),
+        "data_parallel_size": (
+            config.data_parallel.data_parallel_size > 1,
+            "engines and ranks are not counted together yet when cores are split; take one of the two",
+        ),
+        "mm_encoder_only": (config.model.mm_encoder_only, "towers are not shared; serve them with one rank"),
+        "model": (
+            model.is_encoder or not model.is_native,
+            f"{model.architecture} is not shared between ranks: it would be computed whole by each; serve it with one",
+        ),
+    }
+    for field, (is_set, reason) in refusals.items():
+        if is_set:
+            raise ConfigError(f"{field} does not go with tensor_parallel_size {size}: {reason}", field=field)
+
+
+def config_of_ranks(config: QuireConfig) -> QuireConfig:
+    """The settings of every rank: a share of this machine's cores, and drafts of fixed lengths. Adaptive ones follow
+    a clock, which differs between ranks."""
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return config
+    num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
+    # Each rank would bind its threads to the same cores.
+    runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")
+    speculative = dataclasses.replace(config.speculative, adaptive=False)
+    return dataclasses.replace(config, runner=runner, speculative=speculative)
+
+
+def model_of_rank(model: ModelConfig, rank: int, size: int) -> ModelConfig:
+    """The part of a network that a rank has, for its plan."""
+    return dataclasses.replace(model, network=shard(model.network, rank, size))
+
+
+def kv_plan_of_rank(
+    model: ModelConfig, plan: KVCachePlan, block_size: int, cache_dtype: str, rank: int, size: int
+) -> KVCachePlan:
+    """The KV cache of a rank: the blocks of rank 0's, with the rank's own heads."""
+    specs = model_of_rank(model, rank, size).kv_cache_specs(block_size, cache_dtype)
+    return plan_kv_cache(specs, num_blocks=plan.num_blocks)

@@ -1,0 +1,143 @@
+"""The ranks beside rank 0: how an engine starts them, and what each of them runs. Importing this module loads no torch.
+
+Knows processes, payloads and adapters; how a rank's network and runner are made, `quire.assemble` knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan
+from quire.tensor_parallel import kv_plan_of_rank
+from quire_distributed.executor import MultiprocExecutor, RankProcess, start_ranks
+from quire_interfaces import ModelRunnerOutput, SchedulerOutput
+from quire_models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from quire_distributed import Collectives
+    from quire_lora import AdapterStore
+    from quire_runner import ModelRunner
+
+__all__ = ["OtherRanks", "RankPayload", "RankWorker", "start_other_ranks"]
+
+BUILD = "quire.assemble:build_rank_worker"
+"""What a rank's process calls."""
+
+
+class RankPayload(NamedTuple):
+    """What a rank's process is told."""
+
+    config: dict[str, Any]
+    """Settings, as `QuireConfig.to_dict` gives them."""
+    plan: MemoryPlan
+    """Rank 0's, with the rank's own KV cache."""
+
+
+class OtherRanks(NamedTuple):
+    """The ranks beside rank 0, as rank 0 sees them."""
+
+    processes: list[RankProcess]
+    collectives: Collectives
+    """Rank 0's end of the group."""
+
+    def executor(self, runner: ModelRunner, store: AdapterStore | None) -> MultiprocExecutor:
+        """What runs steps on all ranks, once those beside rank 0 are ready.
+
+        Args:
+            runner: Rank 0's.
+            store: Rank 0's adapters, which the other ranks read when a request needs them.
+
+        Raises:
+            RankDeadError: A rank could not start.
+        """
+        for process in self.processes:
+            process.wait_until_ready()
+        executor = MultiprocExecutor(runner, self.processes, self.collectives)
+        if store is not None:
+            executor.before_step = _adapters_of(executor, store)
+        return executor
+
+    def close(self) -> None:
+        """End the processes, where the engine could not start."""
+        for process in self.processes:
+            process.close()
+        self.collectives.close()
+
+
+def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> OtherRanks:
+    """Start ranks 1, 2, ..., and join their group.
+
+    Args:
+        config: Settings of every rank.
+        model: The whole network, its context cut to the plan's.
+        plan: Rank 0's.
+
+    Raises:
+        RankDeadError: A rank ended before it joined.
+    """
+    from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
+
+    size = config.parallel.tensor_parallel_size
+    payloads = [
+        RankPayload(
+            config.to_dict(),
+            dataclasses.replace(
+                plan, kv_plan=kv_plan_of_rank(model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, size)
+            ),
+        )
+        for rank in range(1, size)
+    ]
+    with SharedMemoryRendezvous(size) as rendezvous:
+        processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
+        collectives = SharedMemoryCollectives(rendezvous.address, 0, size)
+    return OtherRanks(processes, collectives)
+
+
+def _adapters_of(executor: MultiprocExecutor, store: AdapterStore) -> Callable[[SchedulerOutput], None]:
+    """What has the other ranks read the adapters of a step's new rows."""
+
+    def before_step(output: SchedulerOutput) -> None:
+        versions = dict.fromkeys(new.adapter_version for new in output.new_rows if new.adapter_slot >= 0)
+        for version in versions:
+            executor.call("fetch_adapter", version, str(store.folder(version)))
+
+    return before_step
+
+
+class RankWorker:
+    """What a rank beside rank 0 runs (`quire_distributed.worker.Worker`)."""
+
+    def __init__(self, runner: ModelRunner, store: AdapterStore | None) -> None:
+        self._runner, self._store = runner, store
+        self._calls: dict[str, Callable[..., Any]] = {
+            "fetch_adapter": self._fetch_adapter,
+            "release_kv_cache": runner.release_kv_cache,
+        }
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; raises what computing it raised."""
+        return self._runner.run(output)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Do what rank 0 has done between two steps: read an adapter, or give the KV cache's memory back."""
+        self._calls[name](*arguments)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._runner.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _fetch_adapter(self, version: str, folder: str) -> None:
+        """Have a version in host memory; it is named by itself here, since rank 0 knows the names."""
+        assert self._store is not None
+        known = {info.name for info in self._store.loaded()}
+        if version in known:
+            self._store.fetch(version).result()
+            return
+        info = self._store.load(version, folder).result()
+        if info.version != version:
+            raise RuntimeError(f"the files of the adapter in {folder!r} have changed since rank 0 read them")
