@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import quire_distributed
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
 from quire_interfaces import RankDeadError
@@ -87,9 +88,7 @@ def main(channel_fd: int, parent_pid: int) -> int:
 
 
 def _build(spec: RankSpec) -> Worker:
-    from quire_distributed.shared_memory import SharedMemoryCollectives
-
-    collectives = SharedMemoryCollectives(f"/proc/self/fd/{spec.group_fd}", spec.rank, spec.size)
+    collectives = quire_distributed.SharedMemoryCollectives(f"/proc/self/fd/{spec.group_fd}", spec.rank, spec.size)
     module, _, name = spec.build.partition(":")
     build: BuildWorker = getattr(importlib.import_module(module), name)
     return build(spec.payload, collectives)

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import quire_distributed
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan
 from quire.tensor_parallel import kv_plan_of_rank
@@ -78,8 +79,6 @@ def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan)
     Raises:
         RankDeadError: A rank ended before it joined.
     """
-    from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
-
     size = config.parallel.tensor_parallel_size
     payloads = [
         RankPayload(
@@ -90,9 +89,9 @@ def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan)
         )
         for rank in range(1, size)
     ]
-    with SharedMemoryRendezvous(size) as rendezvous:
+    with quire_distributed.SharedMemoryRendezvous(size) as rendezvous:
         processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
-        collectives = SharedMemoryCollectives(rendezvous.address, 0, size)
+        collectives = quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size)
     return OtherRanks(processes, collectives)
 
 
