@@ -196,21 +196,26 @@ class InputProcessor:
                 param="model",
                 code="unsupported",
             )
-        if params.deterministic and not self._info.batch_invariant:
+        if params.deterministic:
+            self._check_determinism(options)
+        self._check_adapter(options)
+
+    def _check_determinism(self, options: RequestOptions) -> None:
+        """Raises RequestError when the engine cannot promise a request the same tokens again."""
+        if not self._info.batch_invariant:
             raise RequestError(
                 "this engine cannot promise the same tokens again: its operators round differently with what else is "
                 "in a step; leave deterministic out, or serve where the CPU kernels can (`quire ops` says why not)",
                 param="deterministic",
                 code="unsupported",
             )
-        if params.deterministic and options.adapter is not None and self._info.merges_adapters:
+        if options.adapter is not None and self._info.merges_adapters:
             raise RequestError(
                 "this engine puts an adapter into the network's weights when it runs alone, which rounds differently; "
                 "leave deterministic out, or serve with lora_merge_after at 0",
                 param="deterministic",
                 code="unsupported",
             )
-        self._check_adapter(options)
 
     def _check_adapter(self, options: RequestOptions) -> None:
         """Raises ModelNotFoundError where an adapter is asked for and none are served."""

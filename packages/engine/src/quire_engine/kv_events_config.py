@@ -59,14 +59,18 @@ class KVEventsConfig(Settings):
             ConfigError: an unknown member (with the nearest known one), or a value that is not possible.
         """
         names = [spec.name for spec in fields(cls)]
-        for name in values:
-            if name not in names:
-                nearest = difflib.get_close_matches(name, names, n=1)
-                hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"
-                raise ConfigError(f"kv_events_config has no member {name!r}; {hint}", field="kv_events_config")
+        if unknown := sorted(set(values).difference(names)):
+            raise _unknown_member(unknown[0], names)
         return cls(**values)
 
     @property
     def is_published(self) -> bool:
         """Whether events leave the engine."""
         return self.enable_kv_cache_events and self.publisher != "null"
+
+
+def _unknown_member(name: str, names: list[str]) -> ConfigError:
+    """What is said of a member that there is not, where there are `names`."""
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"
+    return ConfigError(f"kv_events_config has no member {name!r}; {hint}", field="kv_events_config")

@@ -376,7 +376,9 @@ def _plan_engine(
     if config.model.mm_encoder_only:
         check_mm_encoder_only(config, model)
     plan = make_plan(config, model, folder=folder)
-    config = config_of_ranks(dataclasses.replace(config, speculative=plan.speculative))
+    config = dataclasses.replace(config, speculative=plan.speculative)
+    if config.parallel.tensor_parallel_size > 1:
+        config = config_of_ranks(config)
     model = model.within(plan.max_model_len)
     return Blueprint(
         config=config,
@@ -567,16 +569,17 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         take_failures=None if transfers is None else transfers.take_failures,
         release_kv_cache=partial(_release_kv_cache, device) if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
-        kv_events=KVEventPublisher(
-            kv_events,
-            plan.kv_plan.groups,
-            allocator.take_events,
-            data_parallel_rank=engine_ranks(config.data_parallel).first,
-        )
-        if kv_events.is_published
-        else None,
+        kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
+    )
+
+
+def _publisher(config: QuireConfig, plan: MemoryPlan, allocator: KVCacheManager) -> KVEventPublisher:
+    """What publishes the events of the KV cache, under this engine's rank."""
+    rank = engine_ranks(config.data_parallel).first
+    return KVEventPublisher(
+        config.engine.kv_events, plan.kv_plan.groups, allocator.take_events, data_parallel_rank=rank
     )
 
 

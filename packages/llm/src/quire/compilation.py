@@ -19,8 +19,13 @@ def chosen_compilation(config: QuireConfig, model: ModelConfig) -> str | None:
         ConfigError: The network is Quire's own, or something else is set that compiled networks do not go with.
     """
     backend = compilation_backend(config.model.compilation_config)
-    if backend is None:
-        return None
+    if backend is not None:
+        _check_compilation(config, model)
+    return backend
+
+
+def _check_compilation(config: QuireConfig, model: ModelConfig) -> None:
+    """Raises as `chosen_compilation`."""
     if model.is_native:
         raise ConfigError(
             f"compilation_config compiles networks that run through Transformers, but {model.architecture} is one of "
@@ -39,4 +44,3 @@ def chosen_compilation(config: QuireConfig, model: ModelConfig) -> str | None:
             "Transformers hold weights as the checkpoint has them; leave quantization out",
             field="compilation_config",
         )
-    return backend

@@ -91,6 +91,11 @@ def engine_ranks(config: DataParallelConfig) -> EngineRanks:
     Raises:
         ConfigError: settings that contradict each other.
     """
+    return EngineRanks(0, 1) if config == DataParallelConfig() else _ranks_of_several(config)
+
+
+def _ranks_of_several(config: DataParallelConfig) -> EngineRanks:
+    """Which engines this server has, where there may be others. Raises as `engine_ranks`."""
     size, local = config.data_parallel_size, config.data_parallel_size_local
     rank, start = config.data_parallel_rank, config.data_parallel_start_rank
     is_external = config.data_parallel_external_lb or rank is not None

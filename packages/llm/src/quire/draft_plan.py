@@ -17,7 +17,7 @@ from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
 from quire_models.named_formats import resolved_linear_method
 from quire_renderers import load_tokenizer
-from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
+from quire_spec_decode import SpecDecodeConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
 
@@ -58,8 +58,8 @@ class DraftPlan:
         return sum(spec.block_bytes for spec in specs)
 
 
-def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | None, dtype: str) -> DraftPlan | None:
-    """The network that drafts, as configured; None where none does.
+def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | None, dtype: str) -> DraftPlan:
+    """The network that drafts, where the method is one of `NETWORK_METHODS`.
 
     Args:
         config: Settings.
@@ -73,8 +73,6 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         ConfigError: it does not belong to the model.
     """
     settings = config.speculative
-    if settings.method not in NETWORK_METHODS:
-        return None
     if settings.method == "mtp":
         layer = mtp_config(target)
         method = resolved_linear_method(settings.quantization, layer, field="speculative_quantization")

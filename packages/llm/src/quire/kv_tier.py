@@ -73,8 +73,17 @@ def check_tier(config: QuireConfig) -> None:
             field="kv_disk_size",
         )
     name = tier_setting(config)
-    if name is None:
-        return
+    if name is not None:
+        _check_asked_tier(config, name)
+
+
+def _check_asked_tier(config: QuireConfig, name: str) -> None:
+    """Refuse a tier that cannot work. Raises as `check_tier`.
+
+    Args:
+        name: The setting that asks for it.
+    """
+    settings = config.kv_transfer
     if not config.kv_cache.enable_prefix_caching:
         raise ConfigError(
             f"{name} keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave {name} out",

@@ -138,7 +138,8 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
-    check_parallel(config, model)
+    if config.parallel.tensor_parallel_size > 1:
+        check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free //= config.parallel.tensor_parallel_size  # ranks are processes of one host
     plan = _plan(config, model, free, folder)
@@ -249,7 +250,8 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     specs = model_of_rank(model, 0, num_ranks).kv_cache_specs(block_size, cache_dtype)
     if num_ranks > 1:
         notes.append(f"bytes are those of one of {num_ranks} ranks; all of them have the memory of this machine")
-    draft = plan_draft(config, model, folder, dtype)
+    drafts = config.speculative.method in NETWORK_METHODS
+    draft = plan_draft(config, model, folder, dtype) if drafts else None
     draft_block_bytes = 0
     if draft is not None:
         if draft.keeps_tokens:

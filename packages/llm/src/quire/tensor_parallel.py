@@ -20,15 +20,13 @@ _TIERS = "each rank has keys and values of its own heads, and tiers keep those o
 
 
 def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
-    """Refuse what ranks cannot share yet, by name.
+    """Refuse what several ranks cannot share yet, by name.
 
     Raises:
         ConfigError: a setting, or a model, that goes with one rank only.
     """
     parallel = config.parallel
     size = parallel.tensor_parallel_size
-    if size == 1:
-        return
     if parallel.distributed_executor_backend == "uni":
         raise ConfigError(
             f"distributed_executor_backend uni is one process, not the {size} of tensor_parallel_size; take mp",
@@ -62,11 +60,9 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
 
 
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
-    """The settings of every rank: a share of this machine's cores, and drafts of fixed lengths. Adaptive ones follow
-    a clock, which differs between ranks."""
+    """The settings of each of several ranks: a share of this machine's cores, and drafts of fixed lengths. Adaptive
+    ones follow a clock, which differs between ranks."""
     size = config.parallel.tensor_parallel_size
-    if size == 1:
-        return config
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
     # Each rank would bind its threads to the same cores.
     runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")

@@ -57,7 +57,17 @@ def resolve_model(
             raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
         gguf = _gguf_file(path)
         return path if gguf is None else gguf_folder(gguf)
-    name, tag = str(name_or_path), None
+    patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
+    return _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
+
+
+def _named_model(name: str, revision: str | None, patterns: list[str], *, modelscope: bool) -> Path:
+    """The folder of a model that no path names: of GGUF files with a tag, or on the hub. Raises as `resolve_model`.
+
+    Args:
+        patterns: The files to download.
+    """
+    asked, tag = name, None
     if tagged := _TAGGED.fullmatch(name):
         name, tag = tagged[1], tagged[2]
         folder = Path(name).expanduser()
@@ -65,7 +75,7 @@ def resolve_model(
             return gguf_folder(folder / chosen_file(name, _models_in(folder), tag))
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{str(name_or_path)!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
+            f"{asked!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
             f"{nearest_path_hint(Path(name).expanduser())}"
         )
     if modelscope:
@@ -74,9 +84,9 @@ def resolve_model(
                 f"{name}:{tag}: GGUF files are chosen by their quantization on Hugging Face's hub only; download the "
                 "file and give its path"
             )
-        return _from_modelscope(name, revision, list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS))
+        return _from_modelscope(name, revision, patterns)
     if tag is None:
-        folder = _from_hugging_face(name, revision, list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS))
+        folder = _from_hugging_face(name, revision, patterns)
         if holds_weights(folder):
             return folder
     files, cached = _files_on_hugging_face(name, revision)

@@ -90,11 +90,16 @@ def resolved_linear_method(asked: str | None, model: ModelConfig, *, field: str 
     """
     if not asked or asked == "plain" or _is_name_of(asked, model):
         return "plain"
-    given, what = asked.lower(), _described(model)
     if asked in WEIGHT_BYTES and model.quantization is None:
         return asked
+    raise _refusal(asked, model, field)
+
+
+def _refusal(asked: str, model: ModelConfig, field: str) -> ConfigError:
+    """Why a model cannot be held by a linear method, and what to do. Arguments as those of `resolved_linear_method`."""
+    given, what = asked.lower(), _described(model)
     if asked in WEIGHT_BYTES:
-        raise ConfigError(
+        return ConfigError(
             f"{field} {asked!r} was asked for, but the checkpoint is quantized already ({what}); leave the setting "
             "out, or use the unquantized checkpoint",
             field=field,
@@ -103,14 +108,14 @@ def resolved_linear_method(asked: str | None, model: ModelConfig, *, field: str 
         remedy = "it is read as it is: leave the setting out"
         if not model.quantization_method:
             remedy = f"leave the setting out, or quantize it while it is loaded ({', '.join(list(WEIGHT_BYTES)[1:])})"
-        raise ConfigError(
+        return ConfigError(
             f"{field} {asked!r} is for checkpoints of {' or '.join(CHECKPOINT_METHODS[given])}, and this one is "
             f"{what}; {remedy}",
             field=field,
         )
     if given in _INSTEAD:
-        raise ConfigError(f"{field} {asked!r} is not supported: {_INSTEAD[given]}", field=field)
-    raise ConfigError(
+        return ConfigError(f"{field} {asked!r} is not supported: {_INSTEAD[given]}", field=field)
+    return ConfigError(
         f"there is no {field} {asked!r}; choose one of {', '.join(list(WEIGHT_BYTES)[1:])} for an unquantized "
         "checkpoint, or leave the setting out: a quantized one is recognised",
         field=field,

@@ -47,15 +47,18 @@ def retriever_config(values: Mapping[str, Any], source: str) -> RetrieverConfig 
         CheckpointError: It is of such a network that is not run.
     """
     names = values.get("architectures")
-    if not isinstance(names, list):
+    if not isinstance(names, list) or RETRIEVERS.union(_UNSERVED).isdisjoint(map(str, names)):
         return None
+    return _retriever(values, names, source)
+
+
+def _retriever(values: Mapping[str, Any], names: list[Any], source: str) -> RetrieverConfig:
+    """The parts of a config.json of the architectures `names`. Raises as `retriever_config`."""
     if unserved := sorted(set(_UNSERVED).intersection(map(str, names))):
         raise CheckpointError(
             f"{source}: {unserved[0]} is not supported: of networks with a vector for each token of an image there "
             f"are {', '.join(sorted(RETRIEVERS))}, in Transformers' format"
         )
-    if not RETRIEVERS.intersection(map(str, names)):
-        return None
     inner = Fields(values, source).get("vlm_config") or {}
     shared = {name: values[name] for name in INHERITED if values.get(name) is not None}
     embedding_dim = Fields(values, source).integer("embedding_dim", default=128, minimum=1)
