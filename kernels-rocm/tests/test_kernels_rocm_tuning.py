@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from quire.assemble import use_kernel_tables
+from quire.kernel_builds import use_kernel_tables
 from quire.config import QuireConfig
 from quire.kernel_list import list_problems, record_kernels
 from quire_interfaces import ConfigError

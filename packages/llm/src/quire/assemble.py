@@ -7,7 +7,6 @@ see what an engine is made of; `examples/assemble_your_own.py` does the same by 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
+from quire.kernel_builds import use_kernels, watch_kernels
 from quire.kv_tier import (
     ENCODER_CACHE,
     EngineTiers,
@@ -88,9 +88,7 @@ if TYPE_CHECKING:
     from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_rank_worker", "build_renderer", "engine_factory",
-           "media_folder", "model_folder", "read_model_config", "use_kernel_tables"]  # fmt: skip
-
-_logger = logging.getLogger(__name__)
+           "media_folder", "model_folder", "read_model_config"]  # fmt: skip
 
 FACTORY = "quire.assemble:engine_factory"
 """What the engine process calls."""
@@ -297,7 +295,7 @@ def build_parts(
     folder = model_folder(config)
     model = read_model_config(config, folder)
     if model.is_encoder:
-        _use_kernels(config)
+        use_kernels(config)
         return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
     choice = choose_pooling(config, folder, model)
     if longest_embedded_text(config):
@@ -400,7 +398,7 @@ def _load_networks(blueprint: Blueprint, report: Report, tp_group: Collectives |
     from quire_models.compilation import compile_network
 
     config, plan = blueprint.config, blueprint.plan
-    _use_kernels(config)
+    use_kernels(config)
     imported = time.perf_counter()
     digest = start_digest(config, blueprint.folder) if needs_digest(config) else None
     network = load_model(
@@ -479,7 +477,7 @@ def _build_device_side(
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device = config.runner.device
     if device.startswith("cuda"):
-        add_stats.append(_watch_kernels(runner))
+        add_stats.append(watch_kernels(runner))
     executor: Executor = runner
     if ranks is not None:
         executor = ranks.executor(runner, store)
@@ -618,44 +616,6 @@ def _runner_config(blueprint: Blueprint) -> RunnerConfig:
         enforce_eager=config.runner.enforce_eager or not blueprint.model.generates,
         rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.has_mrope,
     )
-
-
-def use_kernel_tables(config: QuireConfig) -> None:
-    """Let every package that tunes kernels look into the configured folder first."""
-    if config.runner.kernel_tables is not None:
-        from quire_ops import kernel_builders
-
-        for builder in kernel_builders():
-            builder.use_tables(Path(config.runner.kernel_tables))
-
-
-def _use_kernels(config: QuireConfig) -> None:
-    """Let packages that tune or compile kernels look into the configured folders first."""
-    use_kernel_tables(config)
-    if config.runner.kernel_cache is not None:
-        from quire_ops import kernel_builders
-
-        for builder in kernel_builders():
-            builder.use(Path(config.runner.kernel_cache))
-
-
-def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
-    """Have everything compiled that steps need, then count what is compiled nevertheless."""
-    from quire_ops import kernel_builders
-
-    try:
-        runner.warm_up()
-    except Exception:
-        _logger.exception("the rehearsal of steps failed; kernels are compiled when they are first needed")
-    builders = kernel_builders()
-    for builder in builders:
-        builder.count_compilations()
-
-    def add_stats(stats: SchedulerStats) -> None:
-        for builder in builders:
-            stats.jit_compilations_total |= builder.count_compilations()
-
-    return add_stats
 
 
 def _make_controller(config: QuireConfig) -> DraftController | None:

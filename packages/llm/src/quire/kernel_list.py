@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.assemble import model_folder, read_model_config, use_kernel_tables
+from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
+from quire.kernel_builds import use_kernel_tables
 from quire.plan import make_plan
 from quire_interfaces import ConfigError
 from quire_kv_cache import plan_kv_cache
