@@ -22,6 +22,7 @@ from import_graph import (
 LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
     "quire.assemble": "loads torch; the demo model is optional",
+    "quire.kernel_builds": "loads torch",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
     "quire.kernel_list": "loads torch",

@@ -28,8 +28,14 @@ def make() -> Iterator[Make]:
         with SharedMemoryRendezvous(size) as rendezvous:
             ranks = start_ranks(size, "distributed_counting_worker:build", [payload] * (size - 1), rendezvous.fd)
             collectives = SharedMemoryCollectives(rendezvous.address, 0, size)
-        for rank in ranks:
-            rank.wait_until_ready()
+        try:
+            for rank in ranks:
+                rank.wait_until_ready()
+        except BaseException:
+            for rank in ranks:
+                rank.close()
+            collectives.close()
+            raise
         executor = MultiprocExecutor(CountingWorker(1, collectives), ranks, collectives)
         made.append(executor)
         return executor, ranks

@@ -56,7 +56,9 @@ from quire_server.openapi import (
     JSON,
     JSON_OR_EVENTS,
     LIST,
+    LISTS,
     NOTHING,
+    OBJECT_OR_LISTS,
     TEXT,
     Bodies,
     Media,
@@ -155,11 +157,11 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest, JSON),
     ):
         routes.add("POST", path, _generating(handler), answers, body=body)
-    routes.add("POST", "/tokenize", tokenize, body=TokenizeRequest)
+    routes.add("POST", "/tokenize", tokenize, OBJECT_OR_LISTS, body=TokenizeRequest)
     routes.add("POST", "/detokenize", detokenize, body=DetokenizeRequest)
     for path, pooling_handler, pooling_body, answers in POOLING_ROUTES:
         routes.add("POST", path, pooling_handler, answers, body=pooling_body, needs_awake=False)
-    routes.add("POST", "/decode", decode, LIST, body=DecodeRequest, needs_awake=False)
+    routes.add("POST", "/decode", decode, LISTS, body=DecodeRequest, needs_awake=False)
     invocations = make_invocations(routes.handlers)
     routes.add("POST", "/invocations", invocations, {**JSON_OR_EVENTS, **BYTES}, body=INVOCATIONS, needs_awake=False)
     routes.add("GET", "/info", tei_info, json_of(TEIInfo))

@@ -23,6 +23,7 @@ __all__ = [
     "LIST",
     "LISTS",
     "NOTHING",
+    "OBJECT_OR_LISTS",
     "TEXT",
     "Bodies",
     "Media",
@@ -41,6 +42,7 @@ Query = Mapping[str, dict[str, Any]]
 NOTHING: Media = {}
 JSON: Media = {"application/json": {"type": "object"}}
 LIST: Media = {"application/json": {"type": "array", "items": {"type": "object"}}}
+OBJECT_OR_LISTS: Media = {"application/json": {"anyOf": [{"type": "object"}, {"type": "array"}]}}
 LISTS: Media = {"application/json": {"type": "array"}}
 BYTES: Media = {"application/octet-stream": {"type": "string", "format": "binary"}}
 EVENTS: Media = {"text/event-stream": {"description": "Server-sent events, each with JSON behind `data:`."}}

@@ -155,7 +155,21 @@ class Liveness:
                 self.report(rank, cause)
 
     def _refused(self, peer: int) -> None:
-        with self._lock:
-            if self._failure is None:
-                self._failure = (peer, "its process ended")
-        self._known.set()
+        """A peer's process ended: because of another rank, where one of the datagrams that wait here says so."""
+        if self._failure is None:
+            self.report(*(self._reported_failure() or (peer, "its process ended")))
+
+    def _reported_failure(self) -> tuple[int, str] | None:
+        """Who is gone by the datagrams that have come and were not read; None where none says so."""
+        for each in self._sockets.values():
+            while True:
+                try:
+                    message = json.loads(each.recv(4096, socket.MSG_DONTWAIT))
+                except ConnectionRefusedError:
+                    continue
+                except (OSError, ValueError):
+                    break
+                match message:
+                    case [self._token, [int(rank), str(cause)]] if cause != LEFT:
+                        return rank, cause
+        return None

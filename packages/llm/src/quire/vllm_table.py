@@ -44,7 +44,6 @@ _SHORT_FLAGS = {
     "node_rank": "-r",
     "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
-    "tensor_parallel_size": "-tp",
 }
 
 _NOTHING = ""
@@ -75,8 +74,9 @@ def _answer(words: str, **accepted: str) -> dict[str, VLLMSetting]:
 VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # Devices and processes.
     **_answer(
-        "a server runs its model on one device; start one for each device, behind a load balancer",
-        tensor_parallel_size="1", pipeline_parallel_size="1",
+        "the ranks of a model are processes of one host that share every layer (--tensor-parallel-size); start a "
+        "server for each host or device, behind a load balancer",
+        pipeline_parallel_size="1",
         decode_context_parallel_size="1", prefill_context_parallel_size="1", enable_expert_parallel="false",
         nnodes="1", node_rank="0", enable_eplb="false",
         enable_dbo="false", ubatch_size="0", enable_hc_sp="false", enable_batch_sharded_sampling="false",
@@ -91,7 +91,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         data_parallel_address=_ANY, data_parallel_rpc_port=_ANY, elastic_ep_max_dp_size=_ANY,
     ),
     **_answer(
-        "a server runs its model on one device, so that there is nothing to connect",
+        "the ranks of a model are processes of one host, which find each other by themselves",
         master_addr=_ANY, master_port=_ANY, distributed_timeout_seconds=_ANY, cpu_distributed_timeout_seconds=_ANY,
         dcp_comm_backend=_ANY, dcp_kv_cache_interleave_size=_ANY, cp_kv_cache_interleave_size=_ANY,
         data_parallel_supervisor_port=_ANY, dp_supervisor_probe_interval_s=_ANY, dp_supervisor_probe_timeout_s=_ANY,
@@ -287,6 +287,7 @@ OTHER_SPELLINGS = {
     "--spec-tokens": "--num-speculative-tokens",
     "-cc": "--compilation-config",
     "-dp": "--data-parallel-size",
+    "-tp": "--tensor-parallel-size",
     "-dpb": "--data-parallel-backend",
     "-dpe": "--data-parallel-external-lb",
     "-dph": "--data-parallel-hybrid-lb",
