@@ -46,7 +46,7 @@ def _library() -> Any:
     for entry_point in entry_points(group="quire.ops"):
         name = f"{entry_point.module.partition('.')[0]}.shared_group"
         if find_spec(name) is not None:
-            return import_module(name).library()
+            return import_module(name).kernels()
     raise ConfigError("collectives in shared memory need a kernel package: install quire-kernels-cpu")
 
 

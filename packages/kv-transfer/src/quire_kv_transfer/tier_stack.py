@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from quire_interfaces import BlockKey, BlockMemory
@@ -75,7 +76,7 @@ class TierStack:
     def look_up(self, keys: Sequence[BlockKey]) -> None:
         """Find out which tiers have these blocks."""
         for tier in self._tiers:
-            self._attempt(tier, lambda tier=tier: tier.look_up(keys), None)  # type: ignore[misc]
+            self._attempt(tier, partial(tier.look_up, keys), None)
 
     def expect(self, key: BlockKey) -> None:
         """Tell the first tier that has the block that it will be read soon."""
@@ -97,9 +98,9 @@ class TierStack:
         frame = [memoryview(header), *buffers]
         above: list[BlockTier] = []
         for tier in self._tiers:
-            if self._attempt(tier, lambda tier=tier: self._load(tier, key, frame), False):  # type: ignore[misc]
+            if self._attempt(tier, partial(self._load, tier, key, frame), False):
                 for other in above:
-                    self._attempt(other, lambda other=other: other.store(key, frame), False)  # type: ignore[misc]
+                    self._attempt(other, partial(other.store, key, frame), False)
                 return True
             above.append(tier)
         return False
@@ -120,7 +121,7 @@ class TierStack:
         frame = [frame_header(self._fingerprint, key, [payload]), payload]
         arrived = False
         for tier in self._tiers:
-            if tier.has(key) or self._attempt(tier, lambda tier=tier: tier.store(key, frame), False):  # type: ignore[misc]
+            if tier.has(key) or self._attempt(tier, partial(tier.store, key, frame), False):
                 arrived = True
         return arrived
 

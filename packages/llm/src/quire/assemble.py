@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
+from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
@@ -24,7 +23,6 @@ from quire.engine_report import engine_info, with_pooling
 from quire.kernel_builds import use_kernels, watch_kernels
 from quire.kv_tier import (
     ENCODER_CACHE,
-    EngineTiers,
     check_tier,
     needs_digest,
     open_encoder_cache,
@@ -60,7 +58,6 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_kv_cache import KVCacheManager
-from quire_kv_transfer import DiskEncoderCache
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_pooling import PoolerSpec
@@ -81,11 +78,9 @@ from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, ma
 
 if TYPE_CHECKING:
     from quire_distributed import Collectives
-    from quire_lora import AdapterStore
     from quire_models import Network
     from quire_models.transformers_backend.model import TransformersLM
     from quire_pooling import Pooler
-    from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_rank_worker", "build_renderer", "engine_factory",
            "media_folder", "model_folder", "read_model_config"]  # fmt: skip
@@ -215,58 +210,6 @@ def build_grammar_gate(
     compiler = GrammarCompiler(config.structured_output, make, tries_apart=apart)
     compiler.warm_up()
     return GrammarGate(compiler)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
-    """What is to be built, decided before anything is allocated."""
-
-    config: QuireConfig
-    """Settings, with drafts as the plan has them."""
-    folder: Path
-    model: ModelConfig
-    """The network, its context cut to the plan's."""
-    plan: MemoryPlan
-    compilation: str | None
-    """Backend of torch.compile that the network is compiled by; None for none."""
-    choice: PoolingChoice
-    """What the engine is for."""
-    pooler: PoolerSpec | None
-    """How it pools; None where it only generates."""
-    offered: dict[str, str]
-    """Name -> folder of adapters that are there from the start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedNetworks:
-    """The networks, on their device."""
-
-    target: Network
-    draft: Network | None
-    digest: Future[str] | None
-    """Of the checkpoint, for tiers that outlive the engine; None without one."""
-    timings_s: dict[str, float]
-    """Stage of the start -> seconds."""
-    loaded_at_s: float
-    """When the weights were there, by `time.perf_counter`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSide:
-    """All that computes."""
-
-    runner: ModelRunner
-    executor: Executor
-    gate: GrammarGate
-    """Makes the matchers of the runner, and lets requests wait for them."""
-    store: AdapterStore | None
-    tiers: EngineTiers | None
-    encoder_cache: DiskEncoderCache | None
-    """Embeddings of media in the tier."""
-    add_stats: tuple[Callable[[SchedulerStats], None], ...]
-    """Each adds its numbers to a step's statistics."""
-    timings_s: dict[str, float]
-    """Stage of the start -> seconds."""
 
 
 def build_parts(
