@@ -223,6 +223,20 @@ async def test_a_request_that_kills_every_engine_is_given_up_and_the_others_are_
             assert (await task)[f"r{i}"] == (expected_output([i], 600, request_seed=i), FinishReason.LENGTH)
 
 
+async def test_a_request_that_saw_several_deaths_goes_on_as_long_as_it_may() -> None:
+    """It is tried apart from the others after two deaths; that the process died that tried it must not be forgotten."""
+    async with running(1, {"step_time_s": 0.5}, max_restarts=20) as pool:
+        engine = pool.engines[0]
+        stream = pool.open([message("a", [1], 3)])
+        for num_deaths in range(3):
+            await until(lambda: not engine.is_loading)
+            await asyncio.sleep(0.1)
+            kill(engine)
+            await until(lambda num_deaths=num_deaths: engine.num_restarts > num_deaths)
+        async with asyncio.timeout(60):
+            assert (await collect(stream))["a"][1] == FinishReason.LENGTH
+
+
 async def test_a_pause_reaches_an_engine_that_dies_before_it_has_answered() -> None:
     async with running(2, max_restarts=1) as pool:
         kill(pool.engines[0])

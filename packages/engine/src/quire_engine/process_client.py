@@ -355,6 +355,7 @@ class ProcessClient(StreamingClient):
         if self._dead is not None or self._is_stopping:
             return
         self._unsent.clear()  # requests among them are started again with the others
+        self._forget_suspects()
         self._resume_ids = [entry.request.request_id for entry in self._book]
         try:
             self.start()

@@ -197,7 +197,7 @@ class StreamingClient:
         """Forget all requests in flight, so that they go on in another engine (`adopt_requests`); one that lives drops
         them before its next step."""
         entries = list(self._book)
-        self._suspects.clear()
+        self._forget_suspects()
         for entry in entries:
             self._book.take(entry.request.request_id)
         if entries and self._dead is None:
@@ -221,6 +221,11 @@ class StreamingClient:
             self._try_suspect()
         else:
             self._send_resumed(entry.request.request_id)
+
+    def _forget_suspects(self) -> None:
+        """Nothing waits for its turn, and none is tried: the process that had them, or this client, has them no more."""
+        self._suspects.clear()
+        self._tried_suspect = None
 
     def _try_suspect(self) -> None:
         """Send the next suspect, unless one is there that has not got a token yet."""
