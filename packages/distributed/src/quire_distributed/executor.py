@@ -8,7 +8,6 @@ processes and steps; knows no network, and loads no torch.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,14 +19,13 @@ from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_distributed.worker import RankSpec
+from quire_distributed.rank_handle import AGREE_S, RankHandle, exit_text
+from quire_distributed.worker import RankSpec, SharedMemoryGroup
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["MultiprocExecutor", "RankProcess", "RunsRank", "start_ranks"]
 
-_AGREE_S = 1.0
-"""How long the ranks may take to agree that a step has failed."""
 _CLOSE_S = 5.0
 """How long a rank may take to give its memory back before it is ended."""
 
@@ -42,34 +40,25 @@ class RunsRank(Protocol):
         """Give all memory back."""
 
 
-class RankProcess:
-    """A rank in a process of its own.
+class RankProcess(RankHandle):
+    """A rank in a process of its own, of this host.
 
     Args:
         spec: What it is.
+        inherited_fds: File descriptors that it gets, beside its channel.
     """
 
-    def __init__(self, spec: RankSpec) -> None:
-        self.rank = spec.rank
-        self.on_failure: Callable[[RankDeadError, int | None], None] = lambda failure, step_id: None
-        """Called by a thread when the process has ended, or a step raised on this rank: with why, and the step."""
-        self._changed = threading.Condition()
-        self._errors: dict[int, str | None] = {}
-        """Step -> what it raised on this rank; the last steps only."""
-        self._is_ready = False
-        self._end: RankDeadError | None = None
-        self._is_closing = False
+    def __init__(self, spec: RankSpec, inherited_fds: Sequence[int] = ()) -> None:
         own, theirs = socket.socketpair()
         code = (
             f"import sys; from quire_distributed.worker import main; sys.exit(main({theirs.fileno()}, {os.getpid()}))"
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), spec.group_fd)
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), *inherited_fds)
             )
-        self._channel = Channel(own)
+        super().__init__(spec.rank, Channel(own))
         self._channel.send(spec)
-        self._watcher = threading.Thread(target=self._watch, name=f"quire-rank-{self.rank}", daemon=True)
         self._watcher.start()
 
     @property
@@ -77,54 +66,7 @@ class RankProcess:
         """Number of the process."""
         return self._process.pid
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send a message.
-
-        Raises:
-            RankDeadError: The process has ended.
-        """
-        try:
-            self._channel.send(message)
-        except OSError:
-            with self._changed:
-                self._changed.wait_for(lambda: self._end is not None, _AGREE_S)
-            raise self._end or RankDeadError(self.rank, "its process ended") from None
-
-    def wait_until_ready(self) -> None:
-        """Wait until its runner is built.
-
-        Raises:
-            RankDeadError: It could not be, or the process ended.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ready or self._end is not None)
-        self.check()
-
-    def wait_for_end(self) -> None:
-        """Wait until the process has ended, and it is known why."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._end is not None)
-
-    def check(self) -> None:
-        """Raise why the rank is gone, if it is."""
-        if self._end is not None:
-            raise self._end
-
-    def error_of(self, step_id: int) -> str | None:
-        """What a step raised on this rank; None for nothing. Waits for its end.
-
-        Raises:
-            RankDeadError: It goes on computing, or the process ended.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: step_id in self._errors or self._end is not None, _AGREE_S)
-            if step_id in self._errors:
-                return self._errors[step_id]
-        self.check()
-        raise RankDeadError(self.rank, f"it went on with step {step_id}, which failed on rank 0")
-
     def close(self) -> None:
-        """Let the process end, and end it if it does not."""
         self._is_closing = True
         try:
             self._channel.send(("close",))
@@ -135,45 +77,8 @@ class RankProcess:
         self._channel.close()
         self._watcher.join()
 
-    def _watch(self) -> None:
-        try:
-            while True:
-                self._take(self._channel.receive())
-        except EOFError:
-            self._process.wait()
-        with self._changed:
-            self._end = self._end or RankDeadError(self.rank, _exit_text(self._process.returncode))
-            self._changed.notify_all()
-        if not self._is_closing:
-            self.on_failure(self._end, None)
-
-    def _take(self, message: tuple[Any, ...]) -> None:
-        failure: tuple[RankDeadError, int] | None = None
-        with self._changed:
-            match message:
-                case ("ready",):
-                    self._is_ready = True
-                case ("failed", str(cause)):
-                    self._end = RankDeadError(self.rank, f"it could not start: {cause}")
-                case ("done", int(step_id), error):
-                    self._errors[step_id] = error
-                    for old in [each for each in self._errors if each < step_id - 8]:
-                        del self._errors[old]
-                    if error is not None:
-                        failure = RankDeadError(self.rank, f"step {step_id} failed there alone: {error}"), step_id
-            self._changed.notify_all()
-        if failure is not None:
-            self.on_failure(*failure)
-
-
-def _exit_text(returncode: int) -> str:
-    if returncode >= 0:
-        return f"its process ended with exit status {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
-    return f"its process was ended by {name}"
+    def _cause_of_end(self) -> str:
+        return exit_text(self._process.wait())
 
 
 def start_ranks(size: int, build: str, payloads: Sequence[Any], group_fd: int) -> list[RankProcess]:
@@ -185,8 +90,9 @@ def start_ranks(size: int, build: str, payloads: Sequence[Any], group_fd: int) -
         payloads: What it is given, for ranks 1, 2, ...
         group_fd: Shared memory of the ranks (`SharedMemoryRendezvous.fd`).
     """
+    group = SharedMemoryGroup(f"/proc/self/fd/{group_fd}")
     return [
-        RankProcess(RankSpec(rank, size, build, payload, group_fd, list(sys.path)))
+        RankProcess(RankSpec(rank, size, build, payload, group, list(sys.path)), (group_fd,))
         for rank, payload in enumerate(payloads, start=1)
     ]
 
@@ -200,7 +106,7 @@ class MultiprocExecutor:
         collectives: Rank 0's end of their group; closed with this.
     """
 
-    def __init__(self, runner: RunsRank, ranks: Sequence[RankProcess], collectives: Collectives) -> None:
+    def __init__(self, runner: RunsRank, ranks: Sequence[RankHandle], collectives: Collectives) -> None:
         self._runner, self._ranks, self._collectives = runner, ranks, collectives
         self._step_id: int | None = None
         """The step that runs."""
@@ -261,7 +167,7 @@ class MultiprocExecutor:
 
     def _cause(self, error: RankDeadError) -> RankDeadError:
         """Why the group is broken: what a process says of its own end, else what the collectives say."""
-        deadline_s = time.monotonic() + _AGREE_S
+        deadline_s = time.monotonic() + AGREE_S
         while time.monotonic() < deadline_s:
             for rank in self._ranks:
                 try:
@@ -283,6 +189,6 @@ class MultiprocExecutor:
             if self._step_id == step_id:
                 self._collectives.abort(failure.cause)
 
-        timer = threading.Timer(_AGREE_S, abort)
+        timer = threading.Timer(AGREE_S, abort)
         timer.daemon = True
         timer.start()

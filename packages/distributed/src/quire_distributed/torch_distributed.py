@@ -35,7 +35,7 @@ class TorchRendezvous:
 
     Args:
         master_addr: Name or address of rank 0's host, as all hosts reach it.
-        master_port: A port of that host that is free.
+        master_port: A port of that host that is free; 0, for rank 0, takes one (`port`), which the others are told.
         rank: Number of this rank among all.
         world_size: Number of ranks of all hosts.
         timeout_s: How long to wait for the others.
@@ -51,13 +51,17 @@ class TorchRendezvous:
         self._address = (master_addr, master_port)
         timeout = timedelta(seconds=timeout_s)
         try:
-            self._store = _dist.TCPStore(master_addr, master_port, world_size, rank == 0, timeout)
+            self._store = _dist.TCPStore(
+                master_addr, master_port, world_size, rank == 0, timeout, wait_for_workers=master_port != 0
+            )
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"rank {rank} of {world_size} cannot meet the others at {master_addr}:{master_port}: {error}",
                 field="master_addr",
             ) from error
-        self._host = _own_address(master_addr, master_port)
+        self.port: int = self._store.port
+        """The port of the store."""
+        self._host = _own_address(master_addr, self.port)
 
     def group(self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0) -> Collectives:
         """Collectives of some of the ranks, `SingleRank` of one. Each of them calls this, with the same name and ranks.

@@ -6,6 +6,7 @@ stays here: every rank computes the same. Knows no network; loads torch when its
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -22,7 +23,7 @@ from quire_distributed.messages import Channel
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
-__all__ = ["BuildWorker", "RankSpec", "Worker", "main"]
+__all__ = ["BuildWorker", "RankSpec", "SharedMemoryGroup", "TorchGroup", "Worker", "die_with", "main", "run_rank"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,6 +45,22 @@ BuildWorker = Callable[[Any, Collectives], Worker]
 """(payload of the spec, collectives of this rank) -> its worker."""
 
 
+class SharedMemoryGroup(NamedTuple):
+    """A group of processes of one host."""
+
+    address: str
+    """`SharedMemoryRendezvous.address`, as the rank finds it."""
+
+
+class TorchGroup(NamedTuple):
+    """A group of processes of several hosts."""
+
+    master_addr: str
+    master_port: int
+    silence_s: float
+    """How long nothing may be heard of a rank before it counts as gone."""
+
+
 class RankSpec(NamedTuple):
     """What a rank is told first."""
 
@@ -53,8 +70,8 @@ class RankSpec(NamedTuple):
     """A `BuildWorker` as "module:function"."""
     payload: Any
     """For that function; pickled."""
-    group_fd: int
-    """File descriptor of the shared memory of `SharedMemoryCollectives`."""
+    group: SharedMemoryGroup | TorchGroup
+    """Where it meets the others."""
     sys_path: list[str]
 
 
@@ -62,36 +79,61 @@ def main(channel_fd: int, parent_pid: int) -> int:
     """Serve until rank 0 is gone; the exit status.
 
     Args:
-        channel_fd: File descriptor of the socket to rank 0.
-        parent_pid: Process of rank 0.
+        channel_fd: File descriptor of the socket to the process that started this one.
+        parent_pid: That process.
     """
+    if not die_with(parent_pid):
+        return 1
+    channel = Channel(socket.socket(fileno=channel_fd))
+    return run_rank(channel.receive(), channel)
+
+
+def die_with(parent_pid: int) -> bool:
+    """End when the process that started this one does, and by no signal to both; whether it is still there."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it ended before that
-        return 1
+        return False
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=channel_fd))
-    spec: RankSpec = channel.receive()
+    return True
+
+
+def run_rank(spec: RankSpec, channel: Channel) -> int:
+    """Be a rank until rank 0 says so, or is gone; the exit status.
+
+    Args:
+        spec: Which one.
+        channel: To rank 0.
+    """
     sys.path.extend(path for path in spec.sys_path if path not in sys.path)
     try:
         worker = _build(spec)
     except Exception as error:
         traceback.print_exc()
-        channel.send(("failed", f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(OSError):
+            channel.send(("failed", f"{type(error).__name__}: {error}"))
         return 1
-    channel.send(("ready",))
     try:
+        channel.send(("ready",))
         _serve(worker, channel)
-    except EOFError:  # rank 0 is gone
+    except (EOFError, OSError):  # rank 0 is gone
         return 1
     return 0
 
 
 def _build(spec: RankSpec) -> Worker:
-    collectives = quire_distributed.SharedMemoryCollectives(f"/proc/self/fd/{spec.group_fd}", spec.rank, spec.size)
+    collectives = _join(spec)
     module, _, name = spec.build.partition(":")
     build: BuildWorker = getattr(importlib.import_module(module), name)
     return build(spec.payload, collectives)
+
+
+def _join(spec: RankSpec) -> Collectives:
+    group = spec.group
+    if isinstance(group, SharedMemoryGroup):
+        return quire_distributed.SharedMemoryCollectives(group.address, spec.rank, spec.size)
+    rendezvous = quire_distributed.TorchRendezvous(group.master_addr, group.master_port, spec.rank, spec.size)
+    return rendezvous.group("ranks", range(spec.size), silence_s=group.silence_s)
 
 
 def _serve(worker: Worker, channel: Channel) -> None:
