@@ -14,7 +14,15 @@ from llm_demo_vision import PLACEHOLDER, write_with_tower
 
 from quire import LLM, BeamSearchParams, RequestOutput
 from quire_demo_model import adapter_paths, checkpoint_path, draft_paths
-from quire_testkit.features import CHANGES_TOKENS, ENGINE, covering, features_page, requests_of_pairs
+from quire_interfaces import ConfigError
+from quire_testkit.features import (
+    CHANGES_TOKENS,
+    ENGINE,
+    REFUSED_SETTINGS,
+    covering,
+    features_page,
+    requests_of_pairs,
+)
 from quire_testkit.seeing_models import drawing
 
 PAGE = Path(__file__).parents[3] / "docs" / "features.md"
@@ -110,7 +118,7 @@ def test_features_go_together(row: dict[str, str | None], models: dict[str, dict
         got = [answers(llm)]
         if merges:  # one matrix in each step
             alone = [pair for pair, request in REQUESTS.items() if request.adapter is not None]
-            got += [answers_of(llm, alone) for _ in range(6)]
+            got += [answers_of(llm, alone) for _ in range(9)]
         got.append(answers(llm))
         stats = llm.stats()
         llm.engine.core.parts.check_integrity()
@@ -123,8 +131,19 @@ def test_features_go_together(row: dict[str, str | None], models: dict[str, dict
         assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=5e-5), pair
     assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
     assert (stats.prefix_cache_hit_tokens_total > 0) == (row["prefix caching"] is not None)
+    assert (stats.external_prefix_cache_hit_tokens_total > 0) == (row["tier"] is not None)
     assert (stats.num_draft_tokens_total > 0) == (row["drafts"] is not None)
     assert (stats.num_adapter_merges_total > 0) == merges
+
+
+@pytest.mark.parametrize("pair", REFUSED_SETTINGS, ids=lambda pair: ", ".join(sorted(pair)))
+def test_settings_that_do_not_go_together_are_refused(pair: frozenset[str]) -> None:
+    chosen = {
+        key: value for kind in ENGINE.values() for name in pair & kind.keys() for key, value in kind[name].items()
+    }
+    with pytest.raises(ConfigError, match="does not go with") as refusal:
+        LLM(**{**PLAIN, **chosen, "model": str(checkpoint_path())})
+    assert refusal.value.field in chosen
 
 
 def test_page_is_fresh() -> None:

@@ -16,6 +16,7 @@ from quire_interfaces import SamplingParams, StructuredOutputsParams
 __all__ = [
     "ENGINE",
     "REFUSED",
+    "REFUSED_SETTINGS",
     "REQUEST",
     "PairRequest",
     "RequestFeature",
@@ -43,9 +44,11 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
         "Medusa drafts": {"speculative_method": "medusa", "speculative_eagle_topk": 3, "num_speculative_tokens": 2},
     },
     "prefix caching": {"prefix caching": {"enable_prefix_caching": True}},
-    "prompts": {"chunked prefill": {"max_num_batched_tokens": 40}},
-    "memory": {"preemption": {"num_gpu_blocks_override": 44}},
+    "prompts": {"chunked prefill": {"max_num_batched_tokens": 56}},
+    "memory": {"preemption": {"num_gpu_blocks_override": 34}},
     "steps": {"steps ahead of the device": {"async_scheduling": True}},
+    "ranks": {"tensor parallel": {"tensor_parallel_size": 2}},
+    "tier": {"KV cache in host memory": {"kv_offloading_size": 0.02, "enable_prefix_caching": True}},
 }
 """What an engine has one of -> feature -> its settings. What is not chosen is off. The demo model has no companions
 for the last two drafters; for these, the test says where heads are. Adapters in the weights are compared with adapters
@@ -103,6 +106,16 @@ REFUSED: dict[frozenset[str], str] = {
 }
 """Pairs that a request cannot have -> why. The error carries the code `unsupported_combination`."""
 
+REFUSED_SETTINGS: dict[frozenset[str], str] = {
+    frozenset({"tensor parallel", name}): why
+    for name, why in {
+        "adapters in the weights": "ranks would put an adapter into their weights at different steps",
+        "steps ahead of the device": "ranks run steps one by one on the CPU",
+        "KV cache in host memory": "each rank has keys and values of its own heads, and tiers keep those of all heads",
+    }.items()
+}
+"""Pairs that an engine cannot have -> why. Refused when it starts (ConfigError)."""
+
 
 def covering() -> list[dict[str, str | None]]:
     """Choices of at most one feature per kind of engine setting, so that each pair of features is in one of them."""
@@ -111,14 +124,20 @@ def covering() -> list[dict[str, str | None]]:
         for one, other in itertools.combinations(ENGINE, 2)
         for a in ENGINE[one]
         for b in ENGINE[other]
+        if frozenset({a, b}) not in REFUSED_SETTINGS
     }
     rows: list[dict[str, str | None]] = []
     while left:
         row: dict[str, str | None] = dict(sorted(next(iter(sorted(left, key=sorted)))))
         for kind in sorted(ENGINE, key=lambda kind: -len(ENGINE[kind])):
             if kind not in row:
+                allowed = [
+                    name
+                    for name in ENGINE[kind]
+                    if not any(frozenset({name, chosen}) in REFUSED_SETTINGS for chosen in row.values())
+                ]
                 row[kind] = max(
-                    ENGINE[kind], key=lambda name: sum(_pair(kind, name, item) in left for item in row.items())
+                    allowed, key=lambda name: sum(_pair(kind, name, item) in left for item in row.items()), default=None
                 )
         left -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
         rows.append(row)
@@ -155,14 +174,17 @@ def features_page() -> str:
     for number, name in enumerate(names):
         cells = [_cell(name, other, kinds) if place < number else "" for place, other in enumerate(names)]
         rows.append(f"| {number + 1} {name} | " + " | ".join(cells) + " |")
-    reasons = [f"- {' with '.join(sorted(pair))}: {why}." for pair, why in REFUSED.items()]
-    return _PAGE.format(table="\n".join([head, *rows]), reasons="\n".join(reasons))
+    reasons, settings = (
+        "\n".join(f"- {' with '.join(sorted(pair))}: {why}." for pair, why in refused.items())
+        for refused in (REFUSED, REFUSED_SETTINGS)
+    )
+    return _PAGE.format(table="\n".join([head, *rows]), reasons=reasons, settings=settings)
 
 
 def _cell(one: str, other: str, kinds: Mapping[str, str]) -> str:
     if one in kinds and kinds[one] == kinds.get(other):
         return "one of"
-    return "no" if frozenset({one, other}) in REFUSED else "yes"
+    return "no" if frozenset({one, other}) in {**REFUSED, **REFUSED_SETTINGS} else "yes"
 
 
 _PAGE = """# Which features go together
@@ -177,6 +199,10 @@ same weights and the same form of KV cache give without any other feature. **one
 Refused when they are asked for, by an error with the code `unsupported_combination`:
 
 {reasons}
+
+Refused when an engine starts, by an error that names the setting:
+
+{settings}
 
 MTP layers and Medusa heads, which the demo model has none of, have weights made up for the test: Medusa heads beside
 the demo model, and an MTP layer in its checkpoint, written as a GLM-4.5 without experts, whose function is the same.
