@@ -25,6 +25,7 @@ from quire_interfaces import (
     FullAttentionSpec,
     KVCacheGroup,
     KVCachePlan,
+    KVTransferPlan,
     MambaSpec,
     ModelRunnerOutput,
     PauseState,
@@ -356,8 +357,14 @@ def _told_of_step(output: SchedulerOutput) -> tuple[object, ...]:
         list(output.draft_token_ids.items()),
         sorted(output.forced_rows),
         list(output.freed_rows),
-        None if output.kv_transfer is None else dataclasses.astuple(output.kv_transfer),
+        None if (plan := output.kv_transfer) is None else _told_of_plan(plan),
     )
+
+
+def _told_of_plan(plan: KVTransferPlan) -> tuple[object, ...]:
+    told = dataclasses.asdict(plan)
+    assert (plan.holds, plan.connector_metadata) == ([], None), "there is no connector"
+    return tuple(told[name] for name in ("loads", "stores", "acknowledged", "waits"))
 
 
 def _told_of_output(output: EngineCoreOutput) -> tuple[object, ...]:

@@ -161,6 +161,7 @@ class ChatAnswer:
             service_tier=self._service_tier,
             metadata=self.body.metadata,
             warnings=self.running.turn.warnings or UNSET,
+            kv_transfer_params=output.kv_transfer_params,
         )
         if output.prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)

@@ -190,7 +190,11 @@ class CompletionAnswer:
             for number, final in enumerate(finals)
             for output in final.outputs
         ]
-        return self._completion(choices, self._usage(dict(enumerate(finals))))
+        completion = self._completion(choices, self._usage(dict(enumerate(finals))))
+        completion.kv_transfer_params = next(
+            (each.kv_transfer_params for each in finals if each.kv_transfer_params), None
+        )
+        return completion
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
         return Completion(

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
+from quire.transfer_params import check_transfer
 from quire_interfaces import Modality, ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
 from quire_observability import EngineMetrics
 from quire_pooling import PoolerSpec
@@ -253,6 +254,7 @@ class ServerContext:
     def check_request(self, params: SamplingParams, priority: int) -> None:
         """Raises RequestError when this server does not give what is asked for."""
         self.check_priority(priority)
+        check_transfer(params, self.llm.engine.info)
         remedy = "ask for fewer (the server's bound is --max-logprobs)"
         check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine.info.vocab_size, remedy=remedy)
 

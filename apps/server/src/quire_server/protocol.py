@@ -49,7 +49,7 @@ __all__ = [
     "ThinkingTokenBudget",
     "TokenizeRequest",
     "check_thinking_budget",
-    "refuse_transfer",
+    "transfer_args",
     "with_effort",
 ]
 
@@ -96,14 +96,19 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-def refuse_transfer(kv_transfer_params: Any) -> None:
-    """Raises RequestError unless it is empty."""
-    if kv_transfer_params:
+def transfer_args(kv_transfer_params: Any, extra_args: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`SamplingParams.extra_args` with what a request says of its keys and values, if it says anything.
+
+    Raises:
+        RequestError: it is no object.
+    """
+    if not kv_transfer_params:
+        return extra_args
+    if not isinstance(kv_transfer_params, dict):
         raise RequestError(
-            "this server neither sends keys and values to others nor takes them; leave kv_transfer_params out",
-            param="kv_transfer_params",
-            code="unsupported",
+            f"kv_transfer_params must be an object, got {reprlib.repr(kv_transfer_params)}", param="kv_transfer_params"
         )
+    return {**(extra_args or {}), "kv_transfer_params": kv_transfer_params}
 
 
 _NUMBERS = {
@@ -200,7 +205,6 @@ class SamplingFields(
         """
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
-        refuse_transfer(self.kv_transfer_params)
 
     def to_sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
         """As the engine takes it.
@@ -229,6 +233,8 @@ class SamplingFields(
             values["logit_bias"] = {_token_id("logit_bias", key): bias for key, bias in self.logit_bias.items()}
         if self.logits_processors is not None:
             values["extra_args"] = {"logits_processors": self.logits_processors}
+        if self.kv_transfer_params:
+            values["extra_args"] = transfer_args(self.kv_transfer_params, values.get("extra_args"))
         max_tokens = self.max_tokens_wanted()
         if max_tokens == 0 and not self.only_scores():
             raise RequestError("max_tokens must be at least 1, got 0", param="max_tokens")

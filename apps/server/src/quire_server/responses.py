@@ -137,7 +137,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: None = None
     service_tier: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    """Of the machine that generated; in answers of the derender route."""
+    """Where keys and values are held, for the engine that goes on."""
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -200,7 +200,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    """Of the machine that generated; in answers of the derender route."""
+    """Where keys and values are held, for the engine that goes on."""
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):

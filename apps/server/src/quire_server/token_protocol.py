@@ -19,7 +19,6 @@ from quire_server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     StreamOptions,
-    refuse_transfer,
 )
 from quire_server.request_fields import Int, Messages, Texts, TokenId, TokenIds, Tools, at_most
 
@@ -189,7 +188,6 @@ class GenerateRequest(Body):
         Raises:
             RequestError: naming the field and what to do instead.
         """
-        refuse_transfer(self.kv_transfer_params)
         for name in ("content_parts", "ec_transfer_params"):
             if getattr(self, name):
                 raise RequestError(

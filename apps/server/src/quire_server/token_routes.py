@@ -25,7 +25,7 @@ from quire_server.context import ServerContext, in_thread_when, unless_disconnec
 from quire_server.errors import naming_fields
 from quire_server.logprobs import LOWEST, chat_logprobs, id_as_text, prompt_logprobs
 from quire_server.media import hold_rendered, place_rendered, released_after
-from quire_server.protocol import check_thinking_budget
+from quire_server.protocol import check_thinking_budget, transfer_args
 from quire_server.request_ids import answer_id
 from quire_server.responses import ChatLogprobs, Usage, sse
 from quire_server.streaming import EventStream, after
@@ -88,7 +88,8 @@ class _GeneratedBase(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where the keys and values are held, for the engine that goes on; with the end."""
     ec_transfer_params: None = None
 
 
@@ -135,6 +136,8 @@ def _begun(
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs, once everything was checked. Raises RequestError naming the field at fault."""
     params = sampling_params_from(body.sampling_params)
+    if body.kv_transfer_params:
+        params = dataclasses.replace(params, extra_args=transfer_args(body.kv_transfer_params, params.extra_args))
     if body.thinking is not None:
         params = dataclasses.replace(params, detokenize=True)  # the text tells when it thinks
     elif body.output_mode == "tokens" and not params.stop:
@@ -260,6 +263,7 @@ class _Answer:
     def of(self, output: RequestOutput, *, has_usage: bool) -> GeneratedTokens | GeneratedText:
         """An output as it is told."""
         answer = self._generated(output.outputs, None)
+        answer.kv_transfer_params = output.kv_transfer_params
         if has_usage:
             answer.usage = self._usage(output)
         if output.prompt_logprobs is not None:

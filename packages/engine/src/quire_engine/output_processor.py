@@ -7,6 +7,7 @@ to the core (a stop string ended a completion early) is left in `RequestProcesso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from quire_engine.metrics import RequestMetrics
 from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
@@ -159,6 +160,7 @@ class RequestProcessor:
         self.aborts: list[str] = []
         """Core ids whose completion ended here (by a stop string) while the core goes on; see `take_aborts`."""
         self._num_cached_tokens = 0
+        self._kv_transfer_params: dict[str, Any] | None = None
         self._prompt_logprobs: list[list[Logprob] | None] = [None]
         self._has_prompt_logprobs = False
         detokenizes = params.detokenize and make_detokenizer is not None
@@ -203,6 +205,7 @@ class RequestProcessor:
             if output.finish_reason is None:
                 return None
             output = output._replace(new_token_ids=token_ids)
+        self._kv_transfer_params = output.kv_transfer_params or self._kv_transfer_params
         completion = self._completions[output.request_id]
         if completion.finished:
             return None
@@ -244,6 +247,7 @@ class RequestProcessor:
             prompt_logprobs=prompt_logprobs,
             num_generation_tokens=sum(each.num_tokens for each in self._completions.values()),
             metrics=self.metrics,
+            kv_transfer_params=self._kv_transfer_params,
         )
 
     def _take_prompt_logprobs(self, output: EngineCoreOutput) -> list[list[Logprob] | None] | None:

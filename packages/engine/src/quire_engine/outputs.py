@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire_engine.metrics import RequestMetrics
 from quire_interfaces import FinishReason
@@ -74,3 +75,5 @@ class RequestOutput:
     """Output tokens of all completions so far."""
     metrics: list[RequestMetrics] = field(default_factory=list)
     """Times and counts, one per completion."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where the request's keys and values are held for another engine, when it asked for that: to be handed on."""

@@ -67,6 +67,7 @@ from quire_interfaces.media import (
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
 from quire_interfaces.pooling import POOLING_TASKS, PooledOutput, PoolerConfig, PoolingParams, PoolingTask
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
+from quire_interfaces.request_connector import RequestConnector, RequestConnectorWorker, kv_transfer_params_of
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
@@ -167,6 +168,8 @@ __all__ = [
     "Renderer",
     "Request",
     "RequestAbortedError",
+    "RequestConnector",
+    "RequestConnectorWorker",
     "RequestDrafter",
     "RequestError",
     "RequestFailure",
@@ -191,6 +194,7 @@ __all__ = [
     "at_least",
     "between",
     "kv_row_bytes",
+    "kv_transfer_params_of",
     "one_of",
     "read_json",
     "setting",

@@ -51,7 +51,8 @@ class BlockTransfer(NamedTuple):
 
 class KVTransferJob(NamedTuple):
     job_id: int
-    """Never used twice, for loads and stores together."""
+    """Never used twice, for loads and stores together. Those of a tier are 0 and more, those of a `RequestConnector`
+    are negative."""
     blocks: tuple[BlockTransfer, ...]
 
 
@@ -61,6 +62,11 @@ class KVTransferPlan:
 
     loads: list[KVTransferJob] = field(default_factory=list)
     stores: list[KVTransferJob] = field(default_factory=list)
+    holds: list[KVTransferJob] = field(default_factory=list)
+    """Blocks of finished requests that nobody writes until the connector's worker reports the job: they are read by
+    somebody else, or sent."""
+    connector_metadata: bytes | None = None
+    """What a `RequestConnector` tells its worker with this step."""
     acknowledged: list[int] = field(default_factory=list)
     """Finished jobs that the scheduler has taken in: they need not be reported again."""
     waits: bool = False
@@ -115,6 +121,10 @@ class TieredBlockAllocator(BlockAllocator, Protocol):
     def end_load(self, job_id: int, arrived: Sequence[bool]) -> None:
         """The load is over: make the blocks that arrived findable, and let all of its blocks go (the last ones first
         become evictable)."""
+
+    def hold_prefix(self, job_id: int, request: Request) -> tuple[BlockTransfer, ...]:
+        """Keep the cached whole blocks of a request's known tokens, those that a next token reads, from being written
+        until `end_load(job_id, [])`. Returns them in token order; none, and nothing is held, where none are cached."""
 
     def cached_block_id(self, key: BlockKey) -> int | None:
         """The block that holds this content now, None when it is not in memory."""

@@ -190,6 +190,8 @@ class EngineCoreOutput(NamedTuple):
     """With FinishReason.ERROR: why."""
     pooled: PooledOutput | None = None
     """Of a request that is pooled: its output, which is all that comes of it."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """With the end of a request whose keys and values somebody else is to have: where they are."""
 
 
 GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

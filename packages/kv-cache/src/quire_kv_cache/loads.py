@@ -33,6 +33,8 @@ class Load:
     pinned: list[int] = field(default_factory=list)
     """Ids of blocks of the same prefix that were in memory; referenced so that the load does not evict its own
     beginning."""
+    held: list[int] = field(default_factory=list)
+    """Ids of blocks that somebody outside reads, until the job ends."""
 
 
 class _InMemoryOrTier:
@@ -129,6 +131,27 @@ class BlockLoads:
             ]
         )
 
+    def hold(self, job_id: int, request: Request, num_blocks: int) -> tuple[BlockTransfer, ...]:
+        """Reference the cached blocks among the first `num_blocks` of a request that what follows them reads.
+
+        Raises:
+            AllocatorMisuseError: the job id is in use.
+        """
+        if job_id in self._loads:
+            raise AllocatorMisuseError(f"job {job_id} is under way already; use a new number")
+        firsts = [policy.first_read_block(num_blocks * self._block_size) for policy in self._policies]
+        held = [
+            BlockTransfer(BlockKey(group, request.block_hashes[block]), block_id)
+            for block in range(num_blocks)
+            for group, index in enumerate(self._pool.indexes[: len(self._policies)])
+            if block >= firsts[group] and (block_id := index.blocks.get(request.block_hashes[block])) is not None
+        ]
+        if held:
+            block_ids = [block.block_id for block in held]
+            self._pool.touch(block_ids)
+            self._loads[job_id] = Load(request, (), [], held=block_ids)
+        return tuple(held)
+
     def end(self, job_id: int, arrived: Sequence[bool]) -> tuple[Load, list[tuple[int, int]]]:
         """Make findable what arrived, and let go of everything.
 
@@ -147,7 +170,7 @@ class BlockLoads:
             if is_there and self._pool.store(target, load.request.block_hashes[block], group):
                 stored.append((group, block))
         self._pool.release(reversed(load.targets))
-        self._pool.release(reversed(load.pinned))
+        self._pool.release(reversed([*load.pinned, *load.held]))
         return load, stored
 
     def unpin(self) -> None:
@@ -161,3 +184,4 @@ class BlockLoads:
         for load in self._loads.values():
             yield from load.targets
             yield from load.pinned
+            yield from load.held

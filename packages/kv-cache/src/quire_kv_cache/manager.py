@@ -172,6 +172,14 @@ class KVCacheManager:
         for group in range(len(self._policies)):
             self._record_runs(load.request, group, [block for place, block in stored if place == group])
 
+    def hold_prefix(self, job_id: int, request: Request) -> tuple[BlockTransfer, ...]:
+        """Keep the cached blocks of a request from being written until `end_load(job_id, [])`; none hold nothing.
+
+        Raises:
+            AllocatorMisuseError: the job id is in use.
+        """
+        return self._loads.hold(job_id, request, self._num_hit_blocks(request))
+
     def cached_block_id(self, key: BlockKey) -> int | None:
         """Block that holds this content now, None when it is not in memory."""
         return self._pool.indexes[key.group].blocks.get(key.block_hash)

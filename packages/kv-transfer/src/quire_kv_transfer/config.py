@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces import Settings, at_least, one_of, setting
+from quire_kv_transfer.connector_config import ConnectorConfig
 
 __all__ = ["KVTransferConfig"]
+
+
+def _connector(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "be a JSON object"
+    ConnectorConfig.of(value)  # which says better what is wrong
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +62,19 @@ class KVTransferConfig(Settings):
         "that wait for it.",
         check=one_of("recompute", "fail"),
     )
+    kv_transfer_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help="Give keys and values to other engines and take theirs: a JSON object in vLLM's form, e.g. "
+        '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}. Requests say by kv_transfer_params which.',
+        check=_connector,
+    )
+
+    @property
+    def connector(self) -> ConnectorConfig:
+        """What `kv_transfer_config` says."""
+        return ConnectorConfig.of(self.kv_transfer_config or {})
+
+    @property
+    def fails_on_loss(self) -> bool:
+        """Whether a request fails when blocks for it do not arrive."""
+        return (self.connector.kv_load_failure_policy or self.kv_load_failure_policy) == "fail"

@@ -30,6 +30,7 @@ from quire.kv_tier import (
     start_digest,
     tier_setting,
 )
+from quire.kv_transfers import make_transfers
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.plan import MemoryPlan, make_plan
@@ -67,7 +68,6 @@ from quire_runner.config import RunnerConfig
 from quire_scheduler import (
     AdapterGate,
     EncoderRule,
-    KVTransfers,
     MediaRule,
     Scheduler,
     SchedulerConfig,
@@ -412,7 +412,7 @@ def _build_device_side(
         sampling_config=SamplingConfig(max_logprobs=max_logprobs),
         grammars=gate.compiler,
         on_logits=on_logits,
-        make_transfer_worker=None if tiers is None else tiers.stack.make_worker,
+        make_transfer_worker=None if tiers is None else tiers.make_worker,
         encoder_connector=encoder_cache,
         adapters=adapters,
         pooler=_load_pooler(blueprint, network),
@@ -462,7 +462,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         block_size=plan.block_size,
         enable_kv_cache_events=config.kv_cache.enable_kv_cache_events or kv_events.enable_kv_cache_events,
     )
-    on_computed = None if tiers is None else tiers.stack.connector.offer
+    on_computed = None if tiers is None else tiers.on_computed
     allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
     adapters = AdapterGate(device.store, config.lora.max_loras if device.store is not None else 0)
     rules: list[AdmissionRule] = [device.gate, adapters]
@@ -470,9 +470,8 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         rules.append(SharedPromptRule())
     transfers = None
     if tiers is not None:
-        fails_on_loss = config.kv_transfer.kv_load_failure_policy == "fail"
-        transfers = KVTransfers(allocator, tiers.stack.connector, fails_on_loss=fails_on_loss)
-        rules.append(transfers)
+        transfers = make_transfers(config, tiers, allocator, cache_config.block_size)
+        rules += transfers.rules
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
     media, media_rule = blueprint.model.media, None
     if size := plan.encoder_cache_size:
@@ -482,7 +481,8 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         )
         media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=is_bidirectional)
         rules.append(media_rule)
-    scheduler = Scheduler(scheduler_config, allocator, rules=rules)
+    make_scheduler = Scheduler if transfers is None else transfers.make_scheduler
+    scheduler = make_scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
     may_release = tiers is None and config.runner.device.startswith("cpu")
     info = engine_info(
@@ -498,6 +498,8 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     )
     if blueprint.pooler is not None:
         info = with_pooling(info, blueprint.choice, blueprint.pooler)
+    if transfers is not None:
+        transfers.tell(info)
     if device.encoder_cache is not None:
         info.extra[ENCODER_CACHE] = device.encoder_cache.address
         info.choices["encoder outputs"] = "kept on disk, beside the prefixes"

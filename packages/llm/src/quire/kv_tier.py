@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
+from quire.data_parallel import engine_ranks
 from quire.media import MediaFront
 from quire.plan import MemoryPlan
 from quire_engine import EngineInfo
-from quire_interfaces import ConfigError
+from quire_interfaces import BlockMemory, ConfigError, KVTransferWorker, RequestConnector
 from quire_kv_transfer import (
     BlockTier,
+    ConnectedWorker,
+    ConnectorContext,
     DiskEncoderCache,
     DiskTier,
     HostMemoryTier,
     RemoteTier,
     TierStack,
+    check_connector,
     group_block_bytes,
     layout_facts,
     model_fingerprint,
+    open_connectors,
     parse_address,
     prepare_folder,
     weights_digest,
@@ -99,6 +104,7 @@ def _check_asked_tier(config: QuireConfig, name: str) -> None:
         prepare_folder(settings.kv_disk_path)
     if settings.kv_tier is not None:
         parse_address(settings.kv_tier)
+    check_connector(settings.connector)
 
 
 def tier_setting(config: QuireConfig) -> str | None:
@@ -108,13 +114,14 @@ def tier_setting(config: QuireConfig) -> str | None:
         "kv_disk_path": settings.kv_disk_path is not None,
         "kv_offloading_size": bool(settings.kv_offloading_size),
         "kv_tier": settings.kv_tier is not None,
+        "kv_transfer_config": settings.connector.kv_connector is not None,
     }
     return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
 def needs_digest(config: QuireConfig) -> bool:
     """Whether blocks of this engine may be read by another, or after it."""
-    return config.kv_transfer.kv_disk_path is not None or config.kv_transfer.kv_tier is not None
+    return tier_setting(config) not in (None, "kv_offloading_size") or config.kv_transfer.kv_tier is not None
 
 
 def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
@@ -138,11 +145,27 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
 class EngineTiers:
     """What is behind the KV cache of one engine."""
 
-    stack: TierStack
+    stack: TierStack | None
+    """What is found by content; None where there is only a connector."""
     disk: DiskTier | None
-    """The folder among them."""
+    """The folder of `kv_disk_path`."""
     memory: HostMemoryTier | None
-    """The host memory among them."""
+    """The host memory of `kv_offloading_size`."""
+    connector: RequestConnector | None = None
+    """What fetches and sends blocks of single requests."""
+
+    @property
+    def on_computed(self) -> Callable[[int, Sequence[bytes]], None] | None:
+        """What wants to hear of computed blocks."""
+        return None if self.stack is None else self.stack.connector.offer
+
+    def make_worker(self, memory: BlockMemory) -> KVTransferWorker:
+        """The runner's half."""
+        worker = None if self.stack is None else self.stack.make_worker(memory)
+        if self.connector is not None:
+            return ConnectedWorker(self.connector.make_worker(memory), worker)
+        assert worker is not None, "there is neither a tier nor a connector"
+        return worker
 
 
 def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None, network: Network) -> EngineTiers:
@@ -171,8 +194,18 @@ def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None
         tiers.append(disk.files)
     if settings.kv_tier is not None:
         tiers.append(RemoteTier(settings.kv_tier, fingerprint, api_key=settings.kv_tier_api_key or ""))
-    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=plan.kv_plan.num_blocks)
-    return EngineTiers(stack, disk, memory)
+    context = ConnectorContext(
+        config=settings.connector,
+        fingerprint=fingerprint,
+        block_bytes=tuple(block_bytes),
+        block_size=plan.block_size,
+        num_blocks=plan.kv_plan.num_blocks,
+        data_parallel_rank=engine_ranks(config.data_parallel).first,
+    )
+    opened = open_connectors(context)
+    tiers.extend(opened.tiers)
+    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=plan.kv_plan.num_blocks) if tiers else None
+    return EngineTiers(stack, disk, memory, opened.connector)
 
 
 def _fingerprint(config: QuireConfig, plan: MemoryPlan, digest: str, network: Network) -> bytes:

@@ -27,6 +27,7 @@ from quire.pooling_prompts import PoolingPrompts
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
 from quire.shared_engine import OfflineRequest, SharedEngine
+from quire.transfer_params import check_transfer
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search
 from quire_interfaces import (
@@ -487,5 +488,6 @@ class LLM(PoolingMethods):
         ]
 
     def _check_logprobs(self, params: SamplingParams) -> None:
+        check_transfer(params, self.engine_info)
         remedy = "ask for less, or set max_logprobs"
         check_logprobs(params, self.config.model.max_logprobs, self.engine_info.vocab_size, remedy=remedy)

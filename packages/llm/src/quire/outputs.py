@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import quire_engine
 from quire.lora_request import LoRARequest
@@ -87,6 +88,8 @@ class RequestOutput:
     """Prompt tokens that the prefix cache had."""
     num_generation_tokens: int = 0
     """Output tokens of all completions."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where the request's keys and values are held for another engine, when it asked for that: to be handed on."""
 
 
 def to_request_output(output: quire_engine.RequestOutput, lora_request: LoRARequest | None = None) -> RequestOutput:
@@ -104,6 +107,7 @@ def to_request_output(output: quire_engine.RequestOutput, lora_request: LoRARequ
         lora_request=lora_request,
         num_cached_tokens=output.num_cached_tokens,
         num_generation_tokens=output.num_generation_tokens,
+        kv_transfer_params=output.kv_transfer_params,
     )
 
 

@@ -104,6 +104,7 @@ def _check(config: QuireConfig, model: ModelConfig) -> None:
         ("kv_disk_path", config.kv_transfer.kv_disk_path is not None),
         ("kv_offloading_size", bool(config.kv_transfer.kv_offloading_size)),
         ("kv_tier", config.kv_transfer.kv_tier is not None),
+        ("kv_transfer_config", config.kv_transfer.connector.kv_connector is not None),
         ("enable_lora", config.lora.enable_lora),
     ):
         if is_set:

@@ -36,6 +36,7 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
         "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
         "kv_offloading_size": (bool(config.kv_transfer.kv_offloading_size), _TIERS),
+        "kv_transfer_config": (config.kv_transfer.connector.kv_connector is not None, _TIERS),
         "lora_merge_after": (
             config.lora.lora_merge_after > 0,
             "ranks would put an adapter into their weights at different steps; set it to 0",

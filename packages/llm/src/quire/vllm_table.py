@@ -176,8 +176,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("--kv-cache-dtype holds for all layers", kv_cache_dtype_skip_layers="+"),
     **_answer("blocks of --block-size tokens are what prefixes are found by", prefix_match_unit=_NOTHING,
               prefix_cache_retention_interval="0", swa_bounded_replay=_BOTH, kv_sharing_fast_prefill=_BOTH),
-    **_answer("--kv-disk-path keeps the KV cache of prefixes on disk, up to --kv-disk-size",
-              kv_transfer_config="{}"),
     **_answer("prompts are computed where they are answered; there is no other engine to get anything from",
               ec_transfer_config="{}", engram_config="{}", weight_transfer_config="{}"),
     **_answer("states of recurrent layers are kept in float32, each in a block",

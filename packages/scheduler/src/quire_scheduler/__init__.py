@@ -4,6 +4,7 @@ from quire_scheduler.adapters import AdapterGate
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.media import MediaRule
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
+from quire_scheduler.request_transfers import ConnectedScheduler, RequestTransfers
 from quire_scheduler.rows import RowPool
 from quire_scheduler.rules import EncoderRule, FreeRowRule, MaxRunningPerTenantRule, SharedPromptRule
 from quire_scheduler.scheduler import Scheduler
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdapterGate",
+    "ConnectedScheduler",
     "EncoderRule",
     "FCFSPolicy",
     "FreeRowRule",
@@ -20,6 +22,7 @@ __all__ = [
     "MaxRunningPerTenantRule",
     "MediaRule",
     "PriorityPolicy",
+    "RequestTransfers",
     "RowPool",
     "Scheduler",
     "SchedulerConfig",

@@ -132,7 +132,7 @@ class ResultTaker:
         for tokens, token_id in zip(output_token_ids, token_ids, strict=True):
             tokens.append(token_id)
         self._counters.num_generation_tokens_total += end - begin
-        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, _NONE, strict=False)
+        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, _NONE, _NONE, strict=False)
         new = list(map(_new_output, columns))
         checked = list(compress(range(begin, end), map(ge, positions, check_from)))
         if not self._stop_token_ids.keys().isdisjoint(token_ids):

@@ -428,10 +428,10 @@ class Scheduler:
         else:
             self._waiting.remove(state)
             self._out_of_blocks = False
-        for rule in self._rules:
-            rule.ended(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
+        for rule in self._rules:
+            rule.ended(request)
         request.num_in_flight_tokens = 0
         del self._states[request.request_id]
         self._queue_bound.ended()

@@ -1,0 +1,193 @@
+"""The runner's half of a connector that pulls: reads held blocks of other engines, and serves its own.
+
+A load is a thread: it asks the other engine for the blocks by their content hashes, reads them, and asks whether they
+were held until now, and for their checksums. Whatever goes wrong, the blocks count as not arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire_interfaces import BlockMemory, BlockTransfer, KVTransferJob
+from quire_kv_transfer.held_blocks import BlockServer, HeldBlocks, block_digest
+from quire_kv_transfer.peer_transports import PeerTransport
+from quire_kv_transfer.peer_wire import PEER_VERSION, PeerError, connect, receive_message, send_message
+
+__all__ = ["PullWorker"]
+
+_logger = logging.getLogger(__name__)
+
+WAIT_S = 0.005
+MAX_RELEASES = 10_000
+CHECKSUM_S = 10.0
+WARN_EVERY_S = 10.0
+
+
+class PullWorker:
+    """Implements `RequestConnectorWorker`.
+
+    Args:
+        memory: The KV cache.
+        transport: What moves bytes; closed with this.
+        identity: What both engines must have equal.
+        held: Blocks of this engine that others may read.
+        listener: Where this engine's held blocks are served; None for an engine that only reads. Closed with this.
+        peers: Networks in which other engines may be; empty for private ones.
+        has_checksums: What arrived is compared with checksums that the other engine makes.
+        handshake_timeout_s: An engine that does not answer within this time is taken for dead.
+        late_after_s: A load without progress for this time is not waited for.
+    """
+
+    # Many attributes: what is under way, what has ended, and the bounds of both.
+
+    def __init__(
+        self,
+        memory: BlockMemory,
+        transport: PeerTransport,
+        identity: Mapping[str, Any],
+        held: HeldBlocks,
+        listener: socket.socket | None,
+        *,
+        peers: Sequence[str] = (),
+        has_checksums: bool = True,
+        handshake_timeout_s: float = 1.0,
+        late_after_s: float = 1.5,
+    ) -> None:
+        self._memory = memory
+        self._transport = transport
+        self._identity = {**identity, "transport": transport.name}
+        self._peers = tuple(peers)
+        self._has_checksums = has_checksums
+        self._handshake_timeout_s = handshake_timeout_s
+        self._late_after_s = late_after_s
+        self._changed = threading.Condition()
+        self._finished: dict[int, list[bool]] = {}
+        self._progress_s: dict[int, float] = {}
+        """Load under way -> when it last got on."""
+        self._is_closed = False
+        self._warned_s = -WARN_EVERY_S
+        self._held = held
+        self._server = None
+        if listener is not None:
+            self._server = BlockServer(
+                listener, self._held, memory, self._identity, transport.describe, has_checksums=has_checksums
+            )
+        self._releases: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_RELEASES)
+        threading.Thread(target=self._release, name="quire-kv-release", daemon=True).start()
+
+    def begin(self, loads: Sequence[KVTransferJob], holds: Sequence[KVTransferJob], metadata: bytes | None) -> None:
+        """Start to read; blocks are held since their request ended."""
+        told = {} if metadata is None else json.loads(metadata)
+        for job in loads:
+            with self._changed:
+                if self._is_closed:
+                    self._finished[job.job_id] = [False] * len(job.blocks)
+                    continue
+                self._progress_s[job.job_id] = time.monotonic()
+            where = told["loads"][str(job.job_id)]
+            threading.Thread(target=self._load, args=(job, where), name="quire-kv-pull", daemon=True).start()
+        for where in told.get("releases", ()):
+            with contextlib.suppress(queue.Full):  # the time there will be over some day
+                self._releases.put_nowait(where)
+
+    def get_finished(self, waits: bool = False) -> dict[int, list[bool]]:
+        """What has ended."""
+        ended = self._held.take_ended()
+        with self._changed:
+            if waits and not (self._finished or ended):
+                self._changed.wait(WAIT_S)
+            finished, self._finished = self._finished, {}
+        finished.update((job_id, []) for job_id in ended)
+        return finished
+
+    def late_loads(self) -> list[int]:
+        """Loads that make no progress."""
+        if not self._progress_s:
+            return []
+        before_s = time.monotonic() - self._late_after_s
+        with self._changed:
+            return [job_id for job_id, progress_s in self._progress_s.items() if progress_s < before_s]
+
+    def _load(self, job: KVTransferJob, where: Mapping[str, Any]) -> None:
+        arrived = [False] * len(job.blocks)
+        try:
+            arrived = self._pull(job, where)
+        except Exception as error:  # whatever it is, the request can compute its prompt
+            self._warn(where, error)
+        with self._changed:
+            del self._progress_s[job.job_id]
+            self._finished[job.job_id] = arrived
+            self._changed.notify_all()
+
+    def _warn(self, where: Mapping[str, Any], error: Exception) -> None:
+        now_s = time.monotonic()
+        is_expected = isinstance(error, OSError | KeyError | TypeError | ValueError)
+        if now_s - self._warned_s > WARN_EVERY_S or not is_expected:
+            self._warned_s = now_s
+            place = f"{where.get('host')}:{where.get('port')}"
+            _logger.warning(
+                "keys and values could not be fetched from the engine at %s: %s", place, error, exc_info=not is_expected
+            )
+
+    def _pull(self, job: KVTransferJob, where: Mapping[str, Any]) -> list[bool]:
+        """Whether each block arrived. Raises when the other engine does not do its part."""
+        deadline_s = time.monotonic() + self._handshake_timeout_s
+        with connect(where["host"], where["port"], self._peers, deadline_s) as sock:
+            blocks = [[block.key.group, block.key.block_hash.hex()] for block in job.blocks]
+            message = {"op": "open", "version": PEER_VERSION, "request": where["request"], "blocks": blocks}
+            send_message(sock, {**message, **self._identity}, deadline_s)
+            opened = receive_message(sock, deadline_s + 1.0)
+            block_ids = opened["block_ids"]
+            self._progressed(job.job_id)
+            local = [(block.key.group, block.block_id) for block in job.blocks]
+            remote = [(group, block_id) for (group, _), block_id in zip(local, block_ids, strict=True)]
+            self._transport.read(opened["how"], sock, local, remote, lambda: self._progressed(job.job_id))
+            send_message(sock, {"op": "close"}, time.monotonic() + self._handshake_timeout_s)
+            closed = receive_message(sock, time.monotonic() + CHECKSUM_S)
+        if closed.get("held") is not True:
+            raise PeerError("the blocks were let go while they were read")
+        if not self._has_checksums:
+            return [True] * len(job.blocks)
+        arrived = list(map(self._is_whole, job.blocks, closed["digests"]))
+        if not all(arrived) or len(arrived) != len(job.blocks):
+            raise PeerError(f"{arrived.count(False)} of {len(job.blocks)} blocks are damaged")
+        return arrived
+
+    def _is_whole(self, block: BlockTransfer, digest: str) -> bool:
+        return block_digest(self._memory, block.key.group, block.block_id) == digest
+
+    def _progressed(self, job_id: int) -> None:
+        self._progress_s[job_id] = time.monotonic()
+
+    def _release(self) -> None:
+        """Tell other engines of blocks that will not be read."""
+        while (where := self._releases.get()) is not None:
+            deadline_s = time.monotonic() + self._handshake_timeout_s
+            with (
+                contextlib.suppress(OSError, TypeError, ValueError),
+                connect(where["host"], where["port"], self._peers, deadline_s) as sock,
+            ):
+                send_message(sock, {"op": "release", "request": where["request"]}, deadline_s)
+
+    def close(self) -> None:
+        """Serve and read no more."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            deadline_s = time.monotonic() + self._late_after_s
+            while self._progress_s and time.monotonic() < deadline_s:
+                self._changed.wait(0.05)
+        if self._server is not None:
+            self._server.close()
+        with contextlib.suppress(queue.Full):
+            self._releases.put_nowait(None)
+        self._transport.close()
