@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import CrossMedia, ForwardBatch, MediaEmbeds
-from quire_interfaces import MambaSpec
+from quire_interfaces import FullAttentionSpec, KVCacheSpec, LatentAttentionSpec, MambaSpec
 from quire_models import DecoderLM
 from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
 
@@ -33,6 +33,15 @@ class Sequence:
     """Tokens that all see one another."""
 
 
+def _cache_shape(spec: KVCacheSpec, num_blocks: int) -> tuple[int, ...]:
+    """Shape of a layer's cache; a single number where it keeps states."""
+    if isinstance(spec, LatentAttentionSpec):
+        return num_blocks, spec.block_size // spec.dcp_size, spec.width
+    if isinstance(spec, FullAttentionSpec):
+        return kv_cache_shape(num_blocks, spec.block_size // spec.dcp_size, spec.num_kv_heads, spec.head_dim)
+    return (1,)
+
+
 class PagedDriver:
     """Sequences on one cache; blocks consecutive or shuffled, the cache poisoned with NaN first."""
 
@@ -54,12 +63,10 @@ class PagedDriver:
         self.device = device
         self.model = model
         self.block_size = block_size
-        shape = kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        if (width := getattr(config.network.attention, "row_width", None)) is not None:  # of latents
-            shape = (num_blocks, block_size, width)
         dtype = cache_dtype or model.dtype
         specs = config.kv_cache_specs(block_size, str(dtype).removeprefix("torch.")).values()
-        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in specs)
+        shapes = [_cache_shape(spec, num_blocks) for spec in specs]
+        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype, device=device) for shape in shapes)
         kept = [spec.states if isinstance(spec, MambaSpec) else () for spec in specs]
         self.states = tuple(
             tuple(torch.full((num_blocks, *state.shape), float("nan"), device=device) for state in states)

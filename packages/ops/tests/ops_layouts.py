@@ -38,7 +38,9 @@ def random_layout(
     for (query_len, kv_len), count in zip(lens, counts, strict=True):
         table, ids = ids[:count], ids[count:]
         tables.append(table + [0] * (max(counts) - count))
-        slots += [table[p // block_size] * block_size + p % block_size for p in range(kv_len - query_len, kv_len)]
+        slots += [
+            table[p // block_size] * block_size + p % block_size for p in range(max(kv_len - query_len, 0), kv_len)
+        ]
         starts.append(starts[-1] + query_len)
     layout = Layout(
         block_table=torch.tensor(tables, dtype=torch.int32),

@@ -77,10 +77,13 @@ class KVCacheSpec:
 
     block_size: int
     """Token slots in a block."""
+    dcp_size: int = 1
+    """Decode context parallel ranks that the tokens of a block are interleaved over: slot i of a block is with rank
+    i % dcp_size, which has block_size // dcp_size of them."""
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of one layer."""
+        """Bytes of one block of one layer, of one rank."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many bytes a block takes")
 
     def max_blocks(self, num_tokens: int) -> int:
@@ -99,7 +102,7 @@ class FullAttentionSpec(KVCacheSpec):
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.block_size * self.num_kv_heads * kv_row_bytes(self.dtype, self.head_dim)
+        return 2 * self.block_size // self.dcp_size * self.num_kv_heads * kv_row_bytes(self.dtype, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +152,7 @@ class LatentAttentionSpec(KVCacheSpec):
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * kv_row_bytes(self.dtype, self.width)
+        return self.block_size // self.dcp_size * kv_row_bytes(self.dtype, self.width)
 
 
 class StateTensor(NamedTuple):

@@ -44,7 +44,7 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
-from quire.tensor_parallel import config_of_ranks
+from quire.tensor_parallel import config_of_ranks, interleaved
 from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
 from quire_distributed.executor import MultiprocExecutor
 from quire_engine import EngineParts, KVEventPublisher
@@ -345,7 +345,7 @@ def _load_networks(blueprint: Blueprint, report: Report, tp_group: Collectives |
     imported = time.perf_counter()
     digest = start_digest(config, blueprint.folder) if needs_digest(config) else None
     network = load_model(
-        blueprint.model,
+        interleaved(blueprint.model, config.parallel),
         network_folder(blueprint.folder),
         dtype=plan.dtype,
         device=config.runner.device,

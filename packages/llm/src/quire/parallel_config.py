@@ -27,6 +27,13 @@ class ParallelConfig(Settings):
         unit="ranks",
         check=at_least(1),
     )
+    decode_context_parallel_size: int = setting(
+        1,
+        help="Of the tensor-parallel ranks, neighbours that have the same key-value heads and other tokens of the KV "
+        "cache: it holds as many times more tokens. Divides tensor_parallel_size and block_size.",
+        unit="ranks",
+        check=at_least(1),
+    )
     distributed_executor_backend: str | None = setting(
         None,
         help="What runs the ranks: mp, processes of this host; uni, the engine's process alone, for one rank. Empty: "

@@ -138,7 +138,7 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
-    if config.parallel.tensor_parallel_size > 1:
+    if max(config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size) > 1:
         check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free //= config.parallel.tensor_parallel_size  # ranks are processes of one host
@@ -247,7 +247,7 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     if block_size != config.kv_cache.block_size:
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
     num_ranks = config.parallel.tensor_parallel_size
-    specs = model_of_rank(model, 0, num_ranks).kv_cache_specs(block_size, cache_dtype)
+    specs = model_of_rank(model, 0, config.parallel).kv_cache_specs(block_size, cache_dtype)
     if num_ranks > 1:
         notes.append(f"bytes are those of one of {num_ranks} ranks; all of them have the memory of this machine")
     drafts = config.speculative.method in NETWORK_METHODS
@@ -280,7 +280,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
     num_ranks = config.parallel.tensor_parallel_size
     weights = weight_ledger(
-        model_of_rank(model, 0, num_ranks), resolved.dtype, resolved.linear_method, num_ranks=num_ranks
+        model_of_rank(model, 0, config.parallel), resolved.dtype, resolved.linear_method, num_ranks=num_ranks
     )
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:

@@ -9,12 +9,14 @@ import dataclasses
 import os
 
 from quire.config import QuireConfig
+from quire.context_parallel import check_context_parallel
+from quire.parallel_config import ParallelConfig
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import plan_kv_cache
 from quire_models.config import ModelConfig
-from quire_models.sharding import shard
+from quire_models.sharding import interleave, shard
 
-__all__ = ["check_parallel", "config_of_ranks", "kv_plan_of_rank", "model_of_rank"]
+__all__ = ["check_parallel", "config_of_ranks", "interleaved", "kv_plan_of_rank", "model_of_rank"]
 
 _TIERS = "each rank has keys and values of its own heads, and tiers keep those of all heads; leave it out"
 
@@ -25,6 +27,7 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     Raises:
         ConfigError: a setting, or a model, that goes with one rank only.
     """
+    check_context_parallel(config, model)
     parallel = config.parallel
     size = parallel.tensor_parallel_size
     if parallel.distributed_executor_backend == "uni":
@@ -71,14 +74,20 @@ def config_of_ranks(config: QuireConfig) -> QuireConfig:
     return dataclasses.replace(config, runner=runner, speculative=speculative)
 
 
-def model_of_rank(model: ModelConfig, rank: int, size: int) -> ModelConfig:
+def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
+    """The network whose caches are interleaved over ranks; as it is where they are not."""
+    return dataclasses.replace(model, network=interleave(model.network, parallel.decode_context_parallel_size))
+
+
+def model_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> ModelConfig:
     """The part of a network that a rank has, for its plan."""
-    return dataclasses.replace(model, network=shard(model.network, rank, size))
+    network = shard(interleaved(model, parallel).network, rank, parallel.tensor_parallel_size)
+    return dataclasses.replace(model, network=network)
 
 
 def kv_plan_of_rank(
-    model: ModelConfig, plan: KVCachePlan, block_size: int, cache_dtype: str, rank: int, size: int
+    model: ModelConfig, plan: KVCachePlan, block_size: int, cache_dtype: str, rank: int, parallel: ParallelConfig
 ) -> KVCachePlan:
     """The KV cache of a rank: the blocks of rank 0's, with the rank's own heads."""
-    specs = model_of_rank(model, rank, size).kv_cache_specs(block_size, cache_dtype)
+    specs = model_of_rank(model, rank, parallel).kv_cache_specs(block_size, cache_dtype)
     return plan_kv_cache(specs, num_blocks=plan.num_blocks)

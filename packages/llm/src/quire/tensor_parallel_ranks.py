@@ -84,7 +84,10 @@ def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan)
         RankPayload(
             config.to_dict(),
             dataclasses.replace(
-                plan, kv_plan=kv_plan_of_rank(model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, size)
+                plan,
+                kv_plan=kv_plan_of_rank(
+                    model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, config.parallel
+                ),
             ),
         )
         for rank in range(1, size)

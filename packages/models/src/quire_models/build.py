@@ -11,9 +11,9 @@ from torch import Tensor
 from quire_models.feed_forward_spec import GatedMLPSpec, MLPSpec, SparseMoESpec
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import DecoderLayer, Mixer, ParallelBlock, PostLNBlock, SequentialBlock
+from quire_models.layers.context_parallel import make_latent_attention
 from quire_models.layers.convolution import GatedShortConvolution
 from quire_models.layers.gated_delta import GatedDeltaNet
-from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.mamba1 import Mamba1Mixer
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import MLP, GatedMLP
@@ -34,7 +34,7 @@ __all__ = ["build_feed_forward", "build_layer", "build_mixer", "class_of"]
 
 _MIXERS: dict[type, Callable[[Any, int, Scope], Mixer]] = {
     SelfAttentionSpec: SelfAttention,
-    LatentSelfAttentionSpec: LatentAttention,
+    LatentSelfAttentionSpec: make_latent_attention,
     Mamba1Spec: Mamba1Mixer,
     Mamba2Spec: Mamba2Mixer,
     ShortConvSpec: GatedShortConvolution,

@@ -124,6 +124,8 @@ class SelfAttentionSpec:
     """The query projection brings a gate of the result beside each head's query (Qiu et al. 2025)."""
     heads: HeadShard | None = None
     """Which heads `num_heads` and `num_kv_heads` count, of a tensor-parallel rank; None where they are all."""
+    dcp_size: int = 1
+    """Ranks that its cache's tokens are interleaved over (decode context parallel)."""
 
     @property
     def query_size(self) -> int:
@@ -176,7 +178,7 @@ class SelfAttentionSpec:
             return ChunkedLocalSpec(**size, dtype=dtype, chunk_tokens=self.chunk_tokens)
         if self.sliding_window is not None:
             return SlidingWindowSpec(**size, dtype=dtype, sliding_window=self.sliding_window)
-        return FullAttentionSpec(**size, dtype=dtype)
+        return FullAttentionSpec(**size, dtype=dtype, dcp_size=self.dcp_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,8 @@ class LatentSelfAttentionSpec:
     bias: bool
     """The projections to latents, and that of the output, have a bias."""
     indexer: IndexerSpec | None = None
+    dcp_size: int = 1
+    """Ranks that its cache's tokens are interleaved over (decode context parallel)."""
     built_by: ClassVar[str] = ""
     """"module:class" of a family whose attention is its own; empty for the shared one."""
 
@@ -282,7 +286,7 @@ class LatentSelfAttentionSpec:
                 f"{', '.join(LATENT_DTYPES)} (kv_cache_dtype auto)",
                 field="kv_cache_dtype",
             )
-        return LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype)
+        return LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype, dcp_size=self.dcp_size)
 
 
 class RecurrentSpec:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from quire_models.mixer_spec import SelfAttentionSpec
+from quire_models.mixer_spec import LatentSelfAttentionSpec, SelfAttentionSpec
 from quire_models.shards import split_heads
 from quire_models.spec import LayerSpec, NetworkSpec
 
-__all__ = ["shard"]
+__all__ = ["interleave", "shard"]
 
 
 def shard(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
@@ -22,6 +22,32 @@ def shard(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
         return network
     layers = tuple(_shard_layer(layer, rank, size) for layer in network.layers)
     return dataclasses.replace(network, layers=layers)
+
+
+def interleave(network: NetworkSpec, dcp_size: int) -> NetworkSpec:
+    """The network whose attention to all tokens keeps these interleaved over decode context parallel ranks; with one
+    rank, the network itself. Windows, chunks, states and families' own attention stay as they are."""
+    return network if dcp_size == 1 else _interleave(network, dcp_size)
+
+
+def _interleave(network: NetworkSpec, dcp_size: int) -> NetworkSpec:
+    layers = tuple(layer if layer.built_by else _interleave_layer(layer, dcp_size) for layer in network.layers)
+    return dataclasses.replace(network, layers=layers)
+
+
+def _interleave_layer(layer: LayerSpec, dcp_size: int) -> LayerSpec:
+    return dataclasses.replace(layer, mixers=tuple(_interleave_mixer(mixer, dcp_size) for mixer in layer.mixers))
+
+
+def _interleave_mixer(mixer: Any, dcp_size: int) -> Any:
+    return dataclasses.replace(mixer, dcp_size=dcp_size) if _keeps_all_tokens(mixer) else mixer
+
+
+def _keeps_all_tokens(mixer: Any) -> bool:
+    """Whether it is one of the shared attentions, to all tokens before."""
+    if type(mixer) is SelfAttentionSpec:
+        return mixer.sliding_window is None and mixer.chunk_tokens is None
+    return type(mixer) is LatentSelfAttentionSpec and mixer.indexer is None
 
 
 def _shard_layer(layer: LayerSpec, rank: int, size: int) -> LayerSpec:
@@ -36,7 +62,7 @@ def _shard_mixer(mixer: Any, rank: int, size: int) -> Any:
     # Norms over all heads at once, or with a weight for each head, need them all.
     if any(norm is not None and (norm.over_heads or norm.num_heads) for norm in (mixer.q_norm, mixer.k_norm)):
         return mixer
-    heads = split_heads(mixer.num_heads, mixer.num_kv_heads, rank, size)
+    heads = split_heads(mixer.num_heads, mixer.num_kv_heads, rank, size, mixer.dcp_size)
     if heads is None:
         return mixer
     return dataclasses.replace(

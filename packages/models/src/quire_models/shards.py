@@ -69,6 +69,9 @@ class HeadShard(NamedTuple):
     """Query heads of all ranks."""
     num_kv_heads: int
     """Key-value heads of the network."""
+    dcp_size: int = 1
+    """Neighbouring ranks with the same key-value heads, each of which keeps some of the tokens (decode context
+    parallel)."""
 
     @property
     def query_start(self) -> int:
@@ -86,6 +89,18 @@ class HeadShard(NamedTuple):
         return slice(self.query_start, self.query_start + self.num_local_heads)
 
     @property
+    def dcp_group(self) -> slice:
+        """The ranks that have the same key-value heads and other tokens, itself among them."""
+        first = self.rank // self.dcp_size * self.dcp_size
+        return slice(first, first + self.dcp_size)
+
+    @property
+    def dcp_query_heads(self) -> slice:
+        """The query heads of these ranks."""
+        start = sum(self.query_sizes[: self.dcp_group.start])
+        return slice(start, start + sum(self.query_sizes[self.dcp_group]))
+
+    @property
     def kv_heads(self) -> slice:
         """The rank's key-value heads."""
         return slice(self.kv_start, self.kv_start + self.num_local_kv_heads)
@@ -99,8 +114,18 @@ class HeadShard(NamedTuple):
         return OutputShard(self.kv_start * width, self.num_local_kv_heads * width, self.num_kv_heads * width)
 
 
-def split_heads(num_heads: int, num_kv_heads: int, rank: int, size: int) -> HeadShard | None:
-    """The heads of a rank; None where there are too few of them for each rank to have one."""
+def split_heads(num_heads: int, num_kv_heads: int, rank: int, size: int, dcp_size: int = 1) -> HeadShard | None:
+    """The heads of a rank; None where there are too few of them for each rank to have one.
+
+    Args:
+        dcp_size: Neighbouring ranks that have the same key-value heads and share out their query heads. Divides `size`.
+    """
+    if dcp_size > 1:
+        group = split_heads(num_heads, num_kv_heads, rank // dcp_size, size // dcp_size)
+        if group is None or min(group.query_sizes) < dcp_size:
+            return None
+        query_sizes = tuple(each for heads in group.query_sizes for each in split_evenly(heads, dcp_size))
+        return group._replace(rank=rank, query_sizes=query_sizes, dcp_size=dcp_size)
     queries_per_kv_head = num_heads // num_kv_heads
     if num_kv_heads >= size:
         kv_sizes = split_evenly(num_kv_heads, size)

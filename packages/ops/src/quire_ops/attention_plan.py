@@ -82,7 +82,9 @@ def make_plan(layout: PagedLayout, token_bytes: int, dtype: torch.dtype, sliding
     decoding: list[tuple[int, int, int]] = []  # (kv tokens seen, row, query row)
     begin = 0
     for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
-        if _is_tree(layout, begin):
+        if not kv_len:  # of decode context parallel ranks, one that has none of the tokens
+            pass
+        elif _is_tree(layout, begin):
             prefills += _paths(layout, row, begin, sliding_window)
         elif query_len == 1:
             decoding.append((kv_len if sliding_window is None else min(kv_len, sliding_window), row, begin))

@@ -24,6 +24,7 @@ from quire_ops.lora import lora_linear
 from quire_ops.maxsim import maxsim
 from quire_ops.norms import add_rms_norm, layer_norm, rms_norm
 from quire_ops.op import Op
+from quire_ops.partial_attention import latent_attention_with_lse, merge_attention_states, paged_attention_with_lse
 from quire_ops.penalties import penalize
 from quire_ops.quantized_linear import fp8_linear, grouped_linear, int8_linear, w8a8_linear
 from quire_ops.recurrent import causal_conv1d, gated_delta_rule, mamba2_scan, selective_scan, wkv
@@ -55,6 +56,7 @@ __all__ = [
     "index_topk",
     "int8_linear",
     "latent_attention",
+    "latent_attention_with_lse",
     "layer_norm",
     "linear",
     "lm_head",
@@ -62,7 +64,9 @@ __all__ = [
     "lora_linear",
     "mamba2_scan",
     "maxsim",
+    "merge_attention_states",
     "paged_attention",
+    "paged_attention_with_lse",
     "penalize",
     "position_slots",
     "rms_norm",

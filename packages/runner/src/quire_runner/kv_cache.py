@@ -50,7 +50,7 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
                 caches[name] = storage.view(plan.num_blocks, block_bytes)[:, : spec.block_bytes]
             continue
         if isinstance(spec, LatentAttentionSpec):
-            rows = (plan.num_blocks, spec.block_size, spec.width)
+            rows = (plan.num_blocks, spec.block_size // spec.dcp_size, spec.width)
             for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
                 dtype = CACHE_TORCH_DTYPES[spec.dtype]
                 caches[name] = _view(storage, block_bytes, spec.block_bytes, rows, plan.num_blocks, dtype)
@@ -62,7 +62,7 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
             )
         dtype = CACHE_TORCH_DTYPES[spec.dtype]
         row_size = kv_row_bytes(spec.dtype, spec.head_dim) // dtype.itemsize
-        shape = tuple(cache_shape(plan.num_blocks, spec.block_size, spec.num_kv_heads, row_size))
+        shape = tuple(cache_shape(plan.num_blocks, spec.block_size // spec.dcp_size, spec.num_kv_heads, row_size))
         if prod(shape) * dtype.itemsize != plan.num_blocks * spec.block_bytes:
             raise ConfigError(
                 f"the attention backend's cache shape {shape} takes {prod(shape) * dtype.itemsize} bytes, but the "

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire_attention import ForwardBatch
+from quire_attention import Attention, ForwardBatch
+from quire_models.layers.context_parallel import ContextParallelAttention
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm, make_norm
@@ -83,10 +85,11 @@ class SelfAttention:
         slopes = None
         if spec.alibi is not None:
             slopes = alibi_slopes(spec.alibi, spec.num_heads if heads is None else heads.num_heads)
-            slopes = (slopes if heads is None else slopes[heads.query_heads].contiguous()).to(scope.device)
+            slopes = (slopes if heads is None else slopes[heads.dcp_query_heads].contiguous()).to(scope.device)
         if heads is not None:
             scope.head_shards[scope.prefix] = heads
-        self._attend = scope.attention(
+        make_attention = scope.attention if spec.dcp_size == 1 else partial(ContextParallelAttention, scope, spec)
+        self._attend: Attention = make_attention(
             index,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
@@ -98,7 +101,7 @@ class SelfAttention:
         self._write = RopeAndCache(self._attend, rotary, self._norms)
         self._stack_fields: dict[str, Any] | None = None
         """Fields of `AttentionWeights`; None where this attention does more than op `decoder_stack`."""
-        if all(each is None for each in (spec.clip, spec.query_growth, spec.chunk_tokens)):
+        if spec.dcp_size == 1 and all(x is None for x in (spec.clip, spec.query_growth, spec.chunk_tokens)):
             self._stack_fields = {
                 "scale": spec.scale,
                 "alibi_slopes": slopes,
