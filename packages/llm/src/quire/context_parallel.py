@@ -31,6 +31,7 @@ def check_context_parallel(config: QuireConfig, model: ModelConfig) -> None:
         ),
         "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
         "kv_offloading_size": (bool(config.kv_transfer.kv_offloading_size), _TIERS),
+        "kv_transfer_config": (config.kv_transfer.connector.kv_connector is not None, _TIERS),
         "eagle_topk": (
             config.speculative.eagle_topk > 1,
             "tokens of a tree of drafts are moved between slots, which are on several ranks; set it to 1",
