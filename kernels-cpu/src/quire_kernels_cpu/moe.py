@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers by the compiled kernels: op `fused_moe`.
+"""Mixture-of-experts layers by the compiled kernels: op `fused_moe`, whole and in two.
 
 Knows the C interface of experts and where their tensors are; the arithmetic is in `csrc/moe.h`.
 """
@@ -15,14 +15,29 @@ from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import matrix_argument
-from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts, ops
+from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExpertOutputs, RunExperts, ops
 
-__all__ = ["CompiledExperts", "fused_moe"]
+__all__ = ["CompiledExperts", "expert_outputs", "fused_moe", "moe_sum"]
 
 
 @backend_for(ops.fused_moe)
 def fused_moe(experts: Experts) -> RunExperts:
     return CompiledExperts(experts)
+
+
+@backend_for(ops.expert_outputs)
+def expert_outputs(experts: Experts) -> RunExpertOutputs:
+    return CompiledExperts(experts).outputs
+
+
+@backend_for(ops.moe_sum)
+def moe_sum(values: Tensor, topk_ids: Tensor, topk_weights: Tensor, dtype: torch.dtype) -> Tensor:
+    tokens, k, width = values.shape
+    values, topk_weights, order = values.contiguous(), topk_weights.contiguous(), topk_ids.argsort(dim=1).contiguous()
+    out = torch.empty(tokens, width, dtype=dtype)
+    addresses = (each.data_ptr() for each in (values, topk_weights, order))
+    library().quire_moe_sum(DTYPES[dtype], *addresses, tokens, k, width, out.data_ptr())
+    return out
 
 
 class CompiledExperts:
@@ -77,4 +92,15 @@ class CompiledExperts:
                 topk_ids.shape[1],
                 out.data_ptr(),
             )
+        return out
+
+    def outputs(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+        """See `RunExpertOutputs`."""
+        handle = self.handle(x.dtype)
+        x, expert_ids = x.contiguous(), expert_ids.contiguous()
+        out = torch.empty_like(x, dtype=torch.float32)
+        if len(x):
+            ones = torch.ones(len(x))
+            addresses = (each.data_ptr() for each in (x, expert_ids, ones))
+            self._library.quire_moe_outputs(self._dtype, handle, *addresses, len(x), out.data_ptr())
         return out

@@ -495,6 +495,20 @@ void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, cons
     });
 }
 
+void quire_moe_outputs(int dtype, void* moe, const void* x, const int64_t* ids, const float* ones, int64_t pairs,
+                       float* out) {
+    for_dtype(dtype, [&]<typename T>() {
+        quire::moe_op(*static_cast<quire::Moe<T>*>(moe), static_cast<const T*>(x), ids, ones, pairs, 1, out);
+    });
+}
+
+void quire_moe_sum(int dtype, const float* values, const float* weights, const int64_t* order, int64_t tokens, int k,
+                   int64_t width, void* out) {
+    for_dtype(dtype, [&]<typename T>() {
+        quire::moe_sum(values, weights, order, tokens, k, width, static_cast<T*>(out));
+    });
+}
+
 // Recurrent ops. Strides are those of rows in numbers; `states` holds float32. `where`: block table, query_start_loc,
 // kv_lens; `sizes`: stride of the block table, sequences, block size, tokens.
 static quire::Sequences sequences_of(const int32_t* const* where, const int64_t* sizes) {

@@ -367,6 +367,15 @@ void quire_moe_delete(int dtype, void* moe);
 void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
                    void* out);
 
+// x [pairs, width], ids [pairs], ones [pairs] -> out [pairs, width] float32: what one expert makes of each row.
+void quire_moe_outputs(int dtype, void* moe, const void* x, const int64_t* ids, const float* ones, int64_t pairs,
+                       float* out);
+
+// values [tokens, k, width] float32, weights and order [tokens, k] -> out [tokens, width]: sums as `quire_moe_run` makes
+// them, of each token's values in that order.
+void quire_moe_sum(int dtype, const float* values, const float* weights, const int64_t* order, int64_t tokens, int k,
+                   int64_t width, void* out);
+
 // x [tokens, channels], taps [taps, channels], bias [channels] or none, state [blocks, taps - 1, channels].
 void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void* taps, const void* bias, float* states,
                          int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes,

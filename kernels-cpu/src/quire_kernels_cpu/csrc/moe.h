@@ -85,8 +85,10 @@ public:
         group(ids, weights, tokens, k);
     }
 
-    // The whole team: out [tokens, width]; a barrier must follow. behind: strips that are multiplied next, or none.
-    void run(MoeScratch& mine, QueueWorker& worker, T* out, const Strips<T>* behind) {
+    // The whole team: out [tokens, width], of T or as wide as summed; a barrier must follow. behind: strips that are
+    // multiplied next, or none.
+    template <typename Out>
+    void run(MoeScratch& mine, QueueWorker& worker, Out* out, const Strips<T>* behind) {
         gather();
         barrier();
         gate_and_up(mine, worker);
@@ -216,7 +218,8 @@ private:
         }
     }
 
-    void down(MoeScratch& mine, QueueWorker& worker, T* out, const Strips<T>* behind) {
+    template <typename Out>
+    void down(MoeScratch& mine, QueueWorker& worker, Out* out, const Strips<T>* behind) {
         const std::vector<Expert<T>>& experts = moe_->experts;
         const int64_t tokens = num_tokens_;
         const int64_t width = experts[0].down.rows, strips = Strips<T>{&experts[0].down, 1, false}.count();
@@ -239,7 +242,7 @@ private:
             const int64_t row = item * 2 * kTile;
             const int count = static_cast<int>(std::min<int64_t>(2 * kTile, width - row));
             for (int64_t t = 0; t < tokens; ++t) {
-                T* to = out + t * width + row;
+                Out* to = out + t * width + row;
                 int i = 0;
                 for (; i + kLanes <= count; i += kLanes) store(to + i, load(outputs[t] + i));
                 for (; i < count; ++i) store_one(to + i, outputs[t][i]);
@@ -266,8 +269,8 @@ private:
 };
 
 // x [tokens, width], ids and weights [tokens, k] -> out [tokens, width], by a team of its own.
-template <typename T>
-void moe_op(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k, T* out) {
+template <typename T, typename Out>
+void moe_op(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k, Out* out) {
     static thread_local MoeStep<T> steps;
     MoeStep<T>& step = steps;  // the caller's, for all threads
     step.begin(moe, x, ids, weights, tokens, k);
@@ -278,6 +281,28 @@ void moe_op(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weig
         const HeldTiles tiles(layout_for<T>(kTile, 64, WeightFormat::plain) == ActLayout::pairs);
         QueueWorker worker(queue);
         step.run(mine, worker, out, nullptr);
+    }
+}
+
+// values [tokens, k, width], weights [tokens, k], order [tokens, k] of k -> out [tokens, width]: the weighted sum as
+// `AddWeighted` makes it.
+template <typename T>
+void moe_sum(const float* values, const float* weights, const int64_t* order, int64_t tokens, int k, int64_t width,
+             T* out) {
+    const auto add = [&](int64_t t, int64_t begin, int count) {
+        Floats sum = splat(0.0f);
+        for (int i = 0; i < k; ++i) {
+            const int64_t pair = t * k + order[t * k + i];
+            const float* const row = values + pair * width + begin;
+            sum = fused(count < kLanes ? load_some(row, count) : load(row), splat(weights[pair]), sum);
+        }
+        return sum;
+    };
+#pragma omp parallel for schedule(static) if (tokens * k * width > 16384)
+    for (int64_t t = 0; t < tokens; ++t) {
+        int64_t i = 0;
+        for (; i + kLanes <= width; i += kLanes) store(out + t * width + i, add(t, i, kLanes));
+        if (i < width) store_some(out + t * width + i, add(t, i, static_cast<int>(width - i)), static_cast<int>(width - i));
     }
 }
 

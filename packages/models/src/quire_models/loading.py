@@ -16,6 +16,7 @@ from quire_lora import AdapterSlots
 from quire_models.build import class_of
 from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
+from quire_models.layers.expert_parallel import ExpertParallel
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.layers.towers import Towers
@@ -71,6 +72,7 @@ def build_model(
     disabled_linear_kernels: Collection[str] = (),
     join_products: bool | None = None,
     tp_group: Collectives | None = None,
+    expert_parallel: ExpertParallel | None = None,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the other arguments.
 
@@ -108,6 +110,7 @@ def build_model(
         adapters=adapters,
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
         tp_group=tp_group,
+        expert_parallel=None if tp_group is None else expert_parallel,
     )
     if tp_group is not None:
         config = replace(config, network=shard(config.network, tp_group.rank, tp_group.size))
@@ -147,6 +150,7 @@ def load_model(
     towers_folder: str | Path | None = None,
     progress: Progress | None = None,
     tp_group: Collectives | None = None,
+    expert_parallel: ExpertParallel | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
 
@@ -167,6 +171,7 @@ def load_model(
         towers_folder: Where the towers are, if not in `folder`.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
         tp_group: The tensor-parallel ranks that share the network, each of which calls this; None for one alone.
+        expert_parallel: How these share out whole experts (`share_experts`); None where each has all of them.
 
     Raises:
         ConfigError: A choice that does not exist or cannot serve.
@@ -188,6 +193,7 @@ def load_model(
         max_lora_rank=max_lora_rank,
         disabled_linear_kernels=disabled_linear_kernels,
         tp_group=tp_group,
+        expert_parallel=expert_parallel,
     )
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format, language_model_only)

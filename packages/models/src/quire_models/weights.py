@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -56,7 +56,9 @@ def load_weights(
     """
     folder = Path(folder)
     scales = KVScales(model.attention_names, model.num_checkpoint_kv_heads)
-    filling = fill_parameters(model, folder, model.checkpoint_tensors, progress, pickled=load_format == "pt")
+    filling = fill_parameters(
+        model, folder, model.checkpoint_tensors, progress, pickled=load_format == "pt", absent=model.absent
+    )
     extra = [name for name, piece in filling.extra if not (_is_ignored(name, model) or scales.take(name, piece))]
     if filling.missing or extra or filling.wrong:
         raise CheckpointError(_complaint(folder, filling.missing, extra, filling.wrong))
@@ -104,6 +106,7 @@ def fill_parameters(
     progress: Progress | None = None,
     *,
     pickled: bool = False,
+    absent: Collection[str] = (),
 ) -> Filling:
     """Give each parameter its tensor from the files in `folder`.
 
@@ -111,6 +114,7 @@ def fill_parameters(
         checkpoint_tensors: A tensor of the checkpoint -> names and tensors of parameters.
         progress: Called after each tensor of the checkpoint.
         pickled: The files are PyTorch's own.
+        absent: Names of parts whose tensors other ranks read.
 
     Raises:
         CheckpointError: No files of this format, or unreadable ones.
@@ -127,6 +131,8 @@ def fill_parameters(
         for name, tensor in checkpoint_tensors(stored_name, stored):
             for part, piece in _parts(name, tensor, model, wrong):
                 parameter = parameters.get(part)
+                if parameter is None and is_of_other_rank(part, absent):
+                    continue
                 if parameter is None:
                     extra.append((part, piece))
                 elif not _fits(tuple(piece.shape), parameter.checkpoint_shape):
@@ -174,6 +180,12 @@ def _is_filled(parameter: Parameter) -> bool:
     if not parameter.on_host or parameter.name.endswith("g_idx"):
         return False
     return parameter.name.endswith(".input_scale") or ask(OPTIONAL_TENSORS, False)
+
+
+def is_of_other_rank(name: str, absent: Collection[str]) -> bool:
+    """Whether a tensor belongs to a part that only other ranks have."""
+    parts = name.split(".")
+    return bool(absent) and any(".".join(parts[:end]) in absent for end in range(1, len(parts)))
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

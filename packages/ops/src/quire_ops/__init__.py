@@ -7,6 +7,7 @@ from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_bu
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.encoder_stack import EncoderAttentionWeights, EncoderLayerWeights, EncoderStack, RunEncoder
+from quire_ops.expert_outputs import RunExpertOutputs
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_cache_ops import kv_cache_shape
@@ -88,6 +89,7 @@ __all__ = [
     "RunDecode",
     "RunDecoder",
     "RunEncoder",
+    "RunExpertOutputs",
     "RunExperts",
     "Sample",
     "SampleMasked",

@@ -22,7 +22,8 @@ from quire_ops.op import op
 from quire_ops.quantized_linear import torch_grouped_linear, torch_int8_linear, torch_w8a8_linear
 from quire_ops.table import torch_backend_for
 
-__all__ = ["EXPERT_ACTIVATIONS", "Experts", "RunExperts", "fused_moe", "swigluoai_and_mul", "torch_fused_moe"]
+__all__ = ["EXPERT_ACTIVATIONS", "Experts", "RunExperts", "expert_network", "fused_moe", "swigluoai_and_mul",
+           "torch_expert_network", "torch_fused_moe"]  # fmt: skip
 
 EXPERT_ACTIVATIONS = ("silu", "gelu", "swigluoai")
 """swigluoai (gpt-oss): gate and up are clipped, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -72,33 +73,39 @@ def fused_moe(experts: Experts) -> RunExperts:
     """The experts of a mixture-of-experts layer, each with the tokens that are routed to it, and the weighted sum of
     their results. The reference takes one token at a time, in float64."""
 
-    def activated(gate: Tensor, up: Tensor) -> Tensor:
-        if experts.activation != "swigluoai":
-            return GATED_ACTIVATIONS[experts.activation](gate, up)
-        gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
-        return gate * torch.sigmoid(SWIGLUOAI_SLOPE * gate) * (up + 1.0)
+    network = expert_network(experts)
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         out = torch.zeros_like(x, dtype=torch.float64)
         for token, (ids, weights) in enumerate(zip(topk_ids.tolist(), topk_weights.double(), strict=True)):
             row = x[token : token + 1].double()
             for expert, weight in zip(ids, weights, strict=True):
-                gate, up = (reference_linear(row, each[expert]) for each in (experts.gate, experts.up))
-                inner = activated(gate, up)
-                out[token] += weight * reference_linear(inner, experts.down[expert])[0]
+                out[token] += weight * network(row, expert)[0]
         return out.to(x.dtype)
 
     return run
 
 
+def expert_network(experts: Experts) -> Callable[[Tensor, int], Tensor]:
+    """(rows [N, I], expert) -> [N, I]: what it makes of each row, in the rows' own dtype."""
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        if experts.activation != "swigluoai":
+            return GATED_ACTIVATIONS[experts.activation](gate, up)
+        gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
+        return gate * torch.sigmoid(SWIGLUOAI_SLOPE * gate) * (up + 1.0)
+
+    def network(rows: Tensor, expert: int) -> Tensor:
+        gate, up = (reference_linear(rows, each[expert]) for each in (experts.gate, experts.up))
+        return reference_linear(activated(gate, up), experts.down[expert])
+
+    return network
+
+
 @torch_backend_for(fused_moe)
 def torch_fused_moe(experts: Experts) -> RunExperts:
     """The experts one after the other, each with all of its tokens."""
-
-    def activated(gate: Tensor, up: Tensor) -> Tensor:
-        if experts.activation == "swigluoai":
-            return swigluoai_and_mul(gate, up, experts.limit)
-        return torch_silu_and_mul(gate, up) if experts.activation == "silu" else torch_gelu_and_mul(gate, up)
+    network = torch_expert_network(experts)
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         out = torch.zeros_like(x, dtype=torch.float32)
@@ -109,14 +116,27 @@ def torch_fused_moe(experts: Experts) -> RunExperts:
         for expert, count in enumerate(counts):
             if count:
                 rows = tokens[begin : begin + count]
-                inputs = x[rows]
-                inner = activated(_linear(inputs, experts.gate[expert]), _linear(inputs, experts.up[expert]))
-                result = _linear(inner, experts.down[expert]).float() * weights[begin : begin + count]
+                result = network(x[rows], expert).float() * weights[begin : begin + count]
                 out.index_add_(0, rows, result)  # an expert has a token once, so the order of additions is fixed
                 begin += count
         return out.to(x.dtype)
 
     return run
+
+
+def torch_expert_network(experts: Experts) -> Callable[[Tensor, int], Tensor]:
+    """As `expert_network`, by torch's operators."""
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        if experts.activation == "swigluoai":
+            return swigluoai_and_mul(gate, up, experts.limit)
+        return torch_silu_and_mul(gate, up) if experts.activation == "silu" else torch_gelu_and_mul(gate, up)
+
+    def network(rows: Tensor, expert: int) -> Tensor:
+        inner = activated(_linear(rows, experts.gate[expert]), _linear(rows, experts.up[expert]))
+        return _linear(inner, experts.down[expert])
+
+    return network
 
 
 def swigluoai_and_mul(

@@ -16,6 +16,7 @@ from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
 from quire_ops.encoder_attention import encoder_attention
 from quire_ops.encoder_stack import encoder_stack
+from quire_ops.expert_outputs import expert_outputs, moe_sum
 from quire_ops.fused_moe import fused_moe
 from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv_cache
 from quire_ops.latent_attention import latent_attention, write_latent_cache
@@ -45,6 +46,7 @@ __all__ = [
     "embedding",
     "encoder_attention",
     "encoder_stack",
+    "expert_outputs",
     "fp8_linear",
     "fused_moe",
     "gate_quant",
@@ -65,6 +67,7 @@ __all__ = [
     "mamba2_scan",
     "maxsim",
     "merge_attention_states",
+    "moe_sum",
     "paged_attention",
     "paged_attention_with_lse",
     "penalize",

@@ -13,7 +13,7 @@ import torch
 
 from quire_ops import LinearWeights
 
-__all__ = ["EACH_EXPERT", "FUSED", "ExpertsChoice", "alike", "choose_experts_method"]
+__all__ = ["EACH_EXPERT", "FUSED", "ExpertsChoice", "alike", "choose_experts_method", "form_of"]
 
 FUSED = "fused_moe"
 """The op for all experts of a layer at once: an expert's weights are read once for all of its tokens."""
@@ -58,6 +58,14 @@ def _reason_against(*roles: Sequence[LinearWeights]) -> str:
     if len(gate | up) > 1 or len(down) > 1:
         return "takes matrices whose scales are for as many inputs each, and whose biases are all there or none"
     return ""
+
+
+def form_of(*roles: Sequence[LinearWeights]) -> str:
+    """What experts have to have in common to run together: ranks compare it. Weights that are `alike` on each rank may
+    have scales of another dtype, or zero points, elsewhere."""
+    first = [role[0] for role in roles]
+    shapes = [None if one.scale is None else tuple(one.scale.shape) for one in first]
+    return str([(_form(one), shape, one.bias is None) for one, shape in zip(first, shapes, strict=True)])
 
 
 def _form(weights: LinearWeights) -> str:

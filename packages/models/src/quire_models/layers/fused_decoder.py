@@ -72,7 +72,7 @@ class FusedDecoder:
         """
         stack = cls._stack_of(scope, config, layers, norm)
         backend = None if stack is None else _choose(scope, stack, ops.decoder_stack)
-        if stack is None or backend is None or scope.tp_group is not None:
+        if stack is None or backend is None or scope.tp_group is not None or scope.expert_parallel is not None:
             return None
         return cls(scope, stack, backend.function(stack))
 

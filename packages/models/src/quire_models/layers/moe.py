@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_interfaces import ConfigError
 from quire_lora import AdapterSlots, ExpertSite, LinearSite
 from quire_lora.adapter import ExpertAdapter
+from quire_models.expert_placement import Move
 from quire_models.feed_forward_spec import GatedMLPSpec, SparseMoESpec
+from quire_models.layers.expert_moves import move_linears
+from quire_models.layers.expert_parallel import PlacedExperts
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.routing import CorrectionBias, ExpertChoice, Router
@@ -36,9 +40,10 @@ from quire_ops import (
     ops,
     swigluoai_and_mul,
 )
+from quire_ops.expert_outputs import torch_moe_sum
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
-__all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "make_router"]
+__all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "make_router", "place_experts"]
 
 
 def make_router(spec: SparseMoESpec, scope: Scope) -> Router:
@@ -58,7 +63,10 @@ def make_router(spec: SparseMoESpec, scope: Scope) -> Router:
 
 class FusedExperts:
     """Gated feed-forward networks of one shape, through op `fused_moe` where it takes their weights, which are by the
-    linear method of the scope."""
+    linear method of the scope.
+
+    Where ranks share experts out, each has some of them: in the slots that its `placed` names.
+    """
 
     __slots__ = (
         "_act",
@@ -67,11 +75,13 @@ class FusedExperts:
         "_gate_op",
         "_limit",
         "_name",
+        "_num_experts",
         "_run",
         "_scope",
         "choice",
         "down",
         "gate",
+        "placed",
         "up",
     )
 
@@ -84,7 +94,9 @@ class FusedExperts:
         act, limit = spec.act, spec.limit
         self._adapters, self._name = scope.adapters, scope.prefix.removesuffix(".")
         scope = dataclasses.replace(scope, adapters=None)  # they are asked for all experts at once
-        each = [scope / str(expert) for expert in range(spec.num_experts)]
+        self._num_experts, self.placed = spec.num_experts, place_experts(spec.num_experts, scope)
+        own = range(spec.num_experts) if self.placed is None else self.placed.own
+        each = [scope / str(expert) for expert in own]
         self.gate = [Linear(one / gate, size, inner, bias=bias, is_replicated=True) for one in each]
         self.up = [Linear(one / up, size, inner, bias=bias, is_replicated=True) for one in each]
         self.down = [Linear(one / down, inner, size, bias=bias, is_replicated=True) for one in each]
@@ -98,20 +110,23 @@ class FusedExperts:
         """Set once weights are loaded."""
         scope.layers.append(self)
         if self._adapters is not None:
-            self._register(self._adapters)
+            self._register(self._adapters, spec.names)
         scope.when_loaded(self._bind)
 
-    def _register(self, adapters: AdapterSlots) -> None:
-        def names(layers: list[Linear]) -> tuple[str, ...]:
-            return tuple(layer.name.removesuffix(".weight") for layer in layers)
-
-        linears = {
-            name: LinearSite(shape=layer.shape, weights=None, base=layer.base, expert=expert)
-            for layers in (self.gate, self.up, self.down)
-            for expert, (name, layer) in enumerate(zip(names(layers), layers, strict=True))
-        }
-        site = ExpertSite(gate=names(self.gate), up=names(self.up), down=names(self.down))
-        adapters.routed_experts(self._name, site, linears)
+    def _register(self, adapters: AdapterSlots, names: tuple[str, ...]) -> None:
+        """Tell adapters the layers of all experts, those of other ranks too."""
+        roles = dict(zip(names, (self.gate, self.up, self.down), strict=True))
+        own = {} if self.placed is None else {expert: slot for slot, expert in enumerate(self.placed.own)}
+        sites: dict[str, list[str]] = {name: [] for name in names}
+        linears = {}
+        for name, layers in roles.items():
+            for expert in range(self._num_experts):
+                slot = expert if self.placed is None else own.get(expert)
+                base = _of_other_rank if slot is None else layers[slot].base
+                sites[name].append(f"{self._name}.{expert}.{name}")
+                linears[sites[name][-1]] = LinearSite(shape=layers[0].shape, weights=None, base=base, expert=expert)
+        gate, up, down = (tuple(each) for each in sites.values())
+        adapters.routed_experts(self._name, ExpertSite(gate=gate, up=up, down=down), linears)
 
     def accept_stacked(self, scope: Scope, names: tuple[str, str], *, inputs_first: bool) -> None:
         """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`.
@@ -120,42 +135,85 @@ class FusedExperts:
             inputs_first: Matrices are [E, I, 2 M] and [E, M, I] instead.
         """
         inner, size = self.gate[0].shape
+        own = range(self._num_experts) if self.placed is None else self.placed.own
 
         def split_gate_up(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             stacked = tensor.transpose(1, 2) if inputs_first else tensor
-            for matrix, gate, up in zip(stacked, self.gate, self.up, strict=True):
-                yield gate.name, matrix[:inner]
-                yield up.name, matrix[inner:]
+            for expert, gate, up in zip(own, self.gate, self.up, strict=True):
+                yield gate.name, stacked[expert][:inner]
+                yield up.name, stacked[expert][inner:]
 
         def split_down(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             stacked = tensor.transpose(1, 2) if inputs_first else tensor
-            for matrix, down in zip(stacked, self.down, strict=True):
-                yield down.name, matrix
+            for expert, down in zip(own, self.down, strict=True):
+                yield down.name, stacked[expert]
 
-        num = len(self.gate)
+        num = self._num_experts
         shapes = ((2 * inner, size), (size, inner))
         for name, shape, split in zip(names, shapes, (split_gate_up, split_down), strict=True):
             scope.packed(name, (num, *(shape[::-1] if inputs_first else shape)), split)
 
     def _bind(self) -> None:
-        def weights(layers: list[Linear]) -> tuple[LinearWeights, ...]:
-            found = [layer.stack_weights() for layer in layers]
-            return alike([one for one in found if one is not None])
-
-        gate, up, down = weights(self.gate), weights(self.up), weights(self.down)
+        gate, up, down = (self._alike(layers) for layers in (self.gate, self.up, self.down))
         refusals = (layer.stack_refusal for layer in (*self.gate, *self.up, *self.down))
         refusal, disabled = next(filter(None, refusals), ""), self._scope.disabled_linear_kernels
         self.choice = choose_experts_method(gate, up, down, refusal=refusal, disabled=disabled)
-        if self.choice.method == FUSED:
+        if self.placed is not None:
+            self.choice = self.placed.agreed(self.choice, gate, up, down)
+            self._share(self.placed)
+        elif self.choice.method == FUSED:
             fused_moe = self._scope.op(ops.fused_moe)
             self._experts = Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit)
             self._run = fused_moe(self._experts)
         else:
             self._run = self._one_by_one
 
+    @staticmethod
+    def _alike(layers: list[Linear]) -> tuple[LinearWeights, ...]:
+        found = [layer.stack_weights() for layer in layers]
+        return alike([one for one in found if one is not None])
+
+    def _share(self, placed: PlacedExperts) -> None:
+        """Compute with the experts of this rank, and have the others' results from them."""
+        assert self.choice is not None
+        if self.choice.method != FUSED:
+            self._run = partial(placed.run, outputs=self._outputs_one_by_one, sum_=torch_moe_sum)
+            return
+        sum_ = self._scope.op(ops.moe_sum)
+        gate, up, down = (self._alike(layers) for layers in (self.gate, self.up, self.down))
+        own = Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit)
+        make = self._scope.op(ops.expert_outputs)
+        run = make(own)
+        self._experts = own
+
+        def outputs(x: Tensor, experts: Tensor, tokens: Tensor) -> Tensor:
+            return run(x, placed.slots[experts])
+
+        self._run = partial(placed.run, outputs=outputs, sum_=sum_)
+        placed.moved_by(self._move)
+
+    def _move(self, moves: list[Move]) -> None:
+        """Take experts of other ranks into the slots of this one."""
+        assert self.placed is not None
+        move_linears(self.placed.group, moves, (self.gate, self.up, self.down), self.placed.own)
+        self._share(self.placed)
+
+    def _outputs_one_by_one(self, x: Tensor, experts: Tensor, tokens: Tensor) -> Tensor:
+        """Rows [P, I] -> [P, I] float32, each through the layers of its own expert."""
+        out = torch.empty_like(x, dtype=torch.float32)
+        for expert in torch.unique(experts).tolist():
+            rows = torch.where(experts == expert)[0]
+            taken, slot = x[rows], self._slot(expert)
+            inner = self._activated(self.gate[slot](taken), self.up[slot](taken))
+            out[rows] = self.down[slot](inner).float()
+        return out
+
+    def _slot(self, expert: int) -> int:
+        return expert if self.placed is None else int(self.placed.slots[expert])
+
     @property
     def stack_weights(self) -> Experts | None:
-        """The experts as ops take them; None where op `fused_moe` does not, or some may have adapters."""
+        """The experts of this rank as ops take them; None where op `fused_moe` does not, or some may have adapters."""
         return self._experts if self._adapters is None else None
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -175,6 +233,8 @@ class FusedExperts:
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """See `RunExperts`. Tokens of adapters that change these experts take a way of their own."""
+        if self.placed is not None:
+            self.placed.begin()
         adapters, tokens = self._adapters, None if self._adapters is None else self._adapters.tokens
         placed = {} if adapters is None or tokens is None else adapters.of_experts(self._name)
         if not placed or tokens is None:
@@ -200,30 +260,62 @@ class FusedExperts:
             slots: [T], of each token.
             placed: Slot -> its adapter.
         """
-        order = torch.argsort(topk_ids.flatten(), stable=True)  # pairs, expert by expert
-        tokens, experts = order // topk_ids.shape[1], topk_ids.flatten()[order].to(torch.int32)
-        counts = torch.bincount(experts, minlength=len(self.gate)).tolist()
+        outputs = partial(self._adapted_outputs, slots=slots, placed=placed)
+        if self.placed is not None:
+            return self.placed.run(x, topk_ids, topk_weights, outputs=outputs, sum_=torch_moe_sum)
+        tokens = torch.arange(len(x), device=x.device).repeat_interleave(topk_ids.shape[1])
+        values = outputs(x[tokens], topk_ids.flatten(), tokens)
+        return torch_moe_sum(values.view(*topk_ids.shape, -1), topk_ids, topk_weights, x.dtype)
+
+    def _adapted_outputs(
+        self, x: Tensor, experts: Tensor, tokens: Tensor, *, slots: Tensor, placed: dict[int, ExpertAdapter]
+    ) -> Tensor:
+        """Rows [P, I], the expert and the token of each -> [P, I] float32."""
+        order = torch.argsort(experts, stable=True)  # expert by expert
+        sorted_experts = experts[order].to(torch.int32)
+        counts = torch.bincount(sorted_experts, minlength=self._num_experts).tolist()
         of_slot = {
-            slot: (adapter, LoraTokens.of(torch.where(slots[tokens] == slot, experts, -1).cpu().numpy(), x.device))
+            slot: (adapter, LoraTokens.of(torch.where(slots[tokens[order]] == slot, sorted_experts, -1).cpu().numpy(),
+                                          x.device))
             for slot, adapter in placed.items()
-        }
+        }  # fmt: skip
 
         def linear(taken: Tensor, layers: list[Linear], role: str) -> Tensor:
-            parts = zip(layers, taken.split(counts), strict=True)
-            out = torch.cat([layer(part) for layer, part in parts if len(part)])
+            parts = ((self._slot(expert), part) for expert, part in enumerate(taken.split(counts)) if len(part))
+            out = torch.cat([layers[slot](part) for slot, part in parts] or [taken.new_empty(0, layers[0].shape[0])])
             for adapter, pairs in of_slot.values():
                 weights = getattr(adapter, role)
                 if self._adapters is not None and weights is not None and pairs is not None:
                     self._adapters.add(out, taken, weights, pairs)
             return out
 
-        taken = x[tokens]
+        taken = x[order]
         inner = self._activated(linear(taken, self.gate, "gate"), linear(taken, self.up, "up"))
-        results = linear(inner, self.down, "down").float() * topk_weights.flatten()[order, None]
-        out = torch.zeros_like(x, dtype=torch.float32)
-        for rows, part in zip(tokens.split(counts), results.split(counts), strict=True):
-            out.index_add_(0, rows, part)  # an expert has a token once, so the order of additions is fixed
-        return out.to(x.dtype)
+        out = torch.empty_like(x, dtype=torch.float32)
+        out[order] = linear(inner, self.down, "down").float()
+        return out
+
+
+def place_experts(num_experts: int, scope: Scope) -> PlacedExperts | None:
+    """Which experts the ranks have; None where each has all of them.
+
+    Args:
+        scope: Scope of the experts, which are numbered in it.
+    """
+    parallel = scope.expert_parallel
+    if parallel is None:
+        return None
+    placed = PlacedExperts(num_experts, parallel)
+    parallel.absent.update(f"{scope.prefix}{each}" for each in range(num_experts) if each not in placed.own)
+    return placed
+
+
+def _of_other_rank() -> tuple[Tensor, Tensor | None]:
+    raise ConfigError(
+        "an adapter that scales whole weights (DoRA) needs those of all experts, and enable_expert_parallel leaves "
+        "each rank some of them; serve it without",
+        field="enable_expert_parallel",
+    )
 
 
 class SharedExpert:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -140,10 +140,12 @@ class Network:
             f"the heads of {len(scope.head_shards)} of {len(scope.attentions)} attentions",
             "the LM head",
         ]
+        if scope.expert_parallel is not None:
+            shared.append(scope.expert_parallel.summary)
         whole = {
             "embedding": True,
             "norms": True,
-            "experts": any(isinstance(layer, FusedExperts) for layer in scope.layers),
+            "experts": scope.expert_parallel is None and any(isinstance(each, FusedExperts) for each in scope.layers),
             "recurrent states": any(mixer.states for mixer in self.config.network.mixers),
             "towers": self.towers is not None,
         }
@@ -186,6 +188,12 @@ class Network:
     def packs(self) -> dict[str, Packed]:
         """What the checkpoint may bring in the place of several parameters, by its name there."""
         return self._scope.packs
+
+    @property
+    def absent(self) -> Collection[str]:
+        """Names of experts that other ranks have."""
+        parallel = self._scope.expert_parallel
+        return () if parallel is None else parallel.absent
 
     @property
     def host_lengths(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from quire_attention import Attention, AttentionBackend
 from quire_distributed import Collectives
 from quire_interfaces import LinearMethod
 from quire_lora import AdapterSlots
+from quire_models.layers.expert_parallel import ExpertParallel
 from quire_models.layers.stored_layouts import DimShard
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
@@ -153,6 +154,9 @@ class Scope:
     """Name of an attention whose heads are shared out between ranks -> those of this rank."""
     tp_group: Collectives | None = None
     """The tensor-parallel ranks that share the network; None for one that has it alone."""
+
+    expert_parallel: ExpertParallel | None = None
+    """How these ranks share out whole experts; None where each has all of them."""
 
     def __truediv__(self, name: str) -> Scope:
         """The scope of a part: scope / "mlp"."""
