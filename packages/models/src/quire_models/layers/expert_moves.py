@@ -34,9 +34,9 @@ def move_linears(
         if move.source == group.rank:
             slot = own.index(move.expert)
             for layers in roles:
-                weights = layers[slot].stack_weights()
-                assert weights is not None
-                _send(group, weights, move.target)
+                sent = layers[slot].stack_weights()
+                assert sent is not None
+                _send(group, sent, move.target)
         elif move.target == group.rank:
             received.append((move.slot, [_receive(group, move.source) for _ in roles]))
     # Only now: a slot that gets another expert may have been sent before.
