@@ -182,19 +182,10 @@ def load_model(
     if not Path(folder).is_dir():
         raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
     model = build_model(
-        config,
-        dtype=dtype,
-        device=device,
-        linear_method=linear_method,
-        attention_backend=attention_backend,
-        kv_cache_dtype=kv_cache_dtype,
-        block_size=block_size,
-        max_loras=max_loras,
-        max_lora_rank=max_lora_rank,
-        disabled_linear_kernels=disabled_linear_kernels,
-        tp_group=tp_group,
-        expert_parallel=expert_parallel,
-    )
+        config, dtype=dtype, device=device, linear_method=linear_method, attention_backend=attention_backend,
+        kv_cache_dtype=kv_cache_dtype, block_size=block_size, max_loras=max_loras, max_lora_rank=max_lora_rank,
+        disabled_linear_kernels=disabled_linear_kernels, tp_group=tp_group, expert_parallel=expert_parallel,
+    )  # fmt: skip
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format, language_model_only)
     elif load_format == "dummy":
