@@ -77,7 +77,6 @@ def test_settings_make_ranks(settings: dict[str, Any], expected: tuple[int, int]
             "has none above 3",
         ),
         ({"data_parallel_size": 2, "data_parallel_backend": "ray"}, "Ray does not place them"),
-        ({"data_parallel_size": 2, "headless": True}, "start one on each host with --data-parallel-hybrid-lb"),
     ],
 )
 def test_contradictions_say_what_to_do(settings: dict[str, Any], remedy: str) -> None:

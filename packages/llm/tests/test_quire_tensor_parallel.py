@@ -117,9 +117,9 @@ def test_what_ranks_cannot_share_yet_is_refused(settings: dict[str, Any], messag
         make_plan(config, ModelConfig.from_path(checkpoint_path()))
 
 
-def test_ray_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="Ray does not place ranks yet"):
-        QuireConfig.of(distributed_executor_backend="ray")
+def test_an_unknown_executor_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="ray \\(ranks are actors that Ray places\\)"):
+        QuireConfig.of(distributed_executor_backend="slurm")
 
 
 def test_the_plan_is_that_of_one_rank() -> None:

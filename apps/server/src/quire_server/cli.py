@@ -174,11 +174,14 @@ def run_serve(parsed: ParsedCommand) -> int:
 
     from quire_interfaces import QuireError
     from quire_server.exit_status import exit_status_of
+    from quire_server.headless import serve_headless
     from quire_server.serve import serve
 
-    server = parsed.sections["server"]
+    server, config = parsed.sections["server"], parsed.engine_config()
     try:
-        return serve(parsed.engine_config(), server)
+        if config.data_parallel.headless:
+            return serve_headless(config, server)
+        return serve(config, server)
     except QuireError as error:
         if server.log_format != "json":
             raise

@@ -43,7 +43,7 @@ GROUPS: dict[str, Group] = {
     "scheduling": Group("Scheduling", ("scheduler",), ("async_scheduling", "stream_interval")),
     "device": Group("Device and kernels", ("runner",), ("attention_backend", "compilation_config",
                                                         "disabled_linear_kernels")),
-    "parallel": Group("Several engines", ("data_parallel",)),
+    "parallel": Group("Several engines, ranks and hosts", ("data_parallel", "parallel", "hosts")),
     "speculative": Group("Speculative decoding", ("speculative",)),
     "lora": Group("LoRA", ("lora",)),
     "chat": Group(

@@ -26,6 +26,8 @@ from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["MultiprocExecutor", "RankProcess", "RunsRank", "start_ranks"]
 
+_IDLE_S = 0.5
+"""How long the next step may take to notice that a rank is gone, which is told otherwise where none comes."""
 _CLOSE_S = 5.0
 """How long a rank may take to give its memory back before it is ended."""
 
@@ -110,11 +112,15 @@ class MultiprocExecutor:
         self._runner, self._ranks, self._collectives = runner, ranks, collectives
         self._step_id: int | None = None
         """The step that runs."""
+        self._num_steps = 0
         self._is_closed = False
         self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
         """Called before each step; may `call` what the other ranks need for it."""
+        self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
+        """Called by a thread when a rank is gone and no step has been asked for since that could say so."""
         for rank in ranks:
             rank.on_failure = self._on_failure
+            rank.tell_failure()
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run one step; the future is done. It has RankDeadError where a rank is gone: the engine cannot go on."""
@@ -126,6 +132,7 @@ class MultiprocExecutor:
         return future
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._num_steps += 1
         self.before_step(output)
         for rank in self._ranks:
             rank.check()
@@ -182,13 +189,20 @@ class MultiprocExecutor:
         if self._is_closed:
             return
         if step_id is None:
+            num_steps, is_stepping = self._num_steps, self._step_id is not None
             self._collectives.abort(failure.cause)
+            if not is_stepping:
+                self._later(_IDLE_S, lambda: None if self._num_steps > num_steps else self.on_idle_failure(failure))
             return
 
         def abort() -> None:
             if self._step_id == step_id:
                 self._collectives.abort(failure.cause)
 
-        timer = threading.Timer(AGREE_S, abort)
+        self._later(AGREE_S, abort)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call something later, unless this was closed before."""
+        timer = threading.Timer(seconds, lambda: None if self._is_closed else call())
         timer.daemon = True
         timer.start()

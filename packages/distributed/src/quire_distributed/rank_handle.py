@@ -69,6 +69,11 @@ class RankHandle(ABC):
             self._changed.wait_for(lambda: self._is_ready or self._end is not None)
         self.check()
 
+    def tell_failure(self) -> None:
+        """Say again that the rank has ended, to an `on_failure` that was set after that."""
+        if self._end is not None:
+            self.on_failure(self._end, None)
+
     def wait_for_end(self) -> None:
         """Wait until the rank has ended, and it is known why."""
         with self._changed:

@@ -223,7 +223,7 @@ class StreamingClient:
             self._send_resumed(entry.request.request_id)
 
     def _forget_suspects(self) -> None:
-        """Nothing waits for its turn, and none is tried: the process that had them, or this client, has them no more."""
+        """None waits for its turn, and none is tried: the process that had them, or this client, has them no more."""
         self._suspects.clear()
         self._tried_suspect = None
 

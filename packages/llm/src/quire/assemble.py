@@ -264,7 +264,7 @@ def build_parts(
     if blueprint.config.parallel.tensor_parallel_size > 1:
         if logits_processors:
             raise ConfigError("logits processors of this program are on one rank only", field="tensor_parallel_size")
-        ranks = start_other_ranks(blueprint.config, blueprint.model, blueprint.plan)
+        ranks = start_other_ranks(blueprint.config, folder, blueprint.model, blueprint.plan)
     try:
         networks = _load_networks(
             blueprint, report or (lambda stage, fraction: None), None if ranks is None else ranks.collectives
@@ -423,7 +423,7 @@ def _build_device_side(
         add_stats.append(watch_kernels(runner))
     executor: Executor = runner
     if ranks is not None:
-        executor = ranks.executor(runner, store)
+        executor = ranks.executor(runner, store, ends_process=serves_strangers)
     elif config.engine.depth(device) > 0:
         executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
         threads.prepare(runner.learn_draft_costs)

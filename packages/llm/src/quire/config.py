@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.data_parallel import DataParallelConfig
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
+from quire.hosts_config import HostsConfig
 from quire.parallel_config import ParallelConfig
 from quire.setting_fields import ConfigField, Origin, Sections, config_fields
 from quire.setting_text import parse_items, parse_text
@@ -224,6 +225,7 @@ class QuireConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)

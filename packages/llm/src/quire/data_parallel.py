@@ -62,14 +62,7 @@ class DataParallelConfig(Settings):
     )
     headless: bool = setting(
         False,
-        help="Engines without a server, for one on another host: refused, as each host has a server of its own here.",
-        check=lambda value: (
-            "be off: engines of another host do not join a server; start one on each host with "
-            "--data-parallel-hybrid-lb, --data-parallel-size-local and --data-parallel-start-rank, behind a load "
-            "balancer"
-            if value
-            else None
-        ),
+        help="No server: this host runs ranks of an engine whose server is on the host of node_rank 0 (--nnodes).",
     )
 
 

@@ -224,7 +224,10 @@ def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:
     if size == 1:
         return {}
     shared, whole = network.shared_parts
-    return {"ranks": f"{size}, processes of this host; shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"}
+    where = "processes of this host" if config.hosts.nnodes == 1 else f"on {config.hosts.nnodes} hosts"
+    if config.parallel.distributed_executor_backend == "ray":
+        where = "placed by Ray"
+    return {"ranks": f"{size}, {where}; shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"}
 
 
 def _threads(cores: tuple[int, ...]) -> str:

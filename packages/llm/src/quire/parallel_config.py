@@ -11,9 +11,8 @@ __all__ = ["ParallelConfig"]
 
 
 def _wrong_backend(value: Any) -> str | None:
-    if value == "ray":
-        return "be mp or uni: Ray does not place ranks yet; leave it out, and ranks are processes of this host"
-    return None if value in (None, "mp", "uni") else "be mp (ranks are processes of this host) or uni (one process)"
+    known = "be mp (ranks are processes), ray (ranks are actors that Ray places) or uni (one process)"
+    return None if value in (None, "mp", "ray", "uni") else known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,12 @@ class ParallelConfig(Settings):
     )
     distributed_executor_backend: str | None = setting(
         None,
-        help="What runs the ranks: mp, processes of this host; uni, the engine's process alone, for one rank. Empty: "
-        "what the number of ranks asks for.",
+        help="What runs the ranks: mp, processes; ray, actors that Ray places; uni, the engine's process alone, for "
+        "one rank. Empty: what the number of ranks asks for.",
         check=_wrong_backend,
     )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that have a part of the model each."""
+        return self.tensor_parallel_size

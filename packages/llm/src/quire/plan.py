@@ -138,10 +138,11 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
-    if max(config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size) > 1:
+    sizes = config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size, config.hosts.nnodes
+    if max(sizes) > 1 or config.hosts.node_rank:
         check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
-    free //= config.parallel.tensor_parallel_size  # ranks are processes of one host
+    free //= max(1, config.parallel.tensor_parallel_size // config.hosts.nnodes)  # ranks of one host share it
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)

@@ -34,7 +34,11 @@ def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
     model = dataclasses.replace(model, gpu_memory_utilization=share)
     if runner.device.startswith("cpu"):
         cores, num_physical = split_cores(runner.cpu_affinity, size)[place]
-        if cores and (runner.num_threads or 0) <= len(cores):
+        if config.parallel.num_ranks > 1:  # of each engine: threads of ranks are bound to no cores
+            num_cores = num_physical if cores else max(1, (os.cpu_count() or 1) // size)
+            num_threads = runner.num_threads or max(1, num_cores // config.parallel.num_ranks)
+            affinity = "none"
+        elif cores and (runner.num_threads or 0) <= len(cores):
             num_threads = runner.num_threads or num_physical
             affinity = ",".join(map(str, cores))
         else:

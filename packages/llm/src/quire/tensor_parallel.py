@@ -10,6 +10,7 @@ import os
 
 from quire.config import QuireConfig
 from quire.context_parallel import check_context_parallel
+from quire.hosts_config import check_hosts
 from quire.parallel_config import ParallelConfig
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import plan_kv_cache
@@ -35,6 +36,13 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
             f"distributed_executor_backend uni is one process, not the {size} of tensor_parallel_size; take mp",
             field="distributed_executor_backend",
         )
+    check_hosts(
+        config.hosts,
+        num_ranks=parallel.num_ranks,
+        headless=config.data_parallel.headless,
+        backend=parallel.distributed_executor_backend,
+        num_engines=config.data_parallel.data_parallel_size,
+    )
     refusals = {
         "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
         "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
@@ -47,10 +55,6 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         "async_scheduling": (
             config.engine.async_scheduling is True,
             "steps of several ranks are run one by one on the CPU; leave it out",
-        ),
-        "data_parallel_size": (
-            config.data_parallel.data_parallel_size > 1,
-            "engines and ranks are not counted together yet when cores are split; take one of the two",
         ),
         "mm_encoder_only": (config.model.mm_encoder_only, "towers are not shared; serve them with one rank"),
         "model": (
@@ -66,7 +70,7 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
     """The settings of each of several ranks: a share of this machine's cores, and drafts of fixed lengths. Adaptive
     ones follow a clock, which differs between ranks."""
-    size = config.parallel.tensor_parallel_size
+    size = config.parallel.num_ranks // config.hosts.nnodes  # of this host
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
     # Each rank would bind its threads to the same cores.
     runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")

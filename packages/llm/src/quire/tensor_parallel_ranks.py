@@ -6,15 +6,20 @@ Knows processes, payloads and adapters; how a rank's network and runner are made
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_distributed
 from quire.config import QuireConfig
+from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
 from quire.plan import MemoryPlan
 from quire.tensor_parallel import kv_plan_of_rank
-from quire_distributed.executor import MultiprocExecutor, RankProcess, start_ranks
-from quire_interfaces import ModelRunnerOutput, SchedulerOutput
+from quire_distributed.executor import MultiprocExecutor, start_ranks
+from quire_distributed.rank_handle import RankHandle
+from quire_interfaces import ModelRunnerOutput, RankDeadError, SchedulerOutput
 from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -40,16 +45,20 @@ class RankPayload(NamedTuple):
 class OtherRanks(NamedTuple):
     """The ranks beside rank 0, as rank 0 sees them."""
 
-    processes: list[RankProcess]
+    processes: Sequence[RankHandle]
     collectives: Collectives
     """Rank 0's end of the group."""
 
-    def executor(self, runner: ModelRunner, store: AdapterStore | None) -> MultiprocExecutor:
+    def executor(
+        self, runner: ModelRunner, store: AdapterStore | None, *, ends_process: bool = False
+    ) -> MultiprocExecutor:
         """What runs steps on all ranks, once those beside rank 0 are ready.
 
         Args:
             runner: Rank 0's.
             store: Rank 0's adapters, which the other ranks read when a request needs them.
+            ends_process: Whether this process ends when a rank is gone and no step is there to say so: that of an
+                engine, which is then started again.
 
         Raises:
             RankDeadError: A rank could not start.
@@ -57,6 +66,8 @@ class OtherRanks(NamedTuple):
         for process in self.processes:
             process.wait_until_ready()
         executor = MultiprocExecutor(runner, self.processes, self.collectives)
+        if ends_process:
+            executor.on_idle_failure = _end_process
         if store is not None:
             executor.before_step = _adapters_of(executor, store)
         return executor
@@ -68,11 +79,12 @@ class OtherRanks(NamedTuple):
         self.collectives.close()
 
 
-def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> OtherRanks:
+def start_other_ranks(config: QuireConfig, folder: Path, model: ModelConfig, plan: MemoryPlan) -> OtherRanks:
     """Start ranks 1, 2, ..., and join their group.
 
     Args:
         config: Settings of every rank.
+        folder: Of the model here.
         model: The whole network, its context cut to the plan's.
         plan: Rank 0's.
 
@@ -92,10 +104,18 @@ def start_other_ranks(config: QuireConfig, model: ModelConfig, plan: MemoryPlan)
         )
         for rank in range(1, size)
     ]
+    if are_elsewhere(config):
+        return OtherRanks(*start_ranks_elsewhere(config, folder, BUILD, payloads))
     with quire_distributed.SharedMemoryRendezvous(size) as rendezvous:
         processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
         collectives = quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size)
     return OtherRanks(processes, collectives)
+
+
+def _end_process(failure: RankDeadError) -> None:
+    """End the engine's process, which is started again with all its ranks."""
+    print(failure, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _adapters_of(executor: MultiprocExecutor, store: AdapterStore) -> Callable[[SchedulerOutput], None]:
