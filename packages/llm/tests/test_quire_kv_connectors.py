@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from quire import LLM, ConfigError, RequestError, SamplingParams
+from quire_interfaces import RequestConnector
+from quire_kv_transfer import ConnectorContext
+from quire_kv_transfer.pull_connector import socket_connector
 from quire_testkit.checkpoints import make_checkpoint
+from quire_testkit.faulty_connector import FaultyConnector
+from quire_testkit.faulty_tier import Faults
 
 PROMPT = random.Random(1).choices(range(3, 300), k=75)
 
@@ -214,3 +219,34 @@ def test_nixl_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"install quire-kv-transfer\[nixl\]"):
         make_llm(folder, "kv_both", connector={"kv_connector": "NixlConnector"})
+
+
+def make_flaky(context: ConnectorContext) -> RequestConnector:
+    """A connector of another module: the same, on bad days."""
+    connector = socket_connector(context)
+    return connector if context.config.kv_role == "kv_producer" else FaultyConnector(connector, FAULTS)
+
+
+FAULTS = Faults(3)
+
+
+def test_a_connector_on_bad_days_costs_only_computing(folder: Path, prefill_llm: LLM, expected: list[int]) -> None:
+    flaky = {"kv_connector": "make_flaky", "kv_connector_module_path": __name__}
+    found = set()
+    with make_llm(folder, "kv_consumer", connector=flaky) as llm:
+        for loss, corruption, delay_s, is_dead in (
+            (0.4, 0.0, 0.0, False), (0.0, 0.3, 0.0, False), (0.3, 0.2, 0.02, False), (0.0, 0.0, 0.0, True)
+        ) * 3:  # fmt: skip
+            FAULTS.loss, FAULTS.corruption, FAULTS.delay_s, FAULTS.is_dead = loss, corruption, delay_s, is_dead
+            llm.reset_prefix_cache()
+            tokens, num_cached = decode(llm, prefill(prefill_llm))
+            assert tokens == expected
+            assert num_cached == 0 or not is_dead
+            found.add(num_cached)
+        FAULTS.is_dead = False
+        for _ in range(5):
+            used_blocks(llm)
+        assert used_blocks(llm) == 0
+    assert FAULTS.num_lost
+    assert FAULTS.num_corrupted
+    assert len(found) > 2, "some prefixes came in part"

@@ -161,6 +161,8 @@ class BlockServer:
         while (message := receive_message(sock, time.monotonic() + IDLE_S))["op"] == "read":
             for index in message["blocks"]:
                 send(sock, self._memory.buffers(*places[index]), time.monotonic() + ANSWER_S)
+        if message["op"] != "close":
+            raise PeerError(f"{message['op']!r} is not what a reader ends with")
         # They are held until after this, or were not, and the reader throws them away.
         digests = [block_digest(self._memory, *place) for place in places] if self._has_checksums else []
         send_message(sock, {"held": self._held.let_go(name), "digests": digests}, time.monotonic() + ANSWER_S)

@@ -10,20 +10,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from quire_interfaces import BlockMemory, ConfigError
 from quire_kv_transfer.peer_wire import PeerError, send_message
 from quire_kv_transfer.store_wire import receive_into
 
-__all__ = ["NixlTransport", "PeerTransport", "Place", "SocketTransport"]
+__all__ = ["NixlTransport", "PeerError", "PeerTransport", "Place", "SocketTransport", "read_batches", "read_pieces"]
 
 Place = tuple[int, int]
 """(group, block id)."""
 
 PAUSE_S = 0.0002
 LONGEST_PAUSE_S = 0.005
+BATCH_BYTES = 64 << 20
+"""Bytes of one transfer: it must end within the time after which a load counts as late."""
 
 
 class PeerTransport(Protocol):
@@ -40,7 +42,7 @@ class PeerTransport(Protocol):
         sock: socket.socket,
         local: Sequence[Place],
         remote: Sequence[Place],
-        progressed: Callable[[], None],
+        progressed: Callable[[int], None],
     ) -> None:
         """Read blocks; returns when nothing is written to them any more.
 
@@ -49,7 +51,7 @@ class PeerTransport(Protocol):
             sock: The connection to it.
             local: Blocks to write.
             remote: Their counterparts.
-            progressed: To be called when some of them have come.
+            progressed: To be called with the number of bytes that have come since the last call.
 
         Raises:
             OSError, PeerError: they did not all arrive.
@@ -83,13 +85,14 @@ class SocketTransport:
         sock: socket.socket,
         local: Sequence[Place],
         remote: Sequence[Place],
-        progressed: Callable[[], None],
+        progressed: Callable[[int], None],
     ) -> None:
         """Read block by block."""
         send_message(sock, {"op": "read", "blocks": list(range(len(local)))}, time.monotonic() + self._stall_s)
         for place in local:
-            receive_into(sock, self._memory.buffers(*place), time.monotonic() + self._stall_s)
-            progressed()
+            buffers = self._memory.buffers(*place)
+            receive_into(sock, buffers, time.monotonic() + self._stall_s)
+            progressed(sum(map(len, buffers)))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -148,10 +151,14 @@ class NixlTransport:
         sock: socket.socket,
         local: Sequence[Place],
         remote: Sequence[Place],
-        progressed: Callable[[], None],
+        progressed: Callable[[int], None],
     ) -> None:
-        """Read all of them in one transfer."""
-        pieces = _pieces(self._layers, how["layers"], local, remote)
+        """Read all of them, in transfers of `BATCH_BYTES`."""
+        for pieces in read_batches(read_pieces(self._layers, how["layers"], local, remote)):
+            self._transfer(how, pieces)
+            progressed(sum(size for _, _, size in pieces))
+
+    def _transfer(self, how: dict[str, Any], pieces: Sequence[tuple[int, int, int]]) -> None:
         with self._lock:
             peer = self._peers.get(how["agent"])
             if peer is None:
@@ -180,7 +187,6 @@ class NixlTransport:
             if state != "DONE":
                 self._forget(how["agent"])
                 raise PeerError(f"NIXL reports {state}")
-        progressed()
 
     def _forget(self, name: str) -> None:
         """The other engine is gone, or came back as another agent."""
@@ -216,7 +222,7 @@ def _layer(first: memoryview, second: memoryview) -> tuple[int, int, int]:
     return base, after - base, first.nbytes
 
 
-def _pieces(
+def read_pieces(
     local_layers: Sequence[Sequence[Sequence[int]]],
     remote_layers: Sequence[Sequence[Sequence[int]]],
     local: Sequence[Place],
@@ -238,3 +244,20 @@ def _pieces(
                     pieces.append(piece)
                     last = piece
     return [(here, there, size) for here, there, size in pieces]
+
+
+def read_batches(pieces: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """The pieces in lists of about `BATCH_BYTES`; longer ones are cut."""
+    batch: list[tuple[int, int, int]] = []
+    room = BATCH_BYTES
+    for here, there, size in pieces:
+        start = 0
+        while start < size:
+            length = min(size - start, room)
+            batch.append((here + start, there + start, length))
+            start, room = start + length, room - length
+            if not room:
+                yield batch
+                batch, room = [], BATCH_BYTES
+    if batch:
+        yield batch

@@ -33,7 +33,7 @@ __all__ = ["PullConnector", "nixl_connector", "socket_connector"]
 _logger = logging.getLogger(__name__)
 
 BACKLOG = 128
-EXTRA = {"abort_request_timeout", "handshake_timeout", "late_after", "checksums", "peers"}
+EXTRA = {"abort_request_timeout", "handshake_timeout", "late_after", "min_bandwidth", "checksums", "peers"}
 NIXL_EXTRA = EXTRA | {"backends", "num_threads"}
 
 _FIELDS = {"remote_host": str, "remote_port": int, "remote_request_id": str, "remote_engine_id": str}
@@ -61,6 +61,7 @@ class PullConnector:
             "has_checksums": config.extra("checksums", True),
             "handshake_timeout_s": config.extra("handshake_timeout", 1.0),
             "late_after_s": config.extra("late_after", 1.5),
+            "min_bandwidth": config.extra("min_bandwidth", 10e6),
         }
         self._listener = None if config.kv_role == "kv_consumer" else self._listen()
         self._held = HeldBlocks(config.extra("abort_request_timeout", 480.0))

@@ -31,6 +31,19 @@ CHECKSUM_S = 10.0
 WARN_EVERY_S = 10.0
 
 
+class _Progress:
+    """How far a load is."""
+
+    def __init__(self) -> None:
+        self.begin_s = self.last_s = time.monotonic()
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """So many bytes have come."""
+        self.num_bytes += num_bytes
+        self.last_s = time.monotonic()
+
+
 class PullWorker:
     """Implements `RequestConnectorWorker`.
 
@@ -44,6 +57,7 @@ class PullWorker:
         has_checksums: What arrived is compared with checksums that the other engine makes.
         handshake_timeout_s: An engine that does not answer within this time is taken for dead.
         late_after_s: A load without progress for this time is not waited for.
+        min_bandwidth: Nor is one that has brought fewer bytes per second, after that time.
     """
 
     # Many attributes: what is under way, what has ended, and the bounds of both.
@@ -60,6 +74,7 @@ class PullWorker:
         has_checksums: bool = True,
         handshake_timeout_s: float = 1.0,
         late_after_s: float = 1.5,
+        min_bandwidth: float = 10e6,
     ) -> None:
         self._memory = memory
         self._transport = transport
@@ -68,10 +83,11 @@ class PullWorker:
         self._has_checksums = has_checksums
         self._handshake_timeout_s = handshake_timeout_s
         self._late_after_s = late_after_s
+        self._min_bandwidth = min_bandwidth
         self._changed = threading.Condition()
         self._finished: dict[int, list[bool]] = {}
-        self._progress_s: dict[int, float] = {}
-        """Load under way -> when it last got on."""
+        self._under_way: dict[int, _Progress] = {}
+        """Loads."""
         self._is_closed = False
         self._warned_s = -WARN_EVERY_S
         self._held = held
@@ -91,7 +107,7 @@ class PullWorker:
                 if self._is_closed:
                     self._finished[job.job_id] = [False] * len(job.blocks)
                     continue
-                self._progress_s[job.job_id] = time.monotonic()
+                self._under_way[job.job_id] = _Progress()
             where = told["loads"][str(job.job_id)]
             threading.Thread(target=self._load, args=(job, where), name="quire-kv-pull", daemon=True).start()
         for where in told.get("releases", ()):
@@ -109,12 +125,17 @@ class PullWorker:
         return finished
 
     def late_loads(self) -> list[int]:
-        """Loads that make no progress."""
-        if not self._progress_s:
+        """Loads that make no progress, or too little."""
+        if not self._under_way:
             return []
-        before_s = time.monotonic() - self._late_after_s
+        now_s = time.monotonic()
         with self._changed:
-            return [job_id for job_id, progress_s in self._progress_s.items() if progress_s < before_s]
+            return [job_id for job_id, progress in self._under_way.items() if self._is_late(progress, now_s)]
+
+    def _is_late(self, progress: _Progress, now_s: float) -> bool:
+        since_s = now_s - progress.begin_s
+        is_slow = since_s > self._late_after_s and progress.num_bytes < self._min_bandwidth * since_s
+        return is_slow or now_s - progress.last_s > self._late_after_s
 
     def _load(self, job: KVTransferJob, where: Mapping[str, Any]) -> None:
         arrived = [False] * len(job.blocks)
@@ -123,7 +144,7 @@ class PullWorker:
         except Exception as error:  # whatever it is, the request can compute its prompt
             self._warn(where, error)
         with self._changed:
-            del self._progress_s[job.job_id]
+            del self._under_way[job.job_id]
             self._finished[job.job_id] = arrived
             self._changed.notify_all()
 
@@ -144,12 +165,13 @@ class PullWorker:
             blocks = [[block.key.group, block.key.block_hash.hex()] for block in job.blocks]
             message = {"op": "open", "version": PEER_VERSION, "request": where["request"], "blocks": blocks}
             send_message(sock, {**message, **self._identity}, deadline_s)
-            opened = receive_message(sock, deadline_s + 1.0)
+            opened = receive_message(sock, deadline_s)
             block_ids = opened["block_ids"]
-            self._progressed(job.job_id)
+            progress = self._under_way[job.job_id]
+            progress.add(0)
             local = [(block.key.group, block.block_id) for block in job.blocks]
             remote = [(group, block_id) for (group, _), block_id in zip(local, block_ids, strict=True)]
-            self._transport.read(opened["how"], sock, local, remote, lambda: self._progressed(job.job_id))
+            self._transport.read(opened["how"], sock, local, remote, progress.add)
             send_message(sock, {"op": "close"}, time.monotonic() + self._handshake_timeout_s)
             closed = receive_message(sock, time.monotonic() + CHECKSUM_S)
         if closed.get("held") is not True:
@@ -163,9 +185,6 @@ class PullWorker:
 
     def _is_whole(self, block: BlockTransfer, digest: str) -> bool:
         return block_digest(self._memory, block.key.group, block.block_id) == digest
-
-    def _progressed(self, job_id: int) -> None:
-        self._progress_s[job_id] = time.monotonic()
 
     def _release(self) -> None:
         """Tell other engines of blocks that will not be read."""
@@ -184,7 +203,7 @@ class PullWorker:
                 return
             self._is_closed = True
             deadline_s = time.monotonic() + self._late_after_s
-            while self._progress_s and time.monotonic() < deadline_s:
+            while self._under_way and time.monotonic() < deadline_s:
                 self._changed.wait(0.05)
         if self._server is not None:
             self._server.close()
