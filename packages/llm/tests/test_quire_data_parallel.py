@@ -13,6 +13,7 @@ import pytest
 from quire import LLM, AsyncLLM, ConfigError, QuireConfig, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.data_parallel import engine_ranks
 from quire.rank_config import rank_config
+from quire.tensor_parallel import config_of_ranks
 from quire_engine import EnginePool, ProcessClient
 from quire_interfaces import OutputKind, RequestOptions
 
@@ -98,6 +99,11 @@ def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) ->
     assert [part.model.gpu_memory_utilization for part in gpus] == [0.5, 0.5]
     alone = QuireConfig.of(data_parallel_size=4, data_parallel_rank=3)
     assert rank_config(alone, 3) == alone, "the host is its own"
+    shared = QuireConfig.of(data_parallel_size=2, tensor_parallel_size=2)
+    assert [rank_config(shared, rank).runner.num_threads for rank in range(2)] == [1, 1], "a core is a rank's at least"
+    monkeypatch.setattr("quire.rank_config.split_cores", lambda setting, size: [((0, 2, 4, 6), 4), ((1, 3, 5, 7), 4)])
+    parts = [config_of_ranks(rank_config(shared, rank)) for rank in range(2)]
+    assert [(part.runner.num_threads, part.runner.cpu_affinity) for part in parts] == [(2, "none"), (2, "none")]
     added = rank_config(config, 1)
     assert engine_ranks(added.data_parallel) == (1, 1)
     assert added.data_parallel.data_parallel_size == 2

@@ -102,6 +102,35 @@ def test_a_rank_that_is_killed_costs_no_token() -> None:
     asyncio.run(both())
 
 
+def test_engines_of_several_ranks_share_a_host_and_outlive_a_rank() -> None:
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
+
+    async def run(llm: AsyncLLM, kills: bool) -> list[int]:
+        token_ids: list[int] = []
+        async for output in llm.generate(PROMPTS[0], params):
+            token_ids += output.outputs[0].token_ids
+            if kills and len(token_ids) >= 10:
+                kills = False
+                engines = llm.client.engines.values()
+                (busy,) = [engine for engine in engines if engine.num_requests()]
+                (rank,) = children(busy.pid)
+                os.kill(rank, signal.SIGKILL)
+        return token_ids
+
+    async def both() -> None:
+        llm = AsyncLLM(QuireConfig.of(tensor_parallel_size=2, data_parallel_size=2, **SETTINGS))
+        try:
+            await llm.ready()
+            assert [len(children(engine.pid)) for engine in llm.client.engines.values()] == [1, 1]
+            expected = await run(llm, kills=False)
+            assert await run(llm, kills=True) == expected
+            assert llm.client.num_restarts == 1
+        finally:
+            await llm.shutdown()
+
+    asyncio.run(both())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

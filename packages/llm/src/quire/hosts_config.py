@@ -89,8 +89,7 @@ def check_hosts(config: HostsConfig, *, num_ranks: int, headless: bool, backend:
         )
     if num_engines > 1:
         raise ConfigError(
-            f"data_parallel_size {num_engines} does not go with nnodes {config.nnodes}: engines that each have ranks "
-            "on several hosts are started one by one, with a master_port and a data_parallel_rank each, behind a load "
-            "balancer",
+            f"data_parallel_size {num_engines} does not go with nnodes {config.nnodes}: start a server "
+            "for each engine, with a master_port of its own and without data_parallel_size, behind a load balancer",
             field="data_parallel_size",
         )
