@@ -186,8 +186,10 @@ def kernels_rocm(session: nox.Session) -> None:
 
 @nox.session
 def hosts(session: nox.Session) -> None:
-    """Ranks on two network namespaces as two hosts, over links that are delayed, lossy and cut; needs root."""
+    """Ranks on two network namespaces as two hosts, alone and of a served model, over links that are delayed, lossy and
+    cut; needs root."""
     python(session, "packages/distributed/tests/two_hosts.py", *session.posargs)
+    python(session, "apps/server/tests/two_hosts_served.py")
 
 
 @nox.session

@@ -78,7 +78,10 @@ class Link(threading.Thread):
         while True:
             wait_s = max(waiting[0][0] - time.monotonic(), 0) if waiting else 1.0
             for file in select.select(self._files, [], [], wait_s)[0]:
-                packet, traffic = os.read(file, 65536), self.traffic
+                try:
+                    packet, traffic = os.read(file, 65536), self.traffic
+                except OSError:  # the hosts are being removed
+                    return
                 if random_numbers.random() >= traffic.loss:
                     number += 1
                     when = time.monotonic() + traffic.delay_s + traffic.jitter_s * random_numbers.random()
