@@ -17,6 +17,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "pydantic_core": "pydant
 """Modules -> the distribution that brings them, where it has another name."""
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
+    "packages/kv-transfer": {"mooncake"},  # its binaries need libraries that most machines lack
     "packages/llm": {"transformers"},  # which prepares images for the demo model
     "packages/models": {"timm"},  # towers of some classes of transformers
     "packages/testkit": {"timm"},  # cases of those classes, where it is there

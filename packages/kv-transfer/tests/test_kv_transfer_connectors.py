@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire_interfaces import ConfigError, RequestConnector
+from quire_interfaces import BlockKey, ConfigError, RequestConnector
 from quire_kv_transfer import (
     ConnectorConfig,
     ConnectorContext,
     HostMemoryTier,
     OpenConnectors,
+    TierStack,
     check_connector,
     open_connectors,
     peer_transports,
@@ -157,3 +159,89 @@ def test_long_transfers_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(moved(pieces))) == 800
     with pytest.raises(peer_transports.PeerError, match="100 bytes there and 90 here"):
         peer_transports.read_pieces([[(0, 90, 90)]], [[(0, 100, 100)]], [(0, 1)], [(0, 1)])
+
+
+class StandInStore:
+    """The documented interface of `mooncake.store.MooncakeDistributedStore`, in a dictionary. The real one cannot be
+    imported without libibverbs and the CUDA runtime."""
+
+    def __init__(self, num_bytes: int = 1 << 30, status: int = 0) -> None:
+        self.frames: dict[str, bytes] = {}
+        self._num_bytes = num_bytes
+        self._status = status
+
+    def setup(self, *arguments: Any) -> int:
+        (hostname, metadata, segment, buffer, protocol, device, master) = arguments
+        assert (protocol, device, master) == ("tcp", "", "127.0.0.1:50051")
+        assert isinstance(segment, int)
+        assert hostname
+        assert metadata
+        assert buffer
+        return self._status
+
+    def put(self, name: str, value: bytes) -> int:
+        if len(value) > self._num_bytes:
+            return -200
+        self.frames[name] = value
+        while sum(map(len, self.frames.values())) > self._num_bytes:
+            del self.frames[next(iter(self.frames))]
+        return 0
+
+    def get(self, name: str) -> bytes:
+        return self.frames.get(name, b"")
+
+    def batch_is_exist(self, names: list[str]) -> list[int]:
+        return [int(name in self.frames) for name in names]
+
+    def remove(self, name: str) -> int:
+        return 0 if self.frames.pop(name, None) is not None else -704
+
+    def close(self) -> int:
+        return 0
+
+
+def mooncake(monkeypatch: pytest.MonkeyPatch, store: StandInStore) -> OpenConnectors:
+    module = types.ModuleType("mooncake.store")
+    module.MooncakeDistributedStore = lambda: store  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.store", module)
+    return open_named({"kv_connector": "MooncakeStoreConnector"})
+
+
+def test_blocks_go_through_a_mooncake_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StandInStore()
+    (tier,) = mooncake(monkeypatch, store).tiers
+    stack = TierStack([tier], bytes(32), [BLOCK_BYTES])
+    keys = [BlockKey(0, bytes([number]) * 32) for number in range(3)]
+    for number, key in enumerate(keys[:2]):
+        assert stack.write(key, bytes([number]) * BLOCK_BYTES)
+    (other,) = mooncake(monkeypatch, store).tiers
+    reader = TierStack([other], bytes(32), [BLOCK_BYTES])
+    reader.look_up(keys)
+    assert [reader.contains(key) for key in keys] == [True, True, False]
+    data = bytearray(BLOCK_BYTES)
+    assert reader.read(keys[1], [memoryview(data)])
+    assert data == b"\1" * BLOCK_BYTES
+    name = next(iter(store.frames))
+    store.frames[name] = store.frames[name][:-1] + b"x"
+    assert not reader.read(keys[0], [memoryview(data)])
+    assert name not in store.frames, "what is damaged is removed"
+    store.frames.clear()
+    assert not reader.read(keys[1], [memoryview(data)])
+    assert not reader.contains(keys[1])
+    for each in (stack, reader):
+        each.close()
+
+
+def test_mooncake_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be joined \(status 7\)"):
+        mooncake(monkeypatch, StandInStore(status=7))
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    with pytest.raises(ConfigError, match="needs the package mooncake-transfer-engine"):
+        open_named({"kv_connector": "MooncakeStoreConnector"})
+
+
+@pytest.mark.parametrize("name", ["LMCacheConnectorV1", "MooncakeConnector"])
+def test_connectors_that_are_not_here_say_what_to_take(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no {name}: .*MooncakeStoreConnector"):
+        check_connector(ConnectorConfig(kv_connector=name))

@@ -22,6 +22,7 @@ from quire_kv_transfer.block_tier import BlockTier
 from quire_kv_transfer.connector_config import ConnectorConfig, ConnectorContext
 from quire_kv_transfer.disk_tier import DiskTier
 from quire_kv_transfer.host_memory import HostMemoryTier
+from quire_kv_transfer.mooncake_tier import mooncake_store_connector
 from quire_kv_transfer.pull_connector import nixl_connector, socket_connector
 
 __all__ = ["ENTRY_POINTS", "Connector", "OpenConnectors", "check_connector", "open_connectors"]
@@ -63,12 +64,23 @@ def _shared_storage(context: ConnectorContext) -> BlockFiles:
     return DiskTier(path, context.fingerprint, context.block_bytes, size_bytes=size_bytes).files
 
 
+INSTEAD: Mapping[str, str] = {
+    "LMCacheConnectorV1": "LMCache's engine is one of tensors and CUDA streams, and starts only with a compute "
+    "backend of its own; MooncakeStoreConnector, or `quire kv-serve` with --kv-tier, is a store for a fleet",
+    "LMCacheMPConnector": "its server owns memory of GPUs; `quire kv-serve` with --kv-tier is a store for a fleet",
+    "MooncakeConnector": "its transfer engine needs the CUDA runtime; NixlConnector reads from engine to engine, "
+    "and MooncakeStoreConnector joins a Mooncake store",
+    "P2pNcclConnector": "NCCL sends from GPU to GPU; NixlConnector reads from engine to engine",
+}
+"""Names of vLLM's connectors that are not here: why, and what to take."""
+
 BUILT_IN: Mapping[str, MakeConnector] = {
     "NixlConnector": nixl_connector,
     "SocketConnector": socket_connector,
     "OffloadingConnector": _offloading,
     "SharedStorageConnector": _shared_storage,
     "ExampleConnector": _shared_storage,
+    "MooncakeStoreConnector": mooncake_store_connector,
 }
 
 
@@ -114,6 +126,8 @@ def _find(config: ConnectorConfig) -> MakeConnector:
             except (ImportError, AttributeError) as error:
                 raise _error(f"{name}, of {entry_point.value}, cannot be loaded: {error}") from error
             return make
+    if name in INSTEAD:
+        raise _error(f"there is no {name}: {INSTEAD[name]}")
     names = sorted({*BUILT_IN, "MultiConnector", *(each.name for each in found)})
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"

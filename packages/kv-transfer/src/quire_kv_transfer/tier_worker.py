@@ -33,6 +33,9 @@ READ_AHEAD = 4
 """Files that the disk is asked for before they are read: a quarter to a third faster than one after the other."""
 WAIT_S = 0.005
 """How long `poll` waits for the end of a job."""
+SLOW_AFTER_S = 1.5
+SLOW_BYTES_PER_S = 1e6
+"""Loads are late, too, when reading has gone on for so long and brought less: computing is faster."""
 READER_GRACE_S = 0.5
 WRITER_GRACE_S = 2.0
 """How long `close` waits for the threads."""
@@ -82,7 +85,9 @@ class TierWorker:
         self._finished: dict[int, list[bool]] = {}
         self._loading: dict[int, None] = {}
         self._storing: dict[int, None] = {}
-        self._progress_s = time.monotonic()
+        self._progress_s = self._reading_s = time.monotonic()
+        self._read_bytes = 0
+        """Bytes that loads have brought since there were none before them, at `_reading_s`."""
         self._is_closed = False
         self._loads: queue.SimpleQueue[KVTransferJob | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[tuple[int, _Copies] | None] = queue.SimpleQueue()
@@ -102,7 +107,8 @@ class TierWorker:
                     self._finished[job.job_id] = [False] * len(job.blocks)
                 return
             if plan.loads and not self._loading:
-                self._progress_s = time.monotonic()
+                self._progress_s = self._reading_s = time.monotonic()
+                self._read_bytes = 0
             self._loading.update((job.job_id, None) for job in plan.loads)
             self._storing.update((job.job_id, None) for job in plan.stores)
         for job in plan.loads:
@@ -118,7 +124,10 @@ class TierWorker:
         with self._changed:
             if waits and not self._finished and (self._loading or self._storing):
                 self._changed.wait(WAIT_S)
-            is_late = time.monotonic() - self._progress_s > self._late_after_s
+            now_s = time.monotonic()
+            reading_s = now_s - self._reading_s
+            is_slow = reading_s > SLOW_AFTER_S and 0 < self._read_bytes < reading_s * SLOW_BYTES_PER_S
+            is_late = now_s - self._progress_s > self._late_after_s or is_slow
             late = list(self._loading) if is_late else []
             if not (self._finished or late or self._blocks.is_stopped):
                 return None
@@ -174,10 +183,12 @@ class TierWorker:
     def _load(self, block: BlockTransfer) -> bool:
         if self._is_closed:
             return False
+        buffers = self._memory.buffers(block.key.group, block.block_id)
         try:
-            return self._blocks.read(block.key, self._memory.buffers(block.key.group, block.block_id))
+            return self._blocks.read(block.key, buffers)
         finally:
             self._progress_s = time.monotonic()
+            self._read_bytes += sum(map(len, buffers))
 
     def _store(self, copy: tuple[BlockKey, bytes]) -> bool:
         return self._blocks.write(*copy)
