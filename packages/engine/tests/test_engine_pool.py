@@ -224,17 +224,32 @@ async def test_a_request_that_kills_every_engine_is_given_up_and_the_others_are_
 
 
 async def test_a_request_that_saw_several_deaths_goes_on_as_long_as_it_may() -> None:
-    """It is tried apart from the others after two deaths; that the process died that tried it must not be forgotten."""
+    """It waits for its trial after two deaths; a process that is killed before shows that it is not the cause."""
     async with running(1, {"step_time_s": 0.5}, max_restarts=20) as pool:
         engine = pool.engines[0]
         stream = pool.open([message("a", [1], 3)])
-        for num_deaths in range(3):
+        for num_deaths in range(7):
             await until(lambda: not engine.is_loading)
             await asyncio.sleep(0.1)
             kill(engine)
             await until(lambda num_deaths=num_deaths: engine.num_restarts > num_deaths)
         async with asyncio.timeout(60):
             assert (await collect(stream))["a"][1] == FinishReason.LENGTH
+
+
+async def test_a_request_with_which_every_process_is_killed_is_given_up() -> None:
+    async with running(1, {"step_time_s": 30.0}, max_restarts=20) as pool:
+        engine = pool.engines[0]
+        task = asyncio.create_task(collect(pool.open([message("a", [1], 3)])))
+        while not task.done():
+            await until(lambda: not engine.is_loading)
+            await until(lambda: task.done() or (bool(engine.num_requests()) and not engine._suspects))
+            if not task.done():
+                await asyncio.sleep(0.05)
+                kill(engine)
+                await until(lambda: engine.is_loading or task.done())
+        assert (await task)["a"][1] == FinishReason.ERROR
+        assert engine.num_restarts == 5
 
 
 async def test_a_pause_reaches_an_engine_that_dies_before_it_has_answered() -> None:

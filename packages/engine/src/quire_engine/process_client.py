@@ -426,16 +426,20 @@ class ProcessClient(StreamingClient):
     def _give_up_repeaters(self, cause: str, reason: str) -> None:
         """A request that gets no further from one death to the next may be what kills the process. Alone, it is failed;
         where several are suspected, each is tried apart from the others. SIGKILL comes from outside, mostly for
-        somebody else's sake, and counts less; a process that was still starting had read none of them."""
+        somebody else's sake, and counts less, and says that suspects which were not sent yet are none; a process that
+        was still starting had read none of them."""
         if self._is_starting:
             return
-        unsent = set(self._suspects)
+        was_killed = reason == "SIGKILL" or "ended by SIGKILL" in cause  # of its own process, or of one of its ranks
+        unsent, is_trial = set(self._suspects), self._is_trial()
         self._suspects.clear()
         for entry in self._book:
             if entry.request.request_id not in unsent:
-                entry.count_death()
+                entry.count_death(was_killed=was_killed)
+            elif was_killed and not is_trial:
+                entry.num_deaths = 0
         suspects = [entry for entry in self._book if entry.is_suspect]
-        if reason == "SIGKILL":
+        if was_killed:
             most_deaths = max(MAX_DEATHS, min(MAX_KILLS, self.config.max_restarts))
         else:
             most_deaths = MAX_DEATHS if len(suspects) > 1 else 2

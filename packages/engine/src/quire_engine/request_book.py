@@ -39,6 +39,8 @@ class InFlight(Generic[Reader]):
     """Number of engine processes that died, one after the other, before it had another token."""
     num_tokens_at_death: int = -1
     """Number of output tokens when the last one of them died."""
+    was_killed: bool = False
+    """Whether SIGKILL ended the last of them, which mostly comes from outside."""
     is_adopted: bool = False
     """Whether another engine had it before."""
 
@@ -52,8 +54,9 @@ class InFlight(Generic[Reader]):
         """Whether it may be what kills engine processes: two died before it had another token."""
         return self.num_deaths >= 2 and self.num_tokens_at_death == len(self.token_ids)
 
-    def count_death(self) -> None:
-        """Count the death of the engine process that had it."""
+    def count_death(self, *, was_killed: bool = False) -> None:
+        """Count the death of the engine process that had it, by SIGKILL or otherwise."""
+        self.was_killed = was_killed
         is_repeated = self.num_tokens_at_death == len(self.token_ids)
         self.num_deaths = self.num_deaths + 1 if is_repeated else 1
         self.num_tokens_at_death = len(self.token_ids)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import reprlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -61,6 +60,12 @@ PAUSE_POLL_S = 0.02
 WATCH_INTERVAL_S = 1.0
 """How often a client looks whether the engine still steps; more often where `stall_timeout_s` is short."""
 
+MAX_QUICK_TRIALS = 2
+"""Deaths by SIGKILL after which a request waits before it is tried again, so that a process killed meanwhile may
+show that it is not the cause."""
+SUSPECT_DELAY_S = 1.0
+"""How long it waits."""
+
 RETRY_ADOPTED_S = 0.1
 """When an engine's queue has no room for a request of another engine, how long until the next try."""
 
@@ -79,6 +84,7 @@ class EngineOwner(Protocol):
         """The engine takes requests, for the first time or again."""
 
 
+# Many attributes: requests, calls, suspects and the watch over one engine, which all end with it.
 class StreamingClient:
     """An `EngineClient` without its transport: subclasses send messages and hand in what comes back.
 
@@ -110,9 +116,10 @@ class StreamingClient:
         keeps_tokens = owner is not None or self.config.max_restarts > 0
         self._book: RequestBook[OutputStream] = RequestBook(self.listener, keeps_tokens=keeps_tokens)
         self._calls = ControlCalls(self._send, self.config.call_timeout_s)
-        self._suspects: deque[str] = deque()
+        self._suspects: list[str] = []
         """Requests that may be what kills engine processes, which go on one after the other."""
         self._tried_suspect: str | None = None
+        self._suspects_wait_until_s = 0.0
         self._dead: EngineDeadError | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -217,27 +224,45 @@ class StreamingClient:
         """Go on with a request behind the tokens that it has; with one that may be what kills engine processes, when no
         other one of that kind is tried."""
         if entry.is_suspect:
+            if not self._suspects:
+                self._delay_suspects()
             self._suspects.append(entry.request.request_id)
             self._try_suspect()
         else:
             self._send_resumed(entry.request.request_id)
 
     def _forget_suspects(self) -> None:
-        """None waits for its turn, and none is tried: the process that had them, or this client, has them no more."""
+        """Nothing waits for its turn, and none is tried: the process, or this client, has them no more."""
         self._suspects.clear()
         self._tried_suspect = None
 
-    def _try_suspect(self) -> None:
-        """Send the next suspect, unless one is there that has not got a token yet."""
+    def _is_trial(self) -> bool:
+        """Whether a suspect was sent that has not got a token yet."""
         tried = self._book.get(self._tried_suspect or "")
-        if tried is not None and tried.is_suspect:
+        return tried is not None and tried.is_suspect
+
+    def _delay_suspects(self) -> None:
+        self._suspects_wait_until_s = time.monotonic() + SUSPECT_DELAY_S
+        asyncio.get_running_loop().call_later(SUSPECT_DELAY_S + 0.01, self._try_suspect)
+
+    def _try_suspect(self) -> None:
+        """Send the next suspect, that of the fewest deaths, unless one is there that has not got a token yet."""
+        if self._is_trial():
             return
-        self._tried_suspect = None
-        while self._suspects and self._tried_suspect is None:
-            request_id = self._suspects.popleft()
-            if request_id in self._book:
-                self._tried_suspect = request_id
-                self._send_resumed(request_id)
+        if self._tried_suspect is not None:
+            self._tried_suspect = None
+            self._delay_suspects()
+        known = (self._book.get(request_id) for request_id in self._suspects)
+        entries = [entry for entry in known if entry is not None]
+        self._suspects = [entry.request.request_id for entry in entries]
+        entry = min(entries, key=lambda entry: entry.num_deaths, default=None)
+        if entry is None:
+            return
+        waits = entry.was_killed and entry.num_deaths > MAX_QUICK_TRIALS
+        if not waits or time.monotonic() >= self._suspects_wait_until_s:
+            self._tried_suspect = entry.request.request_id
+            self._suspects.remove(self._tried_suspect)
+            self._send_resumed(self._tried_suspect)
 
     def _send_resumed(self, request_id: str) -> None:
         """Send a request with the tokens that it has, unless it has ended."""
