@@ -214,6 +214,8 @@ Adapters in the weights are compared with adapters on top of them, which round o
 are quantized they stay on top.
 
 Several engines behind one address ([data parallel](parallelism.md)) are no row: each of them is one of this table.
+Ranks that share the tokens of the KV cache ([decode context parallel](parallelism.md)) are none either: they take sums
+in another order, and give the same tokens with log probabilities that differ in their last digits.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
