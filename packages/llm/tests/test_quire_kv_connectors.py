@@ -134,7 +134,14 @@ def test_held_blocks_come_back_for_who_waits(folder: Path) -> None:
     """All blocks are held, and a request gets them when the time is over."""
     with make_llm(folder, "kv_producer", extra={"abort_request_timeout": 0.5}, num_gpu_blocks_override=11) as llm:
         prefill(llm)
-        assert decode(llm, None, prompt_token_ids=PROMPT[::-1] * 2)[1] == 0
+        llm.engine.add_request(PROMPT[::-1] * 2, params_with(None, 8))
+        llm.engine.step()
+        assert llm.engine.core.stats().num_waiting == 1
+        assert llm.engine.core.has_work(), "a loop that has nothing to do asks nobody whether blocks are free"
+        outputs: list[Any] = []
+        while llm.engine.has_unfinished_requests():
+            outputs += llm.engine.step()
+        assert len(outputs[-1].outputs[0].token_ids) == 8
 
 
 def test_losses_are_computed_or_fail(folder: Path, prefill_llm: LLM, expected: list[int]) -> None:

@@ -254,6 +254,23 @@ class RequestConnectorSuite:
         assert num_arrived, "nothing came through, which proves nothing"
         assert num_arrived == 12 or fault != "delay"
 
+    def test_blocks_that_are_let_go_while_they_are_read(self, sides: list[_Side]) -> None:
+        """Nobody knows what was in them then."""
+        prefill, decode = self.pair(sides, timeout_s=0.1)
+        params = self.prefill(prefill)
+        faults = Faults()
+        faults.delay_s = 0.06
+        link = FaultyLink((params["remote_host"], params["remote_port"]), faults)
+        try:
+            self.begin_load(decode, {**params, "remote_port": link.port})
+            assert prefill.wait_for(-1) == []
+            for block_id in range(1, 7):
+                for buffer in prefill.memory.buffers(0, block_id):
+                    buffer[:] = bytes(len(buffer))
+            assert not any(decode.wait_for(-1))
+        finally:
+            link.close()
+
     def test_a_load_without_progress_is_late(self, sides: list[_Side]) -> None:
         prefill, decode = self.pair(sides)
         params = self.prefill(prefill)
