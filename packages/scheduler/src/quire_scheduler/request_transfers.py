@@ -271,8 +271,7 @@ class RequestTransfers(AdmissionRule):
 
 
 class ConnectedScheduler(Scheduler):
-    """A scheduler with a connector: last outputs say where the request's blocks are held, and requests that lack blocks
-    which are held get them as soon as those are let go.
+    """A scheduler with a connector: last outputs say where the request's blocks are held.
 
     Args:
         *args, **options: As for `Scheduler`; the rule is among `rules`.
@@ -286,7 +285,3 @@ class ConnectedScheduler(Scheduler):
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """As `Scheduler.update`."""
         return self._transfers.with_params(super().update(output, result))
-
-    def has_work(self) -> bool:
-        """As `Scheduler.has_work`; with nothing else to do, a step asks the worker whether held blocks are free."""
-        return super().has_work() or (bool(self._waiting) and not self._in_flight and self._transfers.holds_blocks)
