@@ -90,7 +90,7 @@ def test_vllms_spellings(tmp_path):
 
 def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
     flags = (
-        "-tp 1 --pipeline-parallel-size 1 -dp=1 --disable-log-requests --no-enable-log-requests "
+        "-tp 1 --pipeline-parallel-size 1 -pcp 1 -dp=1 --disable-log-requests --no-enable-log-requests "
         "--task generate --enable-prompt-tokens-details --tokenizer-mode auto --logprobs-mode raw_logprobs"
     )
     assert settings(*flags.split()) == settings()
@@ -103,8 +103,8 @@ def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
     path = tmp_path / "vllm.yaml"
     path.write_text("tensor-parallel-size: 1\ndisable-log-requests: true\nmax-num-seqs: 3\n")
     assert settings("--config", str(path))["scheduler"].max_num_seqs == 3
-    path.write_text("pipeline-parallel-size: 2\n")
-    with pytest.raises(ConfigError, match=r"pipeline_parallel_size='?2'? \(.*vllm.yaml\) is not supported: .*one host"):
+    path.write_text("prefill-context-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=r"prefill_context_parallel_size='?2'? .*vllm.yaml\) is not supported"):
         settings("--config", str(path))
 
 
@@ -198,7 +198,7 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "a", "b"], 2, "unexpected argument 'b'"),
         (["serve", "--speculative-config", "{"], 2, "speculative_config is not JSON"),
         (["serve", "--speculative-config", "[]"], 2, "must be a JSON object"),
-        (["serve", "-pp", "2"], 2, "start a server for each host or device"),
+        (["serve", "-pcp", "2"], 2, "start a server for each host or device"),
         (["serve", "--task", "embed"], 2, "--runner and --convert say what a model is for"),
         (["serve", "--enable-log-requests"], 2, "--access-log logs requests without them"),
         (["serve", "--download-dir", "/tmp"], 2, "HF_HUB_CACHE"),

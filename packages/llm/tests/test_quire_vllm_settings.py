@@ -15,9 +15,9 @@ SECTIONS = QuireConfig.sections()
     ("name", "value", "words"),
     [
         (
-            "pipeline_parallel_size",
+            "prefill_context_parallel_size",
             "2",
-            "--pipeline-parallel-size 2 is not supported: the ranks of a model are processes of one host",
+            "--prefill-context-parallel-size 2 is not supported: the ranks of a model are processes of one host",
         ),
         ("enable_expert_parallel", True, "--enable-expert-parallel is not supported: the ranks"),
         ("kv_transfer_config", '{"kv_connector": "x"}', "--kv-disk-path keeps"),
@@ -32,8 +32,8 @@ def test_a_feature_that_is_not_there_is_refused(name: str, value: object, words:
 
 
 def test_other_sources_are_spelled_as_they_are() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=2 \(vllm.yaml\) is not supported"):
-        build_sections(SECTIONS, [("vllm.yaml", {"pipeline-parallel-size": 2})])
+    with pytest.raises(ConfigError, match=r"prefill_context_parallel_size=2 \(vllm.yaml\) is not supported"):
+        build_sections(SECTIONS, [("vllm.yaml", {"prefill-context-parallel-size": 2})])
 
 
 def test_numbers_and_lists_are_compared_by_value() -> None:

@@ -17,6 +17,7 @@ from quire.named_gpus import named_gpu_bytes
 from quire.plan import MemoryPlan, advice, make_plan
 from quire.poolers import choose_pooling, longest_embedded_text, pooling_tasks, read_pooler_spec
 from quire.rank_config import rank_config
+from quire.stage_notes import stage_notes
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
 
@@ -68,7 +69,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             "block_size": plan.block_size,
             "num_kv_tokens": plan.num_kv_tokens,
             "max_concurrency": plan.max_concurrency,
-            "notes": plan.notes,
+            "notes": (*plan.notes, *_notes_of_stages(config, model, plan)),
             "engines": [_engine_figures(rank, each) for rank, each in enumerate(engines, ranks.first)],
         }
         print(json.dumps(figures, indent=2))
@@ -85,11 +86,16 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             f"{plan.block_size}, as {plan.kv_cache_dtype}:"
         )
         print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
-    for note in plan.notes:
+    for note in (*plan.notes, *_notes_of_stages(config, model, plan)):
         print(f"  note: {note}")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
     _print_verdict(config, plan, ways)
     return int(not plan.fits)
+
+
+def _notes_of_stages(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> list[str]:
+    """What each pipeline stage has; empty for one."""
+    return stage_notes(config, model, plan) if config.parallel.pipeline_parallel_size > 1 else []
 
 
 def _engine_figures(rank: int, config: QuireConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from quire_distributed.mesh import MESH_AXES, Mesh, MeshAxis
 if TYPE_CHECKING:
     from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
     from quire_distributed.single import SingleRank
+    from quire_distributed.subgroups import shared_memory_subgroup
     from quire_distributed.threads import ThreadCollectives, run_thread_ranks, thread_group
     from quire_distributed.torch_distributed import TorchCollectives, TorchRendezvous
 
@@ -32,6 +33,7 @@ __all__ = [
     "TorchCollectives",
     "TorchRendezvous",
     "run_thread_ranks",
+    "shared_memory_subgroup",
     "thread_group",
 ]
 
@@ -40,6 +42,7 @@ _LAZY = {
     "TorchRendezvous": "quire_distributed.torch_distributed",
     "SharedMemoryCollectives": "quire_distributed.shared_memory",
     "SharedMemoryRendezvous": "quire_distributed.shared_memory",
+    "shared_memory_subgroup": "quire_distributed.subgroups",
     "SingleRank": "quire_distributed.single",
     "ThreadCollectives": "quire_distributed.threads",
     "run_thread_ranks": "quire_distributed.threads",

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire_distributed.messages import Channel
 from quire_interfaces import RankDeadError
+from quire_interfaces.step import ModelRunnerOutput
 
 __all__ = ["AGREE_S", "RankHandle", "exit_text"]
 
@@ -29,6 +30,8 @@ class RankHandle(ABC):
         self.rank = rank
         self.on_failure: Callable[[RankDeadError, int | None], None] = lambda failure, step_id: None
         """Called by a thread when the rank has ended, or a step raised on it: with why, and the step."""
+        self.on_result: Callable[[ModelRunnerOutput], None] = lambda result: None
+        """Called by a thread with what a step gave that was sent as ("result", step)."""
         self._channel = channel
         self._changed = threading.Condition()
         self._errors: dict[int, str | None] = {}
@@ -111,6 +114,9 @@ class RankHandle(ABC):
 
     def _take(self, message: tuple[Any, ...]) -> None:
         failure: tuple[RankDeadError, int] | None = None
+        if message[0] == "result":
+            self.on_result(message[1])
+            return
         with self._changed:
             match message:
                 case ("ready",):

@@ -141,7 +141,12 @@ def _serve(worker: Worker, channel: Channel) -> None:
     while True:
         match channel.receive():
             case ("step", SchedulerOutput() as output):
-                channel.send(("done", output.step_id, _error_of(worker, output)))
+                channel.send(("done", output.step_id, _outcome(worker, output)[1]))
+            case ("result", SchedulerOutput() as output):  # a step whose result rank 0 does not compute itself
+                result, error = _outcome(worker, output)
+                if result is not None:
+                    channel.send(("result", result))
+                channel.send(("done", output.step_id, error))
             case ("call", name, arguments):
                 worker.call(name, *arguments)
             case ("close",):
@@ -149,12 +154,11 @@ def _serve(worker: Worker, channel: Channel) -> None:
                 return
 
 
-def _error_of(worker: Worker, output: SchedulerOutput) -> str | None:
-    """Run a step. What it raised, in words; None for nothing."""
+def _outcome(worker: Worker, output: SchedulerOutput) -> tuple[ModelRunnerOutput | None, str | None]:
+    """Run a step. What it gave, or what it raised, in words."""
     try:
-        worker.run(output)
+        return worker.run(output), None
     except RankDeadError:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        return None, f"{type(error).__name__}: {error}"

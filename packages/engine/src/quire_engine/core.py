@@ -64,6 +64,9 @@ class EngineParts:
     that takes no media."""
     kv_events: KVEventPublisher | None = None
     """Publishes what becomes findable in the prefix cache; None where nobody is to hear of it. Closed with the core."""
+    steps_ahead: int | None = None
+    """Steps that may be planned ahead of the one that runs, where the executor says how many; None where the settings
+    do."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -94,7 +97,7 @@ class EngineCore:
         self.config = config or EngineConfig()
         self._scheduler = parts.scheduler
         self._executor = parts.executor
-        self._depth = self.config.depth(parts.info.device)
+        self._depth = self.config.depth(parts.info.device) if parts.steps_ahead is None else parts.steps_ahead
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._quarantine = Quarantine()
         self._alive: set[str] = set()

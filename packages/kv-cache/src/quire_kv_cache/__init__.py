@@ -11,7 +11,7 @@ from quire_kv_cache.groups import GROUP_POLICIES, GroupPolicy
 from quire_kv_cache.hashing import BlockHasher, hash_blocks
 from quire_kv_cache.manager import KVCacheManager, PrefixCacheStats
 from quire_kv_cache.no_cache import NoKVCache
-from quire_kv_cache.plan import max_concurrency, plan_kv_cache, state_block_size
+from quire_kv_cache.plan import kv_plan_of_layers, max_concurrency, plan_kv_cache, state_block_size
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "NoKVCache",
     "PrefixCacheStats",
     "hash_blocks",
+    "kv_plan_of_layers",
     "max_concurrency",
     "plan_kv_cache",
     "state_block_size",

@@ -5,14 +5,15 @@ Knows bytes and layers; allocates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 
 from quire_interfaces import ConfigError, CrossAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec, MambaSpec
 from quire_interfaces.kv_cache import STATE_ALIGNMENT_BYTES
 from quire_kv_cache.config import MAX_BLOCK_SIZE
 from quire_kv_cache.groups import make_group_policy
 
-__all__ = ["max_concurrency", "plan_kv_cache", "state_block_size"]
+__all__ = ["kv_plan_of_layers", "max_concurrency", "plan_kv_cache", "state_block_size"]
 
 STATE_BLOCK_TOKENS = 128
 """Fewest tokens between two states that are kept."""
@@ -46,6 +47,21 @@ def plan_kv_cache(
     tensor_block_bytes = _tensor_block_bytes(groups)
     num_blocks = _num_blocks(sum(tensor_block_bytes), len(groups), memory_bytes, num_blocks)
     return KVCachePlan(groups=groups, num_blocks=num_blocks, tensor_block_bytes=tensor_block_bytes)
+
+
+def kv_plan_of_layers(plan: KVCachePlan, layer_names: Collection[str]) -> KVCachePlan:
+    """The part of a cache that some layers keep, as a pipeline stage has it: the same groups, whose block tables are
+    those of all stages, with fewer layers or none.
+
+    Args:
+        plan: The cache of all layers.
+        layer_names: Names of those that are kept here.
+    """
+    groups = tuple(
+        dataclasses.replace(group, layer_names=tuple(name for name in group.layer_names if name in layer_names))
+        for group in plan.groups
+    )
+    return KVCachePlan(groups=groups, num_blocks=plan.num_blocks, tensor_block_bytes=_tensor_block_bytes(groups))
 
 
 def max_concurrency(plan: KVCachePlan, max_model_len: int, *, max_step_tokens: int = 1) -> float:

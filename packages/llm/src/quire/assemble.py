@@ -44,9 +44,10 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
-from quire.tensor_parallel import config_of_ranks, interleaved
-from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
+from quire.tensor_parallel import config_of_ranks, interleaved, mesh_of
+from quire.tensor_parallel_ranks import OtherRanks, RankGroups, RankPayload, RankWorker, start_other_ranks
 from quire_distributed.executor import MultiprocExecutor
+from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_engine import EngineParts, KVEventPublisher
 from quire_interfaces import (
     AdmissionRule,
@@ -69,6 +70,7 @@ from quire_scheduler import (
     AdapterGate,
     EncoderRule,
     MediaRule,
+    PipelineRule,
     Scheduler,
     SchedulerConfig,
     SharedPromptRule,
@@ -261,13 +263,13 @@ def build_parts(
             report or (lambda stage, fraction: None),
         )
     ranks = None
-    if blueprint.config.parallel.tensor_parallel_size > 1:
+    if blueprint.config.parallel.num_ranks > 1:
         if logits_processors:
             raise ConfigError("logits processors of this program are on one rank only", field="tensor_parallel_size")
         ranks = start_other_ranks(blueprint.config, folder, blueprint.model, blueprint.plan)
     try:
         networks = _load_networks(
-            blueprint, report or (lambda stage, fraction: None), None if ranks is None else ranks.collectives
+            blueprint, report or (lambda stage, fraction: None), None if ranks is None else ranks.groups
         )
         device = _build_device_side(
             blueprint,
@@ -302,7 +304,8 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
         pooler=read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None,
         offered={},
     )
-    networks = _load_networks(blueprint, lambda stage, fraction: None, collectives)
+    groups = RankGroups.of(collectives, mesh_of(config.parallel, collectives.rank))
+    networks = _load_networks(blueprint, lambda stage, fraction: None, groups)
     device = _build_device_side(
         blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
     )
@@ -318,7 +321,7 @@ def _plan_engine(
         check_mm_encoder_only(config, model)
     plan = make_plan(config, model, folder=folder)
     config = dataclasses.replace(config, speculative=plan.speculative)
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         config = config_of_ranks(config)
     model = model.within(plan.max_model_len)
     return Blueprint(
@@ -333,8 +336,8 @@ def _plan_engine(
     )
 
 
-def _load_networks(blueprint: Blueprint, report: Report, tp_group: Collectives | None) -> LoadedNetworks:
-    """Load the weights, the drafting network's among them, which every rank of `tp_group` has whole."""
+def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | None) -> LoadedNetworks:
+    """Load the weights of a rank; the drafting network is whole on each."""
     start = time.perf_counter()
     report("importing torch", 0.0)
     from quire_models import load_model
@@ -359,7 +362,8 @@ def _load_networks(blueprint: Blueprint, report: Report, tp_group: Collectives |
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         towers_folder=media_folder(config, blueprint.folder),
         progress=lambda done, total: report("loading weights", done / max(1, total)),
-        tp_group=tp_group,
+        tp_group=groups and groups.tp,
+        pp_group=groups and groups.pp,
     )
     if blueprint.compilation is not None:
         report(f"compiling by {blueprint.compilation}", 0.0)
@@ -383,7 +387,7 @@ def _build_device_side(
     """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. `ranks`:
     those beside rank 0. Other arguments and errors as those of `build_parts`."""
     from quire_lora import AdapterRuntime
-    from quire_runner import ModelRunner, ThreadedExecutor
+    from quire_runner import ModelRunner, PipelineRunner, ThreadedExecutor
     from quire_sampling import SamplingConfig
 
     config, plan, network = blueprint.config, blueprint.plan, networks.target
@@ -401,9 +405,9 @@ def _build_device_side(
         if networks.digest is not None and tiers.disk is not None:
             encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tiers.disk)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
-    runner = ModelRunner.for_model(
+    runner = (ModelRunner if config.parallel.pipeline_parallel_size == 1 else PipelineRunner).for_model(
         network,
-        plan.kv_plan,
+        plan.kv_plan if ranks is None else ranks.kv_plan,
         _runner_config(blueprint),
         drafter=make_drafter(config.speculative),
         draft_network=networks.draft,
@@ -475,27 +479,18 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
     media, media_rule = blueprint.model.media, None
     if size := plan.encoder_cache_size:
-        step_tokens, is_bidirectional = (
-            scheduler_config.max_num_batched_tokens,
-            media is not None and media.is_bidirectional,
-        )
+        step_tokens = scheduler_config.max_num_batched_tokens
+        is_bidirectional = media is not None and media.is_bidirectional
         media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=is_bidirectional)
         rules.append(media_rule)
+    if (num_stages := config.parallel.pipeline_parallel_size) > 1:
+        rules.append(PipelineRule(num_stages))
     make_scheduler = Scheduler if transfers is None else transfers.make_scheduler
     scheduler = make_scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
     may_release = tiers is None and config.runner.device.startswith("cpu")
-    info = engine_info(
-        config,
-        blueprint.folder,
-        blueprint.model,
-        plan,
-        network,
-        device.runner,
-        tiers,
-        device.timings_s,
-        blueprint.offered,
-    )
+    folder, model, runner, timings = blueprint.folder, blueprint.model, device.runner, device.timings_s
+    info = engine_info(config, folder, model, plan, network, runner, tiers, timings, blueprint.offered)
     if blueprint.pooler is not None:
         info = with_pooling(info, blueprint.choice, blueprint.pooler)
     if transfers is not None:
@@ -513,6 +508,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         release_kv_cache=partial(_release_kv_cache, device) if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
+        steps_ahead=num_stages - 1 if num_stages > 1 else None,
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
     )
@@ -528,7 +524,7 @@ def _publisher(config: QuireConfig, plan: MemoryPlan, allocator: KVCacheManager)
 
 def _release_kv_cache(device: DeviceSide) -> int:
     """Give the memory of the KV cache back on every rank; number of bytes, of this one."""
-    if isinstance(device.executor, MultiprocExecutor):
+    if isinstance(device.executor, MultiprocExecutor | PipelineExecutor):
         device.executor.call("release_kv_cache")
     return device.runner.release_kv_cache()
 

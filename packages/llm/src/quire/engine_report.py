@@ -18,6 +18,7 @@ from quire_engine import EngineInfo
 from quire_interfaces import Modality
 from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
+from quire_models.stages import StageSpec
 from quire_pooling import PoolerSpec
 from quire_structured_output import resolve_backend
 
@@ -220,14 +221,22 @@ def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
 
 def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:
     """How ranks share the network; empty for one rank."""
-    size = config.parallel.tensor_parallel_size
-    if size == 1:
-        return {}
-    shared, whole = network.shared_parts
-    where = "processes of this host" if config.hosts.nnodes == 1 else f"on {config.hosts.nnodes} hosts"
-    if config.parallel.distributed_executor_backend == "ray":
-        where = "placed by Ray"
-    return {"ranks": f"{size}, {where}; shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"}
+    return {} if config.parallel.num_ranks == 1 else _parts_of_ranks(config, network)
+
+
+def _parts_of_ranks(config: QuireConfig, network: Network) -> dict[str, str]:
+    size, rows = config.parallel.tensor_parallel_size, dict[str, str]()
+    if size > 1:
+        shared, whole = network.shared_parts
+        parts = f"shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"
+        where = "processes of this host" if config.hosts.nnodes == 1 else f"on {config.hosts.nnodes} hosts"
+        if config.parallel.distributed_executor_backend == "ray":
+            where = "placed by Ray"
+        rows["ranks"] = f"{size}, {where}; {parts}"
+    if isinstance(stage := network.config.network, StageSpec):
+        first = f"this process has the first {len(stage.layers)} layers"
+        rows["stages"] = f"{stage.num_stages}, processes of this host; {first}"
+    return rows
 
 
 def _threads(cores: tuple[int, ...]) -> str:

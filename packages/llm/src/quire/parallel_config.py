@@ -33,6 +33,13 @@ class ParallelConfig(Settings):
         unit="ranks",
         check=at_least(1),
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        help="Stages that the model's layers are cut into, each for a process, or for as many as share its tensors: "
+        "several requests' steps are on their way through them at once, and the same bits come out as of one.",
+        unit="stages",
+        check=at_least(1),
+    )
     distributed_executor_backend: str | None = setting(
         None,
         help="What runs the ranks: mp, processes; ray, actors that Ray places; uni, the engine's process alone, for "
@@ -43,4 +50,4 @@ class ParallelConfig(Settings):
     @property
     def num_ranks(self) -> int:
         """Processes that have a part of the model each."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -138,7 +138,7 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
-    sizes = config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size, config.hosts.nnodes
+    sizes = config.parallel.num_ranks, config.parallel.decode_context_parallel_size, config.hosts.nnodes
     if max(sizes) > 1 or config.hosts.node_rank:
         check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
@@ -279,19 +279,19 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     """What -> bytes, of all but the KV cache."""
     config, model, runner, draft = resolved.config, resolved.model, resolved.runner, resolved.draft
     dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
-    num_ranks = config.parallel.tensor_parallel_size
+    num_ranks, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     weights = weight_ledger(
         model_of_rank(model, 0, config.parallel), resolved.dtype, resolved.linear_method, num_ranks=num_ranks
     )
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
-    ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
+    ledger["activations"] = stages * activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
     if model.network.state_inputs and runner.num_speculative_tokens:
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
         ledger["drafts of recurrent layers"] = num_verified * model.network.state_inputs * dtype_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)
-    ledger["rows"] = row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
+    ledger["rows"] = stages * row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if config.runner.device.startswith("cuda") and runner.graph_sizes:
         ledger["graphs"] = graph_bytes(
             model,

@@ -1,4 +1,5 @@
-"""Tensor parallelism: how many ranks share a model, what each of them gets of the plan, and what cannot be shared yet.
+"""Tensor and pipeline parallelism: how many ranks share a model, what each of them gets of the plan, and what cannot
+be shared yet.
 
 Knows settings and plans; importing this module loads no torch.
 """
@@ -12,12 +13,15 @@ from quire.config import QuireConfig
 from quire.context_parallel import check_context_parallel
 from quire.hosts_config import check_hosts
 from quire.parallel_config import ParallelConfig
+from quire.pipeline_parallel import check_stages
+from quire_distributed import Mesh
 from quire_interfaces import ConfigError, KVCachePlan
-from quire_kv_cache import plan_kv_cache
+from quire_kv_cache import kv_plan_of_layers, plan_kv_cache
 from quire_models.config import ModelConfig
 from quire_models.sharding import interleave, shard
+from quire_models.stages import stage
 
-__all__ = ["check_parallel", "config_of_ranks", "interleaved", "kv_plan_of_rank", "model_of_rank"]
+__all__ = ["check_parallel", "config_of_ranks", "interleaved", "kv_plan_of_rank", "mesh_of", "model_of_rank"]
 
 _TIERS = "each rank has keys and values of its own heads, and tiers keep those of all heads; leave it out"
 
@@ -30,10 +34,14 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     """
     check_context_parallel(config, model)
     parallel = config.parallel
-    size = parallel.tensor_parallel_size
+    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+    large = [name for name, number in sizes.items() if number > 1]
+    what = " and ".join(f"{name} {sizes[name]}" for name in large)
     if parallel.distributed_executor_backend == "uni":
         raise ConfigError(
-            f"distributed_executor_backend uni is one process, not the {size} of tensor_parallel_size; take mp",
+            f"distributed_executor_backend uni is one process, not the {parallel.num_ranks} of {' and '.join(large)}; "
+            "take mp",
             field="distributed_executor_backend",
         )
     check_hosts(
@@ -64,7 +72,9 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     }
     for field, (is_set, reason) in refusals.items():
         if is_set:
-            raise ConfigError(f"{field} does not go with tensor_parallel_size {size}: {reason}", field=field)
+            raise ConfigError(f"{field} does not go with {what}: {reason}", field=field)
+    if stages > 1:
+        check_stages(config, model)
 
 
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
@@ -89,9 +99,16 @@ def model_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> Mo
     return dataclasses.replace(model, network=network)
 
 
+def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:
+    """The layout of the ranks, as one of them sees it."""
+    return Mesh(tp=parallel.tensor_parallel_size, pp=parallel.pipeline_parallel_size, rank=rank)
+
+
 def kv_plan_of_rank(
     model: ModelConfig, plan: KVCachePlan, block_size: int, cache_dtype: str, rank: int, parallel: ParallelConfig
 ) -> KVCachePlan:
-    """The KV cache of a rank: the blocks of rank 0's, with the rank's own heads."""
-    specs = model_of_rank(model, rank, parallel).kv_cache_specs(block_size, cache_dtype)
-    return plan_kv_cache(specs, num_blocks=plan.num_blocks)
+    """The KV cache of a rank: the blocks of the engine's, with the rank's own heads and layers."""
+    mesh = mesh_of(parallel, rank)
+    network = model_of_rank(model, mesh.tp_rank, parallel).network
+    whole = plan_kv_cache(network.kv_cache_specs(block_size, cache_dtype), num_blocks=plan.num_blocks)
+    return whole if mesh.pp == 1 else kv_plan_of_layers(whole, stage(network, mesh.pp_rank, mesh.pp).cache_names())

@@ -10,24 +10,26 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import quire_distributed
 from quire.config import QuireConfig
 from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
 from quire.plan import MemoryPlan
-from quire.tensor_parallel import kv_plan_of_rank
+from quire.tensor_parallel import kv_plan_of_rank, mesh_of
+from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
+from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_distributed.rank_handle import RankHandle
-from quire_interfaces import ModelRunnerOutput, RankDeadError, SchedulerOutput
+from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, SchedulerOutput
 from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
     from quire_distributed import Collectives
     from quire_lora import AdapterStore
-    from quire_runner import ModelRunner
+    from quire_runner import ModelRunner, PipelineRunner
 
-__all__ = ["OtherRanks", "RankPayload", "RankWorker", "start_other_ranks"]
+__all__ = ["OtherRanks", "RankGroups", "RankPayload", "RankWorker", "rank_payloads", "start_other_ranks"]
 
 BUILD = "quire.assemble:build_rank_worker"
 """What a rank's process calls."""
@@ -42,16 +44,50 @@ class RankPayload(NamedTuple):
     """Rank 0's, with the rank's own KV cache."""
 
 
+class RankGroups(NamedTuple):
+    """The groups that a rank is in."""
+
+    world: Collectives
+    """All ranks of the engine."""
+    mesh: Mesh
+    """The layout, as this rank sees it."""
+    tp: Collectives | None = None
+    """Those that share its layers; None for one alone."""
+    pp: Collectives | None = None
+    """The stages; None for one."""
+
+    @classmethod
+    def of(cls, world: Collectives, mesh: Mesh) -> RankGroups:
+        """The groups of a rank; all ranks call this."""
+        if mesh.pp == 1:
+            return cls(world, mesh, tp=world)
+        tp = quire_distributed.shared_memory_subgroup(world, mesh.group("tp")) if mesh.tp > 1 else None
+        pp = quire_distributed.shared_memory_subgroup(world, mesh.group("pp")) if mesh.tp > 1 else world
+        return cls(world, mesh, tp, pp)
+
+    @property
+    def all(self) -> list[Collectives]:
+        """Each of them once."""
+        return list({id(group): group for group in (self.world, self.tp, self.pp) if group is not None}.values())
+
+    def close(self) -> None:
+        """Leave them."""
+        for group in self.all:
+            group.close()
+
+
 class OtherRanks(NamedTuple):
     """The ranks beside rank 0, as rank 0 sees them."""
 
     processes: Sequence[RankHandle]
-    collectives: Collectives
-    """Rank 0's end of the group."""
+    groups: RankGroups
+    """Rank 0's ends of its groups."""
+    kv_plan: KVCachePlan
+    """Of rank 0's layers and heads."""
 
     def executor(
         self, runner: ModelRunner, store: AdapterStore | None, *, ends_process: bool = False
-    ) -> MultiprocExecutor:
+    ) -> MultiprocExecutor | PipelineExecutor:
         """What runs steps on all ranks, once those beside rank 0 are ready.
 
         Args:
@@ -65,7 +101,12 @@ class OtherRanks(NamedTuple):
         """
         for process in self.processes:
             process.wait_until_ready()
-        executor = MultiprocExecutor(runner, self.processes, self.collectives)
+        executor: MultiprocExecutor | PipelineExecutor
+        if self.groups.pp is None:
+            executor = MultiprocExecutor(runner, self.processes, self.groups.world)
+        else:
+            stage = cast("PipelineRunner", runner)
+            executor = PipelineExecutor(stage, self.processes, self.groups.all, self.groups.mesh)
         if ends_process:
             executor.on_idle_failure = _end_process
         if store is not None:
@@ -76,7 +117,7 @@ class OtherRanks(NamedTuple):
         """End the processes, where the engine could not start."""
         for process in self.processes:
             process.close()
-        self.collectives.close()
+        self.groups.close()
 
 
 def start_other_ranks(config: QuireConfig, folder: Path, model: ModelConfig, plan: MemoryPlan) -> OtherRanks:
@@ -91,25 +132,15 @@ def start_other_ranks(config: QuireConfig, folder: Path, model: ModelConfig, pla
     Raises:
         RankDeadError: A rank ended before it joined.
     """
-    size = config.parallel.tensor_parallel_size
-    payloads = [
-        RankPayload(
-            config.to_dict(),
-            dataclasses.replace(
-                plan,
-                kv_plan=kv_plan_of_rank(
-                    model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, config.parallel
-                ),
-            ),
-        )
-        for rank in range(1, size)
-    ]
+    mesh, kv_plans, payloads = rank_payloads(config, model, plan)
+    size = mesh.world_size
     if are_elsewhere(config):
-        return OtherRanks(*start_ranks_elsewhere(config, folder, BUILD, payloads))
+        handles, everyone = start_ranks_elsewhere(config, folder, BUILD, payloads)
+        return OtherRanks(handles, RankGroups.of(everyone, mesh), kv_plans[0])
     with quire_distributed.SharedMemoryRendezvous(size) as rendezvous:
         processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
-        collectives = quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size)
-    return OtherRanks(processes, collectives)
+        world = quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size)
+    return OtherRanks(processes, RankGroups.of(world, mesh), kv_plans[0])
 
 
 def _end_process(failure: RankDeadError) -> None:
@@ -118,7 +149,23 @@ def _end_process(failure: RankDeadError) -> None:
     os._exit(1)
 
 
-def _adapters_of(executor: MultiprocExecutor, store: AdapterStore) -> Callable[[SchedulerOutput], None]:
+def rank_payloads(
+    config: QuireConfig, model: ModelConfig, plan: MemoryPlan
+) -> tuple[Mesh, list[KVCachePlan], list[RankPayload]]:
+    """The layout as rank 0 sees it, the KV cache of each rank, and what ranks 1, 2, ... are told. Arguments as those of
+    `start_other_ranks`."""
+    mesh = mesh_of(config.parallel)
+    kv_plans = [
+        kv_plan_of_rank(model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, config.parallel)
+        for rank in range(mesh.world_size)
+    ]
+    payloads = [RankPayload(config.to_dict(), dataclasses.replace(plan, kv_plan=kv_plan)) for kv_plan in kv_plans[1:]]
+    return mesh, kv_plans, payloads
+
+
+def _adapters_of(
+    executor: MultiprocExecutor | PipelineExecutor, store: AdapterStore
+) -> Callable[[SchedulerOutput], None]:
     """What has the other ranks read the adapters of a step's new rows."""
 
     def before_step(output: SchedulerOutput) -> None:
@@ -137,6 +184,7 @@ class RankWorker:
         self._calls: dict[str, Callable[..., Any]] = {
             "fetch_adapter": self._fetch_adapter,
             "release_kv_cache": runner.release_kv_cache,
+            "take_sampled": self._take_sampled,
         }
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -152,6 +200,10 @@ class RankWorker:
         self._runner.close()
         if self._store is not None:
             self._store.close()
+
+    def _take_sampled(self, step_id: int, rows: list[int], token_ids: list[list[int]]) -> None:
+        """Learn what the last stage sampled in a step."""
+        cast("PipelineRunner", self._runner).take_sampled(step_id, rows, token_ids)
 
     def _fetch_adapter(self, version: str, folder: str) -> None:
         """Have a version in host memory; it is named by itself here, since rank 0 knows the names."""

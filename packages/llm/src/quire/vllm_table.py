@@ -39,7 +39,6 @@ _SHORT_FLAGS = {
     "enable_expert_parallel": "-ep",
     "api_server_count": "-asc",
     "attention_config": "-ac",
-    "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
 }
 
@@ -71,9 +70,8 @@ def _answer(words: str, **accepted: str) -> dict[str, VLLMSetting]:
 VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # Devices and processes.
     **_answer(
-        "the ranks of a model are processes of one host that share every layer (--tensor-parallel-size); start a "
-        "server for each host or device, behind a load balancer",
-        pipeline_parallel_size="1",
+        "the ranks of a model are processes of one host that share every layer (--tensor-parallel-size) or have some "
+        "of them (--pipeline-parallel-size); start a server for each host or device, behind a load balancer",
         prefill_context_parallel_size="1", enable_expert_parallel="false",
         enable_eplb="false",
         enable_dbo="false", ubatch_size="0", enable_hc_sp="false", enable_batch_sharded_sampling="false",
@@ -284,6 +282,7 @@ OTHER_SPELLINGS = {
     "-dp": "--data-parallel-size",
     "-n": "--nnodes",
     "-r": "--node-rank",
+    "-pp": "--pipeline-parallel-size",
     "-tp": "--tensor-parallel-size",
     "-dpb": "--data-parallel-backend",
     "-dpe": "--data-parallel-external-lb",

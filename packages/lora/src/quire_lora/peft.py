@@ -83,6 +83,8 @@ class _Reader:
 
     def read(self) -> Adapter:
         modules = self._modules()
+        own = {name: module for name, module in modules.items() if not self._slots.is_elsewhere(name)}
+        is_elsewhere, modules = len(own) < len(modules), own
         linears = self._stacked_experts(modules)
         tables: dict[str, TableAdapter] = {}
         outer = {"embedding": self._slots.embedding, "lm_head": self._slots.lm_head}
@@ -96,7 +98,7 @@ class _Reader:
                 linears |= self._linears(module)
         self._find_missing(modules, linears)
         self._complain()
-        if not linears and not tables:
+        if not linears and not tables and not is_elsewhere:
             raise CheckpointError(f"the adapter in {self._folder} is empty")
         return Adapter(experts=self._experts(linears), linears=linears, **tables)
 

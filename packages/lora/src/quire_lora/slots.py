@@ -75,6 +75,8 @@ class AdapterSlots:
         self.embedding: tuple[str, tuple[int, int]] | None = None
         """Name and shape [V, H]; None where the network's embedding takes no adapters."""
         self.lm_head: tuple[str, tuple[int, int]] | None = None
+        self.is_elsewhere: Callable[[str], bool] = lambda module: False
+        """Whether only another pipeline stage has the module of this name in the checkpoint."""
         self.versions: list[str | None] = [None] * num_slots
         """What is in each slot."""
         self.tokens: LoraTokens | None = None

@@ -23,7 +23,7 @@ from quire_models.layers.towers import Towers
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
-from quire_models.sharding import shard
+from quire_models.stages import part_of_rank
 from quire_models.stored_linears import check_towers
 from quire_models.towers.native import load_native_towers
 from quire_models.transformers_backend.towers import load_towers
@@ -73,6 +73,7 @@ def build_model(
     join_products: bool | None = None,
     tp_group: Collectives | None = None,
     expert_parallel: ExpertParallel | None = None,
+    pp_group: Collectives | None = None,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the other arguments.
 
@@ -111,9 +112,10 @@ def build_model(
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
         tp_group=tp_group,
         expert_parallel=None if tp_group is None else expert_parallel,
+        pp_group=pp_group,
     )
-    if tp_group is not None:
-        config = replace(config, network=shard(config.network, tp_group.rank, tp_group.size))
+    if tp_group is not None or pp_group is not None:
+        config = replace(config, network=part_of_rank(config.network, tp_group, pp_group))
     if adapters is not None:
         scope.op(ops.lora_linear)  # for the record of chosen backends
     model: Network = class_of(config.network.built_by)(config, scope)
@@ -151,6 +153,7 @@ def load_model(
     progress: Progress | None = None,
     tp_group: Collectives | None = None,
     expert_parallel: ExpertParallel | None = None,
+    pp_group: Collectives | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
 
@@ -172,6 +175,7 @@ def load_model(
         progress: Called as tensors are placed with (bytes so far, bytes of all).
         tp_group: The tensor-parallel ranks that share the network, each of which calls this; None for one alone.
         expert_parallel: How these share out whole experts (`share_experts`); None where each has all of them.
+        pp_group: The pipeline stages that the network is cut into, each of which calls this; None for one alone.
 
     Raises:
         ConfigError: A choice that does not exist or cannot serve.
@@ -184,7 +188,8 @@ def load_model(
     model = build_model(
         config, dtype=dtype, device=device, linear_method=linear_method, attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, max_loras=max_loras, max_lora_rank=max_lora_rank,
-        disabled_linear_kernels=disabled_linear_kernels, tp_group=tp_group, expert_parallel=expert_parallel,
+        disabled_linear_kernels=disabled_linear_kernels, tp_group=tp_group, pp_group=pp_group,
+        expert_parallel=expert_parallel,
     )  # fmt: skip
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format, language_model_only)

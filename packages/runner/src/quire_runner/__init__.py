@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire_runner.executor import ThreadedExecutor
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
+    from quire_runner.pipeline import PipelineRunner
     from quire_runner.pooling_runner import PoolingRunner
     from quire_runner.protocols import LogitsTap, RunnableNetwork
     from quire_runner.rows import Rows
@@ -26,6 +27,7 @@ __all__ = [
     "BlockBytes",
     "LogitsTap",
     "ModelRunner",
+    "PipelineRunner",
     "PoolingRunner",
     "Rows",
     "RunnableNetwork",
@@ -41,6 +43,7 @@ _MODULE_OF = {
     "BlockBytes": "block_bytes",
     "LogitsTap": "protocols",
     "ModelRunner": "runner",
+    "PipelineRunner": "pipeline",
     "PoolingRunner": "pooling_runner",
     "Rows": "rows",
     "RunnableNetwork": "protocols",

@@ -3,6 +3,7 @@
 from quire_scheduler.adapters import AdapterGate
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.media import MediaRule
+from quire_scheduler.pipeline import PipelineRule
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.request_transfers import ConnectedScheduler, RequestTransfers
 from quire_scheduler.rows import RowPool
@@ -21,6 +22,7 @@ __all__ = [
     "KVTransfers",
     "MaxRunningPerTenantRule",
     "MediaRule",
+    "PipelineRule",
     "PriorityPolicy",
     "RequestTransfers",
     "RowPool",

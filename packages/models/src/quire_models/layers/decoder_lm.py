@@ -32,7 +32,7 @@ from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
 from quire_models.layers.whole_spans import with_whole_spans
 from quire_models.rope_config import RopeConfig
-from quire_models.spec import LayerSpec
+from quire_models.spec import EmbeddingSpec, LayerSpec
 from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
 from quire_ops.ops import op_named
 
@@ -42,11 +42,14 @@ __all__ = ["DecoderLM"]
 class DecoderLM(Network):
     """The network that `config.network` describes."""
 
+    make_embedding: Callable[[EmbeddingSpec, Scope], TokenEmbedding] = TokenEmbedding
+    """Makes what stands before the layers, with the table of tokens."""
+
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
         spec, head = config.network, config.network.head
         body = within(scope, spec.body)
-        self.embed = TokenEmbedding(spec.embedding, body)
+        self.embed = self.make_embedding(spec.embedding, body)
         self.embedding = self.embed.table
         self.layers, index = [], 0
         for layer in spec.layers:

@@ -5,6 +5,7 @@ Knows layers as data; does not know what is before and behind them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,9 +64,12 @@ class FusedDecoder:
         config: ModelConfig,
         layers: Sequence[DecoderLayerWeights | None],
         norm: NormWeights,
+        stage: tuple[tuple[DecoderLayerWeights, ...], NormWeights | None] | None = None,
     ) -> FusedDecoder | None:
         """Args:
         layers: In the order in which they were made; None for one that is not such data.
+        stage: Layers of this pipeline stage and the norm behind them, where those before are of all stages, without
+            numbers; None for all of them.
 
         Returns:
             None where no backend takes the layers, or ranks share them.
@@ -74,6 +78,8 @@ class FusedDecoder:
         backend = None if stack is None else _choose(scope, stack, ops.decoder_stack)
         if stack is None or backend is None or scope.tp_group is not None or scope.expert_parallel is not None:
             return None
+        if stage is not None:
+            stack = dataclasses.replace(stack, layers=stage[0], final_norm=stage[1])
         return cls(scope, stack, backend.function(stack))
 
     @classmethod

@@ -154,6 +154,8 @@ class Scope:
     """Name of an attention whose heads are shared out between ranks -> those of this rank."""
     tp_group: Collectives | None = None
     """The tensor-parallel ranks that share the network; None for one that has it alone."""
+    pp_group: Collectives | None = None
+    """The pipeline stages that the network is cut into; None for a whole one."""
 
     expert_parallel: ExpertParallel | None = None
     """How these ranks share out whole experts; None where each has all of them."""

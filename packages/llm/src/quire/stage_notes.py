@@ -1,0 +1,33 @@
+"""What each pipeline stage has of a model, for people. Importing this module loads no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan, format_bytes
+from quire.tensor_parallel import model_of_rank
+from quire_kv_cache import kv_plan_of_layers
+from quire_models.config import ModelConfig
+from quire_models.ledger import weight_ledger
+from quire_models.stages import StageSpec, stage, stage_layers
+
+__all__ = ["stage_notes"]
+
+
+def stage_notes(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> list[str]:
+    """What each pipeline stage has, for people: its layers, and the bytes of its weights and of its KV cache on each
+    rank."""
+    tp, size = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    notes = [f"bytes are those of all {size} stages together; of them, each rank has those of its stage"]
+    part = model_of_rank(model, 0, config.parallel)
+    for number, layers in enumerate(stage_layers(part.network, size)):
+        own = stage(part.network, number, size)
+        ledger = weight_ledger(dataclasses.replace(part, network=own), plan.dtype, plan.linear_method, num_ranks=tp)
+        if isinstance(own, StageSpec) and not own.has_table:
+            ledger["embedding"] = 0
+        cache = kv_plan_of_layers(plan.kv_plan, own.cache_names()).total_bytes
+        ends = {0: ", embedding", size - 1: ", final norm and LM head"}.get(number, "")
+        has = f"weights {format_bytes(sum(ledger.values()))}, KV cache {format_bytes(cache)}"
+        notes.append(f"stage {number}: layers {layers.start} to {layers.stop - 1}{ends}; {has}")
+    return notes
