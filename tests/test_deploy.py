@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from quire.config import QuireConfig
 from quire.setting_fields import config_fields
+from quire_observability import EngineMetrics
 from quire_server.command_line import Parser, add_setting_flags
 from quire_server.config import ServerConfig
 
@@ -75,7 +77,11 @@ def test_the_image_has_what_its_commands_name() -> None:
     (words,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     check_serve(yaml.safe_load(words))
     assert (DEPLOY.parent / "apps/server/pyproject.toml").is_file()
-    assert "'/source/apps/server[cpu]'" in text
+    assert '"/source/apps/server[$EXTRAS]"' in text
+    project = tomllib.loads((DEPLOY.parent / "apps/server/pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"EXTRAS=([\w,]+)", text))
+    assert named == {"cpu", "cpu,cuda", "cpu,rocm"}
+    assert {extra for each in named for extra in each.split(",")} <= project["optional-dependencies"].keys()
 
 
 def values() -> dict[str, Any]:
@@ -101,6 +107,27 @@ def test_the_chart_starts_what_quire_takes() -> None:
     for name, value in values().items():
         words = words.replace(f"{{{{ .Values.{name} | quote }}}}", f'"{value}"')
     check_serve(yaml.safe_load(words))
+
+
+def test_alerts_name_metrics_that_a_server_has(tmp_path: Path) -> None:
+    folder = DEPLOY / "prometheus"
+    scrape = yaml.safe_load((folder / "prometheus.yml").read_text())
+    assert all((folder / name).is_file() for name in scrape["rule_files"])
+    (targets,) = (each["targets"] for job in scrape["scrape_configs"] for each in job["static_configs"])
+    assert {target.partition(":")[0] for target in targets} <= services().keys()
+    groups = yaml.safe_load((folder / "alerts.yml").read_text())["groups"]
+    text = " ".join(rule["expr"] for group in groups for rule in group["rules"])
+    named = set(re.findall(r"quire:\w+", text))
+    families = {
+        family.name + suffix
+        for family in EngineMetrics().collect()
+        for suffix in ("", "_total" if family.type == "counter" else "_bucket")
+    }
+    assert named
+    assert named <= families
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here: the rules were NOT checked by it")
+    subprocess.run(["promtool", "check", "rules", folder / "alerts.yml"], check=True)
 
 
 def test_helm_renders_the_chart() -> None:
