@@ -39,7 +39,9 @@ class _DecodeStep:
         self._decoder = Decoder(network.stack)
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches, rows.states)
         self._dtype = DTYPES[network.embedding.dtype]
-        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
+        self._group, sizes = network.stack.group, network.head.rank_sizes
+        self._head_sizes = (_L * len(sizes))(*sizes) if sizes else None
+        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1], rank_sizes=self._head_sizes)
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (STRUCTS["RowTable"] * num_groups)(
@@ -58,7 +60,7 @@ class _DecodeStep:
         self._arguments = STRUCTS["DecodeArguments"](
             embedding=network.embedding.data_ptr(),
             head=ctypes.addressof(self._head),
-            vocab_size=network.head.weight.shape[0],
+            vocab_size=sum(sizes) or network.head.weight.shape[0],
             token_ids=rows.token_ids.data_ptr(),
             row_len=rows.token_ids.shape[1],
             num_tokens=rows.num_tokens.ctypes.data,
@@ -107,6 +109,8 @@ class _DecodeStep:
         self._rows[:count], self._starts[:count] = rows, starts  # numbers are taken too
         arguments.count = count
         done: int = self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments))
+        if not done and self._group is not None:
+            self._group.check()
         return bool(done)
 
     def _reach(self, length: int) -> None:

@@ -121,6 +121,8 @@ class Decoder:
             path_stride=path_stride,
         )
         library().quire_decoder_run(self._dtype, self.handle, ctypes.byref(step))
+        if self._stack.group is not None:
+            self._stack.group.check()
         return hidden
 
     def _tap_pointers(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
@@ -154,6 +156,7 @@ class Decoder:
             rotary_dim=self._stack.rotary_dim,
             final_norm=self._layers.final_norm,
             lora=self.adapters.address,
+            group=None if self._stack.group is None else self._stack.group.handle,
         )
         self.handle = library().quire_decoder_new(self._dtype, ctypes.byref(decoder))
         self._group_of_layer = group_of_layer

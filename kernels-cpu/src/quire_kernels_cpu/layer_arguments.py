@@ -108,7 +108,22 @@ class LayerArguments:
 
     def _matrix(self, weights: LinearWeights, inputs: int | None = None) -> ctypes.Structure:
         """inputs: None for the size of the residual stream."""
-        return matrix_argument(*weights[:5], inputs=self._stack.hidden_size if inputs is None else inputs)
+        inputs = self._stack.hidden_size if inputs is None else inputs
+        return matrix_argument(*weights[:5], inputs=inputs, rank_sizes=self._sizes(weights.rank_sizes))
+
+    def _sizes(self, sizes: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64] | None:
+        """What each rank has, as the library takes it; None where nothing is shared out."""
+        if not sizes:
+            return None
+        assert self._stack.group is not None
+        self._kept.append((ctypes.c_int64 * len(sizes))(*sizes))
+        array: ctypes.Array[ctypes.c_int64] = self._kept[-1]
+        return array
+
+    def _widths(self, widths: tuple[int, ...]) -> int | None:
+        """Where `_sizes` of them are."""
+        sizes = self._sizes(widths)
+        return None if sizes is None else ctypes.addressof(sizes)
 
     def _part(self, part: MixerWeights | FeedForwardWeights) -> dict[str, Any]:
         """What the sublayer of a part says of it."""
@@ -138,19 +153,20 @@ class LayerArguments:
         return {"kind": _KINDS[type(part)], "part": ctypes.addressof(argument), "first_lora": first}
 
     def _attention(self, part: AttentionWeights) -> ctypes.Structure:
-        query_size = part.q.weight.shape[0] // (2 if part.gated else 1)
+        query_size = _outputs(part.q) // (2 if part.gated else 1)
         return STRUCTS["AttentionArgument"](
             q=self._matrix(part.q),
             k=self._matrix(part.k),
             v=self._matrix(part.v),
-            o=self._matrix(part.o, query_size),
+            o=self._matrix(part.o, sum(part.rank_widths) or query_size),
             q_norm=self._floats(part.q_norm),
             k_norm=self._floats(part.k_norm),
             kv_scale=self._floats(part.kv_scale),
             sinks=self._floats(part.sinks),
             slopes=self._floats(part.alibi_slopes),
+            rank_widths=self._widths(part.rank_widths),
             num_heads=query_size // part.head_dim,
-            num_kv_heads=part.k.weight.shape[0] // part.head_dim,
+            num_kv_heads=_outputs(part.k) // part.head_dim,
             head_dim=part.head_dim,
             rotary_dim=self._stack.rotary_dim,
             window=part.sliding_window or 0,
@@ -167,7 +183,7 @@ class LayerArguments:
 
     def _latent_attention(self, part: LatentAttentionWeights) -> ctypes.Structure:
         heads, rank, plain = part.key_up.shape
-        value_dim, q_rank = part.value_up.shape[1], 0 if part.q_up is None else part.q_down.weight.shape[0]
+        value_dim, q_rank = part.value_up.shape[1], 0 if part.q_up is None else _outputs(part.q_down)
         for absorbed in (part.key_up, part.value_up):
             assert absorbed[0].is_contiguous()
             assert absorbed.dtype == self._stack.dtype
@@ -248,21 +264,23 @@ class LayerArguments:
         )
 
     def _gated(self, part: GatedWeights) -> ctypes.Structure:
-        inner = part.gate.weight.shape[0]
+        inner = sum(part.rank_widths) or part.gate.weight.shape[0]
         return STRUCTS["GatedArgument"](
             gate=self._matrix(part.gate),
             up=self._matrix(part.up),
             down=self._matrix(part.down, inner),
+            rank_widths=self._widths(part.rank_widths),
             inner=inner,
             activation=ACTIVATIONS.index(part.activation),
             rounds_steps=self._stack.rounds_steps,
         )
 
     def _mlp(self, part: MLPWeights) -> ctypes.Structure:
-        inner = part.up.weight.shape[0]
+        inner = sum(part.rank_widths) or part.up.weight.shape[0]
         return STRUCTS["MlpArgument"](
             up=self._matrix(part.up),
             down=self._matrix(part.down, inner),
+            rank_widths=self._widths(part.rank_widths),
             inner=inner,
             activation=ACTIVATIONS.index(part.activation),
         )
@@ -281,3 +299,8 @@ class LayerArguments:
             rule=routing_rule(part.rule, len(part.router)),
             num_experts=len(part.router),
         )
+
+
+def _outputs(linear: LinearWeights) -> int:
+    """Outputs of a linear layer, of all ranks."""
+    return sum(linear.rank_sizes) or linear.weight.shape[0]

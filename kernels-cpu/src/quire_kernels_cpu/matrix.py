@@ -27,11 +27,15 @@ def matrix_argument(
     input_scale: Tensor | None = None,
     *,
     inputs: int,
+    rank_sizes: ctypes.Array[ctypes.c_int64] | None = None,
 ) -> ctypes.Structure:
     """The weight of op `linear` (without a scale), `int8_linear` (one scale per output), `w8a8_linear` (and a scale of
-    the inputs) or `grouped_linear`. Does not keep the tensors that it points to."""
+    the inputs) or `grouped_linear`, with the outputs of each rank where ranks share them out. Does not keep what it
+    points to."""
     parts = {"data": weight, "scale": scale, "zero": zero, "bias": bias}
     fields = {name: part.data_ptr() for name, part in parts.items() if part is not None}
+    if rank_sizes is not None:
+        fields["rank_sizes"] = ctypes.addressof(rank_sizes)
     make = STRUCTS["MatrixArgument"]
     if input_scale is not None:
         return make(**fields, format=_W8A8, input_scale=float(input_scale))

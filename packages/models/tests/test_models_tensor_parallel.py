@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from models_paged_driver import PagedDriver
 from models_quantized import FORMATS, make
 from torch import Tensor
 
-from quire_distributed import Collectives, run_thread_ranks
+from quire_distributed import Collectives, SharedMemoryCollectives, SharedMemoryRendezvous, run_thread_ranks
 from quire_models import ModelConfig, build_model, load_model
 from quire_models.sharding import shard
 from quire_models.shards import split_outputs
@@ -47,15 +47,46 @@ KINDS = [
 ]
 
 OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
-"""Networks that one rank computes in one call with other bits than op by op, which is how several ranks do: norms over
-all heads are summed head by head there, and a shared expert is added before the sum is rounded."""
+"""Networks that one rank computes in one call with other bits than op by op: norms over all heads are summed head by
+head there, and a shared expert is added before the sum is rounded."""
+
+NEVER_IN_ONE_CALL = {"CohereForCausalLM", "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM"}
+"""Networks whose layers no rank computes in one call."""
+
+T = TypeVar("T")
 
 
-def run(folder: Path, *, tp_group: Collectives, **options: Any) -> Tensor:
-    """Logits [N, vocab_size] of a prefill beside a chunked one, then of decode steps of both."""
+def run_shared_ranks(size: int, function: Callable[[Collectives], T]) -> list[T]:
+    """As `run_thread_ranks`, with threads that meet in shared memory, as kernels can inside one call."""
+    num_threads = torch.get_num_threads()
+
+    def join(address: str, rank: int) -> T:
+        torch.set_num_threads(1)  # of this thread's teams
+        group = SharedMemoryCollectives(address, rank, size)
+        try:
+            return function(group)
+        except BaseException as error:
+            group.abort(f"it raised {type(error).__name__}: {error}")
+            raise
+
+    try:
+        with SharedMemoryRendezvous(size) as rendezvous:
+            return run_thread_ranks(size, lambda group: join(rendezvous.address, group.rank))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def run(folder: Path, *, tp_group: Collectives, in_one_call: bool = False, **options: Any) -> Tensor:
+    """Logits [N, vocab_size] of a prefill beside a chunked one, then of decode steps of both.
+
+    Args:
+        in_one_call: The network's layers are to be computed in one call, as far as they can be.
+    """
     config = ModelConfig.from_path(folder)
     model = load_model(config, folder, tp_group=tp_group, **options)
-    if config.architecture in OP_BY_OP and tp_group.size == 1:
+    if in_one_call:
+        assert model.in_one_call == (config.architecture not in NEVER_IN_ONE_CALL)
+    elif config.architecture in OP_BY_OP and tp_group.size == 1:
         model._stack = None  # else one rank computes its layers in one call
         model._widen()
     driver = PagedDriver(model, block_size=8, shuffle=True)
@@ -81,6 +112,29 @@ def shared_bits(folder: Path, sizes: Sequence[int], **options: Any) -> None:
 def test_ranks_give_the_bits_of_one(architecture: str, dtype: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, architecture, CASES[architecture])
     shared_bits(tmp_path, sizes, dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 2), ("bfloat16", 3)])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_ranks_that_meet_inside_one_call_give_the_bits_of_one(
+    architecture: str, dtype: str, size: int, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, architecture, CASES[architecture])
+    bits_in_one_call(tmp_path, size, dtype=dtype)
+
+
+def bits_in_one_call(folder: Path, size: int, **options: Any) -> None:
+    """Hold the logits of ranks that meet inside one call to those of one rank."""
+    (alone,) = run_thread_ranks(1, lambda group: run(folder, tp_group=group, in_one_call=True, **options))
+    for logits in run_shared_ranks(size, lambda group: run(folder, tp_group=group, in_one_call=True, **options)):
+        assert torch.equal(logits, alone), f"tp {size}"
+
+
+@pytest.mark.parametrize("linear_method", ["int8", "int4", "w8a8", "fp8"])
+def test_ranks_with_quantized_weights_meet_inside_one_call(linear_method: str, tmp_path: Path) -> None:
+    tiny_hf_checkpoint(tmp_path, "llama", hidden_size=128, intermediate_size=320)
+    for size in (2, 3):
+        bits_in_one_call(tmp_path, size, dtype="bfloat16", linear_method=linear_method)
 
 
 @pytest.mark.parametrize("name", FORMATS)

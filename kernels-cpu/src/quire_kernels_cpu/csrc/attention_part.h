@@ -29,17 +29,21 @@ struct AttentionPart {
     Matrix<T> qkv[3], o;
     AttentionArgument a;
     int normed, attended;  // activations of qkv and of o
+    int64_t attended_size = 0;  // inputs of o: the heads of all ranks
 
     AttentionPart(const AttentionArgument& from, Workspace<T>& work) : a(from) {
         const int64_t hidden = work.hidden;
-        qkv[0] = make_matrix<T>(a.q, query_heads() * a.head_dim, hidden);
-        qkv[1] = make_matrix<T>(a.k, a.num_kv_heads * a.head_dim, hidden);
-        qkv[2] = make_matrix<T>(a.v, a.num_kv_heads * a.head_dim, hidden);
-        o = make_matrix<T>(a.o, hidden, query_size());
+        qkv[0] = work.matrix(a.q, query_heads() * a.head_dim, hidden);
+        qkv[1] = work.matrix(a.k, a.num_kv_heads * a.head_dim, hidden);
+        qkv[2] = work.matrix(a.v, a.num_kv_heads * a.head_dim, hidden);
+        for (int rank = 0; a.rank_widths && rank < work.ranks.size(); ++rank) attended_size += a.rank_widths[rank];
+        if (!a.rank_widths) attended_size = query_size();
+        o = work.matrix(a.o, hidden, attended_size);
         normed = work.activations.add(Stage::first, hidden, qkv[0].format);
-        attended = work.activations.add(Stage::last, query_size(), o.format);
+        attended = work.activations.add(Stage::last, attended_size, o.format);
         work.need(kProjected, width());
-        work.need(kAttended, query_size());
+        work.need(kAttended, attended_size);
+        work.need(kOwn, a.rank_widths ? query_size() : is_gathered() ? qkv[0].rows + qkv[1].rows + qkv[2].rows : 0);
         if (a.norm_of_all_heads) work.need(kHeadFactors, 2);
     }
 
@@ -50,6 +54,9 @@ struct AttentionPart {
     int64_t query_heads() const { return a.num_heads * (a.gated ? 2 : 1); }
     int64_t width() const { return (query_heads() + 2 * a.num_kv_heads) * a.head_dim; }
 
+    // Whether each rank has all heads, but computes only some outputs of their projections.
+    bool is_gathered() const { return a.q.rank_sizes || a.k.rank_sizes || a.v.rank_sizes; }
+
     // Where heads lie: whole ones, [heads][tokens][D], so that a tile's outputs are close together; narrow ones as they come.
     struct Heads {
         T* data;
@@ -57,7 +64,7 @@ struct AttentionPart {
         T* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
     };
     Heads heads(Workspace<T>& work) const {
-        const bool by_head = a.head_dim % (2 * kTile) == 0;
+        const bool by_head = a.head_dim % (2 * kTile) == 0 && !is_gathered();
         return {work.at(kProjected), by_head ? a.head_dim : width(), by_head ? work.tokens() * a.head_dim : a.head_dim};
     }
 
@@ -74,7 +81,8 @@ struct AttentionPart {
         }
         place_heads(pass, places, cache);
         barrier();
-        T* const out = work.at(kAttended);
+        T* const whole = work.at(kAttended);
+        T* const out = a.rank_widths ? work.at(kOwn) : whole;
         const Step<T>& step = *work.step;
         attention(Attention<T>{.query = places.data,
                                .query_stride = places.token_stride,
@@ -95,14 +103,13 @@ struct AttentionPart {
                   pass.mine.attention, pass.worker, work.partials);
         barrier();
         if (a.gated) {
-            gate(work, places);
+            gate(work, places, out);
             barrier();
         }
-        pass.set(attended, out, query_size());
-        if (pass.adapters) work.shrink(pass.adapters + 3, 1, out, query_size());
-        pass.project_added({&o, 1, false}, attended);
-        barrier();
-        if (pass.adapters) work.expand_added(pass.adapters + 3);
+        if (a.rank_widths) pass.gather(out, a.rank_widths, whole, attended_size);
+        pass.set(attended, whole, attended_size);
+        if (pass.adapters) work.shrink(pass.adapters + 3, 1, whole, attended_size);
+        pass.project_added(o, attended, pass.adapters ? pass.adapters + 3 : nullptr);
     }
 
 private:
@@ -113,17 +120,19 @@ private:
         const int64_t per_head = block ? work.tokens() : 1;
         T* const to[] = {places.data, places.data + query * per_head, places.data + (query + kv) * per_head};
         const Strips<T> behind{&o, 1, false};
+        const OwnOutputs<T> own = pass.own_outputs(entry(), to, places.token_stride);
         if (pass.adapters) work.shrink(pass.adapters, 3, work.at(kNormed), work.hidden);
         linear(entry(), work.activations[normed], pass.mine.linear, pass.worker,
-               ToRows<T, T>{qkv, to, places.token_stride, work.tokens(), block}, &behind);
+               ToRows<T, T>{qkv, own.to, own.stride, work.tokens(), block}, &behind);
         barrier();
-        if (!pass.adapters) return;
-        LoraExpansion<T> added[3];
-        for (int i = 0; i < 3; ++i)
-            added[i] = {pass.adapters + i, work.inner_of(i), i ? kv : query,
-                        {to[i], places.token_stride, places.head_stride, block}};
-        lora_expand<T>(added, 3, work.step->lora);
-        barrier();
+        if (pass.adapters) {
+            LoraExpansion<T> added[3];
+            for (int i = 0; i < 3; ++i)
+                added[i] = {pass.adapters + i, work.inner_of(i), qkv[i].rows, {own.to[i], own.stride, places.head_stride, block}};
+            lora_expand<T>(added, 3, work.step->lora);
+            barrier();
+        }
+        pass.gather(entry(), own, to, places.token_stride);
     }
 
     // What queries, and keys, of each token are divided by where all heads have one norm; the inverse.
@@ -187,8 +196,7 @@ private:
     }
 
     // The result of each head times the sigmoid of the gate that lies behind its query.
-    void gate(Workspace<T>& work, const Heads& places) const {
-        T* const out = work.at(kAttended);
+    void gate(Workspace<T>& work, const Heads& places, T* out) const {
         const Range share = my_share(work.tokens() * a.num_heads);
         for (int64_t i = share.begin; i < share.end; ++i) {
             T* const x = out + i * a.head_dim;  // [tokens, heads, D]

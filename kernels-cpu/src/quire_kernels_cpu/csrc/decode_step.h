@@ -8,6 +8,7 @@
 
 #include "argmax.h"
 #include "decoder.h"
+#include "group_collectives.h"
 #include "sample.h"
 #include "step_inputs.h"
 
@@ -27,31 +28,92 @@ inline bool is_possible(const DecodeArguments& a) {
 // Whether logits are what the head gives.
 inline bool are_plain(const DecodeArguments& a) { return a.logits_factor == 1.0 && a.soft_cap == 0.0; }
 
+// The LM head. Where ranks share its tokens out, each multiplies with its own.
 template <typename T>
-void write_logits(const T* hidden, const Matrix<T>& head, const DecodeArguments& a, float* logits) {
-    linear_op(hidden, head, logits, a.count);
-    if (are_plain(a)) return;
-    const int64_t size = a.count * head.rows;
+struct DecodeHead {
+    Matrix<T> matrix;
+    SharedGroup* group;  // or none
+    int64_t vocab_size;
+
+    DecodeHead(const DecodeArguments& a, const DecoderRanks& ranks, int64_t hidden)
+        : matrix(make_matrix<T>(*a.head, ranks.own(a.head->rank_sizes, a.vocab_size), hidden)),
+          group(matrix.rank_sizes ? ranks.group() : nullptr), vocab_size(a.vocab_size) {}
+};
+
+// Logits of all tokens [count, vocab_size]. False: a rank is gone.
+template <typename T>
+bool multiply_head(const T* hidden, const DecodeHead<T>& head, int64_t count, float* logits) {
+    static thread_local Buffer buffer;
+    if (!head.group) {
+        linear_op(hidden, head.matrix, logits, count);
+        return true;
+    }
+    float* const own = buffer.get<float>(count * head.matrix.rows);
+    linear_op(hidden, head.matrix, own, count);
+    int64_t widths[kMaxRanks];
+    for (int rank = 0; rank < head.group->size(); ++rank) widths[rank] = head.matrix.rank_sizes[rank] * sizeof(float);
+    return all_gather(*head.group, reinterpret_cast<const uint8_t*>(own), reinterpret_cast<uint8_t*>(logits), count, widths) ==
+           GroupResult::kDone;
+}
+
+// The tokens of the largest logits, and these. False: a rank is gone.
+template <typename T>
+bool find_largest(const T* hidden, const DecodeHead<T>& head, const DecodeArguments& a) {
+    argmax_op(hidden, head.matrix, a.ids, a.max_logits, a.count);
+    if (!head.group) return true;
+    static thread_local Buffer buffer;
+    struct Found {
+        float logit;
+        int32_t id;
+    };
+    SharedGroup& group = *head.group;
+    const int size = group.size();
+    Found* const found = buffer.get<Found>(a.count * (size + 1));
+    Found* const own = found + a.count * size;
+    int32_t first = 0;
+    for (int rank = 0; rank < group.rank(); ++rank) first += static_cast<int32_t>(head.matrix.rank_sizes[rank]);
+    for (int64_t i = 0; i < a.count; ++i) own[i] = {a.max_logits[i], first + static_cast<int32_t>(a.ids[i])};
+    std::vector<int64_t> widths(size, sizeof(Found));
+    if (all_gather(group, reinterpret_cast<const uint8_t*>(own), reinterpret_cast<uint8_t*>(found), a.count, widths.data()) !=
+        GroupResult::kDone)
+        return false;
+    for (int64_t i = 0; i < a.count; ++i) {
+        Found best = found[i * size];
+        for (int rank = 1; rank < size; ++rank) {
+            const Found& other = found[i * size + rank];
+            if (comes_before(other.logit, other.id, best.logit, best.id)) best = other;
+        }
+        a.max_logits[i] = best.logit;
+        a.ids[i] = best.id;
+    }
+    return true;
+}
+
+template <typename T>
+bool write_logits(const T* hidden, const DecodeHead<T>& head, const DecodeArguments& a, float* logits) {
+    if (!multiply_head(hidden, head, a.count, logits)) return false;
+    if (are_plain(a)) return true;
+    const int64_t size = a.count * head.vocab_size;
     const float factor = static_cast<float>(a.logits_factor), cap = static_cast<float>(a.soft_cap);
     for (int64_t i = 0; i < size; i += kLanes) {
         const Floats x = load_some(logits + i, size - i) * factor;
         store_some(logits + i, cap == 0.0f ? x : tanh(x / cap) * cap, size - i);
     }
+    return true;
 }
 
 // The next token of each row, and its largest logit. Logits are written only if one is sampled, or may not
-// be any token, or is more than the head gives.
+// be any token, or is more than the head gives. False: a rank is gone.
 template <typename T>
-void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
+bool choose_tokens(const T* hidden, const DecodeHead<T>& head, const DecodeArguments& a) {
     static thread_local Buffer buffer;
     const auto do_sample = [&](int64_t row) { return a.sample_table->do_sample[row]; };
-    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, do_sample)) {
-        argmax_op(hidden, head, a.ids, a.max_logits, a.count);
-        return;
-    }
-    float* const logits = buffer.get<float>(a.count * head.rows);
-    write_logits(hidden, head, a, logits);
-    sample_op(logits, head.rows, a.rows, a.starts, a.count, *a.sample_table, a.ids, a.max_logits, {a.mask_of, a.mask_bits});
+    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, do_sample))
+        return find_largest(hidden, head, a);
+    float* const logits = buffer.get<float>(a.count * head.vocab_size);
+    if (!write_logits(hidden, head, a, logits)) return false;
+    sample_op(logits, head.vocab_size, a.rows, a.starts, a.count, *a.sample_table, a.ids, a.max_logits, {a.mask_of, a.mask_bits});
+    return true;
 }
 
 template <typename T>
@@ -80,9 +142,9 @@ inline LoraTokens gather_adapters(const DecodeArguments& a, Buffer& orders, Buff
     return {order, found, num_groups, a.max_lora_rank};
 }
 
-// False, and nothing changed but keys and values of this step: something is out of the ordinary.
+// False, and nothing changed but keys and values of this step: something is out of the ordinary, or a rank is gone.
 template <typename T>
-bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArguments& a) {
+bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
     static thread_local Buffer numbers, small, steps, blocks, embedded, turns, pointers, normed, orders, adapters;
     if (!is_possible(a)) return false;
     const int64_t n = a.count, groups = a.num_groups;
@@ -139,11 +201,10 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
                         .caches = a.caches,
                         .cache_format = static_cast<CacheFormat>(a.cache_format),
                         .lora = gather_adapters(a, orders, adapters)});
-    if (a.logits != nullptr) {
-        write_logits(hidden, head, a, a.logits);
-        return true;
-    }
-    choose_tokens(hidden, head, a);
+    if (decoder.ranks().lost()) return false;
+    const DecodeHead<T> head(a, decoder.ranks(), decoder.hidden());
+    if (a.logits != nullptr) return write_logits(hidden, head, a, a.logits);
+    if (!choose_tokens(hidden, head, a)) return false;
     for (int64_t s = 0; s < n; ++s)
         if (!std::isfinite(a.max_logits[s])) return false;
     for (int64_t s = 0; s < n; ++s) {

@@ -76,6 +76,7 @@ public:
     explicit Decoder(const DecoderArgument& from)
         : rotary_dim(from.rotary_dim), lora_(from.lora), final_norm_(from.final_norm), num_layers_(from.num_layers) {
         work_.hidden = from.hidden;
+        work_.ranks = DecoderRanks(from.group);
         work_.need(kResidual, from.hidden);
         work_.need(kAdded, from.hidden);
         work_.need(kNormed, from.hidden);
@@ -83,6 +84,7 @@ public:
     }
 
     int64_t hidden() const { return work_.hidden; }
+    const DecoderRanks& ranks() const { return work_.ranks; }
 
     void run(const Step<T>& step) {
         work_.begin(step, lora_ != nullptr);
@@ -94,7 +96,7 @@ public:
             static thread_local ThreadScratch mine;
             const HeldTiles tiles(layout_for<T>(kTile, 64, WeightFormat::plain) == ActLayout::pairs);
             QueueWorker worker(queue);
-            for (size_t i = 0; i < sublayers_.size(); ++i) run_sublayer(i, mine, worker);
+            for (size_t i = 0; i < sublayers_.size() && !work_.ranks.lost(); ++i) run_sublayer(i, mine, worker);
             const Range share = my_share(step.tokens);
             for (int64_t t = share.begin; t < share.end; ++t) {
                 const int64_t at = t * hidden();

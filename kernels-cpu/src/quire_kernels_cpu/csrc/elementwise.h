@@ -174,10 +174,11 @@ struct ToActivated {
     T* rows;  // [tokens, cols], for activations that take whole tokens
     float limit = 0.0f;
     bool rounds = false;  // gate and up are rounded before they meet
+    int64_t stride = 0;   // into `rows` whatever the activations are, which are `stride` apart; 0: as `to` takes them
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
-        const bool by_token = to.layout != ActLayout::pairs;
+        const bool by_token = stride || to.layout != ActLayout::pairs;
         Sums room;
         const Sums& all = ordered(sums, by_token, room);
         const auto result = [&](int i, int n, const auto& of) {
@@ -205,7 +206,9 @@ struct ToActivated {
 private:
     // The first `count` become inputs of a token from `col` on, a multiple of kLanes.
     void put(int64_t token, int64_t col, Floats values, int count) const {
-        if (to.takes_whole_tokens()) {  // `set_all` follows
+        if (stride) {
+            store_some(rows + token * stride + col, values, count);
+        } else if (to.takes_whole_tokens()) {  // `set_all` follows
             store_some(rows + token * to.cols + col, values, count);
         } else if (to.layout == ActLayout::bf16_rows) {
             store_some(to.bf16_row(token) + col, values, count);

@@ -34,16 +34,19 @@ template <typename T>
 struct GatedPart {
     Matrix<T> gate_up[2], down;
     Activation activation;
+    const int64_t* rank_widths;  // of the inner numbers, where ranks share them out
     bool rounds_steps;  // gate and up are rounded before they meet
     int normed, activated;
 
     GatedPart(const GatedArgument& from, Workspace<T>& work)
-        : gate_up{make_matrix<T>(from.gate, from.inner, work.hidden), make_matrix<T>(from.up, from.inner, work.hidden)},
-          down(make_matrix<T>(from.down, work.hidden, from.inner)), activation(static_cast<Activation>(from.activation)),
-          rounds_steps(from.rounds_steps), normed(work.activations.add(Stage::first, work.hidden, gate_up[0].format)),
+        : gate_up{make_matrix<T>(from.gate, work.ranks.own(from.rank_widths, from.inner), work.hidden),
+                  make_matrix<T>(from.up, work.ranks.own(from.rank_widths, from.inner), work.hidden)},
+          down(work.matrix(from.down, work.hidden, from.inner)), activation(static_cast<Activation>(from.activation)),
+          rank_widths(from.rank_widths), rounds_steps(from.rounds_steps), normed(work.activations.add(Stage::first, work.hidden, gate_up[0].format)),
           activated(work.activations.add(Stage::last, from.inner, down.format)) {
         work.need(kInner, from.inner);
         work.need(kGateUp, 2 * from.inner);
+        work.need(kOwn, rank_widths ? gate_up[0].rows : 0);
     }
 
     Strips<T> entry() const { return {gate_up, 2, true}; }
@@ -51,29 +54,30 @@ struct GatedPart {
 
     void run(const Pass<T>& pass) const {
         run(pass, pass.work.at(kAdded), pass.following);
-        barrier();
-        if (pass.adapters) pass.work.expand_added(pass.adapters + 2);
     }
 
-    // Results to `to` [tokens, hidden]; a barrier must follow.
+    // Results to `to` [tokens, hidden]; with a barrier behind.
     void run(const Pass<T>& pass, T* to, const Strips<T>* following) const {
         Workspace<T>& work = pass.work;
         const Strips<T> behind{&down, 1, false};
         const Activations& inner = work.activations[activated];
-        T* const rows = pass.adapters || inner.takes_whole_tokens() ? work.at(kInner) : nullptr;
+        T* const rows = pass.adapters || rank_widths || inner.takes_whole_tokens() ? work.at(kInner) : nullptr;
+        T* const own = rank_widths ? work.at(kOwn) : rows;
         if (pass.adapters) {
-            run_adapted(pass, rows, behind);
+            run_adapted(pass, own, behind);
         } else {
             linear(entry(), work.activations[normed], pass.mine.linear, pass.worker,
-                   ToActivated<T>{.gate_up = gate_up, .kind = activation, .to = inner, .rows = rows, .rounds = rounds_steps},
+                   ToActivated<T>{.gate_up = gate_up, .kind = activation, .to = inner, .rows = own, .rounds = rounds_steps,
+                                  .stride = rank_widths ? gate_up[0].rows : 0},
                    &behind);
         }
         barrier();
+        if (rank_widths) pass.gather(own, rank_widths, rows, inner.cols);
         if (rows) {
             if (pass.adapters) work.shrink(pass.adapters + 2, 1, rows, inner.cols);
             pass.set(activated, rows, inner.cols);
         }
-        pass.project(behind, activated, &to, work.hidden, following);
+        pass.project_last(down, activated, to, following, pass.adapters ? pass.adapters + 2 : nullptr);
     }
 
 private:
@@ -100,13 +104,16 @@ template <typename T>
 struct MlpPart {
     Matrix<T> up, down;
     Activation activation;
+    const int64_t* rank_widths;  // of the inner numbers, where ranks share them out
     int normed, activated;
 
     MlpPart(const MlpArgument& from, Workspace<T>& work)
-        : up(make_matrix<T>(from.up, from.inner, work.hidden)), down(make_matrix<T>(from.down, work.hidden, from.inner)),
-          activation(static_cast<Activation>(from.activation)), normed(work.activations.add(Stage::first, work.hidden, up.format)),
+        : up(make_matrix<T>(from.up, work.ranks.own(from.rank_widths, from.inner), work.hidden)),
+          down(work.matrix(from.down, work.hidden, from.inner)), activation(static_cast<Activation>(from.activation)),
+          rank_widths(from.rank_widths), normed(work.activations.add(Stage::first, work.hidden, up.format)),
           activated(work.activations.add(Stage::last, from.inner, down.format)) {
         work.need(kInner, from.inner);
+        work.need(kOwn, rank_widths ? up.rows : 0);
     }
 
     Strips<T> entry() const { return {&up, 1, false}; }
@@ -114,7 +121,7 @@ struct MlpPart {
 
     void run(const Pass<T>& pass) const {
         Workspace<T>& work = pass.work;
-        T* const rows = work.at(kInner);
+        T *const whole = work.at(kInner), *const rows = rank_widths ? work.at(kOwn) : whole;
         const int64_t size = up.rows, count = work.tokens() * size;
         const Strips<T> behind{&down, 1, false};
         if (pass.adapters) work.shrink(pass.adapters, 1, work.at(kNormed), work.hidden);
@@ -132,11 +139,10 @@ struct MlpPart {
                 activate(function, rows + begin, rows + begin, static_cast<const T*>(nullptr), end - begin);
             });
         barrier();
-        if (pass.adapters) work.shrink(pass.adapters + 1, 1, rows, size);
-        pass.set(activated, rows, size);
-        pass.project_added(behind, activated);
-        barrier();
-        if (pass.adapters) work.expand_added(pass.adapters + 1);
+        if (rank_widths) pass.gather(rows, rank_widths, whole, down.cols);
+        if (pass.adapters) work.shrink(pass.adapters + 1, 1, whole, down.cols);
+        pass.set(activated, whole, down.cols);
+        pass.project_added(down, activated, pass.adapters ? pass.adapters + 1 : nullptr);
     }
 };
 
@@ -178,8 +184,11 @@ struct ExpertsPart {
         barrier();
         if (omp_get_thread_num() == 0)
             work.experts.begin(*moe, work.at(kNormed), work.expert_ids(), work.at(kExpertWeights), tokens, rule.top_k);
-        if (shared) shared->run(pass, work.at(kShared), nullptr);
-        barrier();
+        if (shared) {
+            shared->run(pass, work.at(kShared), nullptr);
+        } else {
+            barrier();
+        }
         work.experts.run(pass.mine.experts, pass.worker, work.at(kAdded), pass.following);
         barrier();
         if (!shared) return;

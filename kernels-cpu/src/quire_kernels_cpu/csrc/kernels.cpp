@@ -470,10 +470,7 @@ void quire_encoder_run(int dtype, void* encoder, const EncoderStep* step) {
 
 int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments) {
     return for_dtype(dtype, [&]<typename T>() -> int {
-        auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
-        const auto& step = *arguments;
-        const auto& head = *step.head;
-        return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden()), step);
+        return quire::decode_step(*static_cast<quire::Decoder<T>*>(decoder), *arguments);
     });
 }
 

@@ -22,6 +22,7 @@ struct MatrixArgument {
     const void *data, *scale, *zero, *bias;
     int32_t format, group, wide_scale;
     float input_scale;  // w8a8, see `weights.h`
+    const int64_t* rank_sizes;  // [ranks] outputs of each rank, which are gathered; or none: what is here is all
 };
 
 // Adapters of one linear layer by slot, see `lora.h`. No ranks: the layer never has any.
@@ -92,6 +93,7 @@ struct AttentionArgument {
     MatrixArgument q, k, v, o;
     const float *q_norm, *k_norm;
     const float *kv_scale, *sinks, *slopes;  // [2, Hkv], [Hq], [Hq], or none
+    const int64_t* rank_widths;  // [ranks] Hq * D of each rank, where they share heads out; or none
     int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
     int32_t window;        // 0 for none
     int32_t rotation;      // which of the step's; -1 for none
@@ -141,12 +143,14 @@ struct ShortConvArgument {
 // A gated feed-forward network of `inner` numbers; 0 for none. rounds_steps: gate and up are rounded before they meet.
 struct GatedArgument {
     MatrixArgument gate, up, down;
+    const int64_t* rank_widths;  // [ranks] of `inner`, how many each rank computes; or none
     int32_t inner, activation, rounds_steps;
 };
 
 // A feed-forward network without a gate.
 struct MlpArgument {
     MatrixArgument up, down;
+    const int64_t* rank_widths;  // as above
     int32_t inner, activation;
 };
 
@@ -178,6 +182,7 @@ struct DecoderArgument {
     int64_t num_sublayers, num_layers, hidden, rotary_dim;
     NormArgument final_norm;
     const LoraTable* lora;  // of all sublayers that may have adapters, or none
+    void* group;            // the ranks that share it, as `quire_group_join` gave them; or none
 };
 
 // One step of a decoder. cos, sin: of each rotation [tokens, rotary_dim]; caches as sublayers number them.

@@ -14,14 +14,15 @@ struct LatentAttentionPart {
     int normed, query_latent = -1, values;
 
     LatentAttentionPart(const LatentAttentionArgument& from, Workspace<T>& work)
-        : a(from), down{make_matrix<T>(from.q_down, down_size(), work.hidden), make_matrix<T>(from.kv_down, row_size(), work.hidden)},
-          o(make_matrix<T>(from.o, work.hidden, value_size())), normed(work.activations.add(Stage::first, work.hidden, down[0].format)),
+        : a(from), down{work.matrix(from.q_down, down_size(), work.hidden), work.matrix(from.kv_down, row_size(), work.hidden)},
+          o(work.matrix(from.o, work.hidden, value_size())), normed(work.activations.add(Stage::first, work.hidden, down[0].format)),
           values(work.activations.add(Stage::last, value_size(), o.format)) {
         if (a.q_rank) {
-            query = make_matrix<T>(a.q_up, query_size(), a.q_rank);
+            query = work.matrix(a.q_up, query_size(), a.q_rank);
             query_latent = work.activations.add(Stage::middle, a.q_rank, query.format);
         }
         work.need(kProjected, down_size() + row_size());
+        work.need(kOwn, down[0].rank_sizes || down[1].rank_sizes ? down[0].rows + down[1].rows : 0);
         work.need(kMixed, std::max<int64_t>(a.q_rank ? query_size() : 0, static_cast<int64_t>(a.num_heads) * a.rank));
         work.need(kAttended, a.num_heads * row_size());
         work.need(kInner, value_size());
@@ -42,8 +43,7 @@ struct LatentAttentionPart {
         T* const projected = work.at(kProjected);
         T* const to[] = {projected, projected + down_size()};
         const Strips<T> behind{a.q_rank ? &query : &o, 1, false};
-        pass.project(entry(), normed, to, stride, &behind);
-        barrier();
+        pass.project_whole(entry(), normed, to, stride, &behind);
         const PagedCache cache = make_latent_cache<T>(pass.cache->data, static_cast<int>(pass.group->block_size),
                                                       static_cast<int>(row_size()), a.rank, pass.cache->row_bytes,
                                                       pass.cache->block_bytes);
@@ -60,8 +60,7 @@ struct LatentAttentionPart {
             pass.set(query_latent, projected, stride);
             T* const whole = work.at(kMixed);
             const Strips<T> next{&o, 1, false};
-            pass.project({&query, 1, false}, query_latent, &whole, query_size(), &next);
-            barrier();
+            pass.project_whole({&query, 1, false}, query_latent, &whole, query_size(), &next);
             queries = whole;
             query_stride = query_size();
         }
@@ -83,8 +82,7 @@ struct LatentAttentionPart {
                     pass.mine.heads, pass.mine.linear, pass.worker);
         barrier();
         pass.set(values, y, value_size());
-        pass.project_added({&o, 1, false}, values);
-        barrier();
+        pass.project_added(o, values);
     }
 
 private:

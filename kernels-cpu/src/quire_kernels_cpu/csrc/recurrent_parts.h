@@ -62,11 +62,11 @@ struct Mamba2Part {
     int normed, scanned;
 
     Mamba2Part(const Mamba2Argument& from, Workspace<T>& work)
-        : a(from), in(make_matrix<T>(from.in_proj, inner() + conv() + from.heads, work.hidden)),
-          out(make_matrix<T>(from.out_proj, work.hidden, inner())),
+        : a(from), in(work.matrix(from.in_proj, in_size(), work.hidden)),
+          out(work.matrix(from.out_proj, work.hidden, inner())),
           norm{from.norm, inner(), from.norm_groups, from.norm_before_gate != 0, from.eps},
           normed(work.activations.add(Stage::first, work.hidden, in.format)), scanned(work.activations.add(Stage::last, inner(), out.format)) {
-        work.need(kProjected, in.rows);
+        work.need(kProjected, in_size());
         work.need(kMixed, conv());
         work.need(kAttended, inner());
     }
@@ -75,14 +75,14 @@ struct Mamba2Part {
     int input() const { return normed; }
     int64_t inner() const { return static_cast<int64_t>(a.heads) * a.head_dim; }
     int64_t conv() const { return inner() + 2 * static_cast<int64_t>(a.groups) * a.state_size; }
+    int64_t in_size() const { return inner() + conv() + a.heads; }
 
     void run(const Pass<T>& pass) const {
         Workspace<T>& work = pass.work;
         T *const projected = work.at(kProjected), *const mixed = work.at(kMixed), *const y = work.at(kAttended);
         const Strips<T> behind{&out, 1, false};
-        pass.project(entry(), normed, &projected, in.rows, &behind);
-        barrier();
-        convolve(pass, Convolution<T>{.x = {projected + inner(), in.rows},
+        pass.project_whole(entry(), normed, &projected, in_size(), &behind);
+        convolve(pass, Convolution<T>{.x = {projected + inner(), in_size()},
                                       .taps_by_channel = static_cast<const T*>(a.taps),
                                       .bias = static_cast<const T*>(a.conv_bias),
                                       .state = {pass.cache->conv_state, pass.cache->conv_stride},
@@ -92,7 +92,7 @@ struct Mamba2Part {
                                       .silu = true});
         const int64_t group = static_cast<int64_t>(a.groups) * a.state_size;
         const Mamba2Scan<T> scan{.x = {mixed, conv()},
-                                 .dt = {projected + inner() + conv(), in.rows},
+                                 .dt = {projected + inner() + conv(), in_size()},
                                  .b = {mixed + inner(), conv()},
                                  .c = {mixed + inner() + group, conv()},
                                  .a = a.a,
@@ -112,11 +112,10 @@ struct Mamba2Part {
         barrier();
         const Range share = my_share(work.tokens());
         for (int64_t t = share.begin; t < share.end; ++t)
-            norm.run(y + t * inner(), static_cast<const T*>(projected) + t * in.rows);
+            norm.run(y + t * inner(), static_cast<const T*>(projected) + t * in_size());
         barrier();
         pass.set(scanned, y, inner());
-        pass.project_added(behind, scanned);
-        barrier();
+        pass.project_added(out, scanned);
     }
 };
 
@@ -130,17 +129,19 @@ struct GatedDeltaPart {
     int normed, scanned;
 
     GatedDeltaPart(const GatedDeltaArgument& from, Workspace<T>& work)
-        : a(from), out(make_matrix<T>(from.out_proj, work.hidden, value_size())),
+        : a(from), out(work.matrix(from.out_proj, work.hidden, value_size())),
           norm{from.norm, from.value_dim, 1, true, from.eps} {
         const int64_t hidden = work.hidden;
-        if (a.by_key_head) {
-            num_in = 2;
-            in = {make_matrix<T>(a.in_qkv, conv() + value_size(), hidden), make_matrix<T>(a.in_a, 2 * a.value_heads, hidden)};
-        } else {
-            num_in = 4;
-            in = {make_matrix<T>(a.in_qkv, conv(), hidden), make_matrix<T>(a.in_z, value_size(), hidden),
-                  make_matrix<T>(a.in_a, a.value_heads, hidden), make_matrix<T>(a.in_b, a.value_heads, hidden)};
+        const MatrixArgument matrices[] = {a.in_qkv, a.by_key_head ? a.in_a : a.in_z, a.in_a, a.in_b};
+        num_in = a.by_key_head ? 2 : 4;
+        int64_t own = 0;
+        bool shared = false;
+        for (int i = 0; i < num_in; ++i) {
+            in[i] = work.matrix(matrices[i], sizes()[i], hidden);
+            own += in[i].rows;
+            shared = shared || in[i].rank_sizes;
         }
+        work.need(kOwn, shared ? own : 0);
         normed = work.activations.add(Stage::first, hidden, in[0].format);
         scanned = work.activations.add(Stage::last, value_size(), out.format);
         work.need(kProjected, width());
@@ -154,6 +155,11 @@ struct GatedDeltaPart {
     int64_t key_size() const { return static_cast<int64_t>(a.key_heads) * a.key_dim; }
     int64_t value_size() const { return static_cast<int64_t>(a.value_heads) * a.value_dim; }
     int64_t conv() const { return 2 * key_size() + value_size(); }
+    // Outputs of each projection, of all ranks.
+    std::array<int64_t, 4> sizes() const {
+        if (a.by_key_head) return {conv() + value_size(), 2 * a.value_heads};
+        return {conv(), value_size(), a.value_heads, a.value_heads};
+    }
     int64_t width() const { return conv() + value_size() + 2 * a.value_heads; }
 
     void run(const Pass<T>& pass) const {
@@ -163,11 +169,10 @@ struct GatedDeltaPart {
         int64_t at = 0;
         for (int i = 0; i < num_in; ++i) {
             to[i] = projected + at;
-            at += in[i].rows;
+            at += sizes()[i];
         }
         const Strips<T> behind{&out, 1, false};
-        pass.project(entry(), normed, to.data(), width(), &behind);
-        barrier();
+        pass.project_whole(entry(), normed, to.data(), width(), &behind);
         TokenView<T> qkv{projected, width()}, decay{projected + conv() + value_size(), width()},
             strength{projected + conv() + value_size() + a.value_heads, width()};
         if (a.by_key_head) {
@@ -215,8 +220,7 @@ struct GatedDeltaPart {
         }
         barrier();
         pass.set(scanned, y, value_size());
-        pass.project_added(behind, scanned);
-        barrier();
+        pass.project_added(out, scanned);
     }
 
 private:
@@ -252,8 +256,8 @@ struct ShortConvPart {
     int normed, convolved;
 
     ShortConvPart(const ShortConvArgument& from, Workspace<T>& work)
-        : a(from), in(make_matrix<T>(from.in_proj, 3 * work.hidden, work.hidden)),
-          out(make_matrix<T>(from.out_proj, work.hidden, work.hidden)),
+        : a(from), in(work.matrix(from.in_proj, 3 * work.hidden, work.hidden)),
+          out(work.matrix(from.out_proj, work.hidden, work.hidden)),
           normed(work.activations.add(Stage::first, work.hidden, in.format)), convolved(work.activations.add(Stage::last, work.hidden, out.format)) {
         work.need(kProjected, 3 * work.hidden);
         work.need(kMixed, work.hidden);
@@ -268,8 +272,7 @@ struct ShortConvPart {
         const int64_t size = work.hidden;
         T *const projected = work.at(kProjected), *const mixed = work.at(kMixed), *const y = work.at(kAttended);
         const Strips<T> behind{&out, 1, false};
-        pass.project(entry(), normed, &projected, 3 * size, &behind);
-        barrier();
+        pass.project_whole(entry(), normed, &projected, 3 * size, &behind);
         const auto multiply = [&](T* to, int64_t factor, const T* x, int64_t stride) {
             const Range share = my_share(work.tokens());
             for (int64_t t = share.begin; t < share.end; ++t)
@@ -287,8 +290,7 @@ struct ShortConvPart {
                                       .silu = false});
         multiply(y, 1, y, size);
         pass.set(convolved, y, size);
-        pass.project_added(behind, convolved);
-        barrier();
+        pass.project_added(out, convolved);
     }
 };
 

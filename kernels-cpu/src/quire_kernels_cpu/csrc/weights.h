@@ -34,6 +34,7 @@ struct Matrix {
     const int16_t* group_zero = nullptr;  // or none: value = scale * (element - zero)
     bool wide_scale = false;
     int64_t group = 0;  // inputs of a group: 32, 64 or 128
+    const int64_t* rank_sizes = nullptr;  // outputs of each rank, where ranks share them out
 
     bool grouped() const { return format >= WeightFormat::group_int4; }
     int64_t num_groups() const { return (cols + group - 1) / group; }
@@ -43,7 +44,7 @@ struct Matrix {
     }
 };
 
-// A matrix of the C interface, [rows, cols].
+// A matrix of the C interface, [rows, cols] of this rank.
 template <typename T>
 Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
     const auto format = static_cast<WeightFormat>(from.format);
@@ -52,7 +53,8 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
                 .cols = cols,
                 .bias = static_cast<const T*>(from.bias),
                 .format = format,
-                .input_scale = from.input_scale};
+                .input_scale = from.input_scale,
+                .rank_sizes = from.rank_sizes};
     if (format == WeightFormat::int8 || format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
     if (!m.grouped()) return m;
     m.group_scale = from.scale;

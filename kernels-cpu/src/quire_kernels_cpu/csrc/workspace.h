@@ -12,6 +12,7 @@
 #include "linear.h"
 #include "lora.h"
 #include "moe.h"
+#include "rank_columns.h"
 #include "recurrent.h"
 
 namespace quire {
@@ -75,7 +76,7 @@ private:
 };
 
 // Numbers of T, and of float32, that a layer keeps for each token between its matrices.
-enum TokenBuffer { kResidual, kAdded, kNormed, kProjected, kMixed, kAttended, kInner, kShared, kNumTokenBuffers };
+enum TokenBuffer { kResidual, kAdded, kNormed, kProjected, kMixed, kAttended, kInner, kShared, kOwn, kNumTokenBuffers };
 enum FloatBuffer { kHeadFactors, kLogits, kExpertWeights, kGateUp, kNumFloatBuffers };
 
 // What a thread keeps for itself.
@@ -91,6 +92,7 @@ template <typename T>
 class Workspace {
 public:
     ActivationPool<T> activations;
+    DecoderRanks ranks;
     const Step<T>* step = nullptr;
     const int32_t* order = nullptr;  // the sequences, those with the most work first
     bool adapted = false;            // some tokens have adapters
@@ -102,6 +104,13 @@ public:
     // A layer keeps so many numbers of each token.
     void need(TokenBuffer buffer, int64_t per_token) { widths_[buffer] = std::max(widths_[buffer], per_token); }
     void need(FloatBuffer buffer, int64_t per_token) { float_widths_[buffer] = std::max(float_widths_[buffer], per_token); }
+
+    // A matrix with `rows` outputs of all ranks, as this rank has it.
+    Matrix<T> matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
+        const int64_t own = ranks.own(from.rank_sizes, rows);
+        if (from.rank_sizes) need(kOwn, own);
+        return make_matrix<T>(from, own, cols);
+    }
 
     // Makes room for a step; by one thread.
     void begin(const Step<T>& now, bool has_adapters) {
@@ -127,16 +136,18 @@ public:
     }
     // Of matrix `which` in the first part.
     float* inner_of(int which) const { return lora_inner + which * step->lora.count() * step->lora.max_rank; }
-    // Second part, of a matrix whose outputs go to the residual stream; with a barrier behind.
-    void expand_added(const LoraTable* table) {
-        const LoraExpansion<T> added{table, inner_of(0), hidden, {at(kAdded), hidden, 0, 0}};
-        lora_expand<T>(&added, 1, step->lora);
-        barrier();
-    }
 
 private:
     int64_t widths_[kNumTokenBuffers] = {}, float_widths_[kNumFloatBuffers] = {};
     Buffer buffers_[kNumTokenBuffers], float_buffers_[kNumFloatBuffers], ids_, lora_buffer_, order_buffer_;
+};
+
+// Where this rank's outputs of some matrices go, rows `stride` apart: where all outputs belong, or to be gathered.
+template <typename T>
+struct OwnOutputs {
+    T* to[4];
+    int64_t stride;
+    bool shared;
 };
 
 // What a part of a layer gets for a step: what all share, this thread's own, its place in the network.
@@ -156,10 +167,57 @@ struct Pass {
         linear(strips, work.activations[activations], mine.linear, worker,
                ToRows<T, T>{.matrices = strips.matrices, .to = to, .stride = stride, .tokens = work.tokens()}, next);
     }
-    // Into what is to be added to the residual stream: the last product of a part.
-    void project_added(const Strips<T>& strips, int activations) const {
-        T* const to = work.at(kAdded);
-        project(strips, activations, &to, work.hidden, following);
+    // Where to put what matrices give that belongs to `to`, `stride` apart.
+    OwnOutputs<T> own_outputs(const Strips<T>& strips, T* const* to, int64_t stride) const {
+        OwnOutputs<T> own{.to = {}, .stride = stride, .shared = false};
+        for (int i = 0; i < strips.num_matrices; ++i) own.shared = own.shared || strips.matrices[i].rank_sizes;
+        if (own.shared) own.stride = 0;
+        for (int i = 0; i < strips.num_matrices; ++i) {
+            own.to[i] = own.shared ? work.at(kOwn) + own.stride : to[i];
+            if (own.shared) own.stride += strips.matrices[i].rows;
+        }
+        return own;
+    }
+    // The outputs of all ranks where they belong; with a barrier before and behind.
+    void gather(const Strips<T>& strips, const OwnOutputs<T>& own, T* const* to, int64_t stride) const {
+        if (!own.shared) return;
+        RankColumns<T> columns[4];
+        for (int i = 0; i < strips.num_matrices; ++i) {
+            const Matrix<T>& m = strips.matrices[i];
+            int64_t all = m.rank_sizes ? 0 : m.rows;
+            for (int rank = 0; m.rank_sizes && rank < work.ranks.size(); ++rank) all += m.rank_sizes[rank];
+            columns[i] = {m.rank_sizes, all, to[i], stride};
+        }
+        work.ranks.gather(own.to[0], columns, strips.num_matrices, work.tokens());
+    }
+    // What each rank has some columns of, [tokens, widths[rank]] -> [tokens, all of them]; with a barrier before and behind.
+    void gather(const T* own, const int64_t* widths, T* whole, int64_t width) const {
+        const RankColumns<T> columns{widths, width, whole, width};
+        work.ranks.gather(own, &columns, 1, work.tokens());
+    }
+    // As `project`, whole; with a barrier behind.
+    void project_whole(const Strips<T>& strips, int activations, T* const* to, int64_t stride, const Strips<T>* next) const {
+        const OwnOutputs<T> own = own_outputs(strips, to, stride);
+        project(strips, activations, own.to, own.stride, next);
+        barrier();
+        gather(strips, own, to, stride);
+    }
+    // The last product of a part to `to` [tokens, hidden], with adapters whose first part is done; with a barrier behind.
+    void project_last(const Matrix<T>& matrix, int activations, T* to, const Strips<T>* next, const LoraTable* adapter) const {
+        const Strips<T> strips{&matrix, 1, false};
+        const OwnOutputs<T> own = own_outputs(strips, &to, work.hidden);
+        project(strips, activations, own.to, own.stride, next);
+        barrier();
+        if (adapter) {
+            const LoraExpansion<T> added{adapter, work.inner_of(0), matrix.rows, {own.to[0], own.stride, 0, 0}};
+            lora_expand<T>(&added, 1, work.step->lora);
+            barrier();
+        }
+        gather(strips, own, &to, work.hidden);
+    }
+    // Into what is to be added to the residual stream; with a barrier behind.
+    void project_added(const Matrix<T>& matrix, int activations, const LoraTable* adapter = nullptr) const {
+        project_last(matrix, activations, work.at(kAdded), following, adapter);
     }
     // x [tokens, cols], rows `stride` apart, as activations; with a barrier behind.
     void set(int activations, const T* x, int64_t stride) const {

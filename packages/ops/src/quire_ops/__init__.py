@@ -5,7 +5,7 @@ from quire_ops.activation_quant import ActivationScheme, QuantizedTokens
 from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
-from quire_ops.decoder_stack import DecoderStack, RunDecoder
+from quire_ops.decoder_stack import DecoderStack, RankGroup, RunDecoder
 from quire_ops.encoder_stack import EncoderAttentionWeights, EncoderLayerWeights, EncoderStack, RunEncoder
 from quire_ops.expert_outputs import RunExpertOutputs
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
@@ -83,6 +83,7 @@ __all__ = [
     "Penalize",
     "PenaltyTable",
     "QuantizedTokens",
+    "RankGroup",
     "RoutedExperts",
     "RoutingRule",
     "RowTable",

@@ -22,7 +22,30 @@ from quire_ops.norms import layer_norm, rms_norm
 from quire_ops.op import op
 from quire_ops.reference_layers import LayerStep, reference_feed_forward, reference_mixer
 
-__all__ = ["DecoderStack", "RunDecoder", "decoder_stack"]
+__all__ = ["DecoderStack", "RankGroup", "RunDecoder", "decoder_stack"]
+
+
+class RankGroup(Protocol):
+    """Tensor-parallel ranks whose kernels meet inside one call."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def handle(self) -> int:
+        """What the backend's library knows the group by, in this process."""
+
+    def check(self) -> None:
+        """Raise what a call met.
+
+        Raises:
+            RankDeadError: A rank is gone, and the call's results are of no use.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +63,9 @@ class DecoderStack:
     rounds_steps: bool = False
     """Every op within a layer rounds its result to `dtype`, as if it was called alone; else a backend may keep gate and
     up, and the products of a rotation, as wide as they are summed."""
+    group: RankGroup | None = None
+    """The ranks that share the layers, of which these are one rank's parts; every rank runs the same steps. Results
+    have the bits of one rank. None for whole layers, which are all that the reference computes."""
 
 
 class RunDecoder(Protocol):
@@ -73,6 +99,9 @@ class RunDecoder(Protocol):
 
         Returns:
             [T, hidden_size] after the final norm.
+
+        Raises:
+            RankDeadError: A rank that shares the layers is gone.
         """
 
 
@@ -80,6 +109,9 @@ class RunDecoder(Protocol):
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
     """All layers of a decoder in one call: what other ops do in turn. Optional: where no backend has it, networks call
     the other ops layer by layer."""
+
+    if stack.group is not None:
+        raise ValueError("the reference of decoder_stack computes whole layers, and ranks share these")
 
     def run(
         x: Tensor,

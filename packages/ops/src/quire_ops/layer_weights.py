@@ -84,6 +84,8 @@ class AttentionWeights:
     """The result of each head is multiplied by the sigmoid of its gate."""
     kv_scale: Tensor | None = None
     """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
+    rank_widths: tuple[int, ...] = ()
+    """Hq * D of each rank, where ranks share heads out and these are one rank's; `o` takes those of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,8 @@ class MLPWeights:
     down: LinearWeights
     activation: str
     """A name of op `activation`, "relu" or "relu2", its square."""
+    rank_widths: tuple[int, ...] = ()
+    """As in `GatedWeights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

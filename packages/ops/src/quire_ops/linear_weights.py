@@ -32,6 +32,9 @@ class LinearWeights(NamedTuple):
     """[1] float32 where inputs are quantized too (op `w8a8_linear`); 0 in a stack and of experts."""
     lora: LoraWeights | None = None
     """Adapters on top of it; None where the layer never has any."""
+    rank_sizes: tuple[int, ...] = ()
+    """Outputs of each rank, where this is one rank's part and what follows takes those of all ranks (a
+    `DecoderStack.group`)."""
 
 
 class GatedWeights(NamedTuple):
@@ -42,6 +45,8 @@ class GatedWeights(NamedTuple):
     down: LinearWeights
     activation: str = "silu"
     """"silu" or "gelu" (tanh approximation)."""
+    rank_widths: tuple[int, ...] = ()
+    """Outputs of gate and up of each rank, where ranks share them out; `down` takes those of all."""
 
 
 def reference_linear(

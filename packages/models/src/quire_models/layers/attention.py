@@ -133,6 +133,7 @@ class SelfAttention:
             "sinks": self._sinks,
             "kv_scale": self._attend.kv_scale,
             "rotates_in_steps": not self._write.is_fused,
+            "rank_widths": self._head_sizes,
         }
         if norms is None:
             return AttentionWeights(**fields)

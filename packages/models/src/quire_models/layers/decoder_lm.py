@@ -115,7 +115,7 @@ class DecoderLM(Network):
             norm = self.norm.fused_weights()
             self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm)
             shared = self._scope.tp_group is not None
-            if shared and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
+            if shared and self._stack is None and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
                 self._widen()
 
     def _widen(self) -> None:

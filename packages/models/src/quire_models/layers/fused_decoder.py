@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from quire_attention import ForwardBatch
+from quire_distributed import SharedMemoryCollectives
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.scope import Scope
@@ -72,14 +73,18 @@ class FusedDecoder:
             numbers; None for all of them.
 
         Returns:
-            None where no backend takes the layers, or ranks share them.
+            None where no backend takes the layers, or ranks share them that do not meet in shared memory.
         """
         stack = cls._stack_of(scope, config, layers, norm)
         backend = None if stack is None else _choose(scope, stack, ops.decoder_stack)
-        if stack is None or backend is None or scope.tp_group is not None or scope.expert_parallel is not None:
+        if stack is None or backend is None or scope.expert_parallel is not None:
             return None
         if stage is not None:
             stack = dataclasses.replace(stack, layers=stage[0], final_norm=stage[1])
+        if scope.tp_group is not None:
+            if not isinstance(scope.tp_group, SharedMemoryCollectives):
+                return None
+            stack = dataclasses.replace(stack, group=scope.tp_group)
         return cls(scope, stack, backend.function(stack))
 
     @classmethod
@@ -184,15 +189,23 @@ def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] 
     for layer in stack.layers:
         mixer = layer.mixer
         if isinstance(mixer, AttentionWeights):
-            queries = mixer.q.weight.shape[0] // mixer.k.weight.shape[0] // (2 if mixer.gated else 1)
+            queries = _outputs(mixer.q) // _outputs(mixer.k) // (2 if mixer.gated else 1)
             sizes["head_dim"] = max(mixer.head_dim, sizes.get("head_dim", 0))
             sizes["queries_per_kv_head"] = max(queries, sizes.get("queries_per_kv_head", 0))
         elif isinstance(mixer, GatedDeltaWeights):
             sizes["key_head_dim"] = mixer.key_dim
         if isinstance(mixer, Mamba2Weights | GatedDeltaWeights | ShortConvWeights):
             sizes["taps"] = mixer.taps.shape[1]
+    for heads in scope.head_shards.values():  # as one rank chooses, which has all of them
+        queries = heads.num_heads // heads.num_kv_heads
+        sizes["queries_per_kv_head"] = max(queries, sizes.get("queries_per_kv_head", 0))
     backend = scope.choose(op, **sizes)
     return backend if backend.name == scope.attention_backend.name else None
+
+
+def _outputs(linear: LinearWeights) -> int:
+    """Outputs of a linear layer, of all ranks."""
+    return sum(linear.rank_sizes) or linear.weight.shape[0]
 
 
 def _inputs(layer: DecoderLayerWeights) -> list[tuple[LinearWeights, ...]]:
@@ -250,7 +263,7 @@ def _rounds_less(layers: Sequence[DecoderLayerWeights], norm: NormWeights) -> bo
             return False
         gated = part.shared if isinstance(part, RoutedExperts) else part
         if gated is not None:
-            widths.add((gated is part, len(gated.gate.weight)))
+            widths.add((gated is part, sum(gated.rank_widths) or len(gated.gate.weight)))
         forms |= {_form(weights) for group in _inputs(layer) for weights in group}
     is_one = len(forms) == 1 and len(widths) == len({kind for kind, _ in widths})
     return is_one and all(each.kind == "rms" and each.eps == norm.eps for each in norms)

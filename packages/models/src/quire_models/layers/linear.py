@@ -181,7 +181,9 @@ class Linear:
 
     def stack_weights(self) -> LinearWeights | None:
         """The weight as ops take it, or None when there is a `stack_refusal`."""
-        return None if self.stack_refusal else LinearWeights(**self._weights, lora=self._lora)
+        if self.stack_refusal:
+            return None
+        return LinearWeights(**self._weights, lora=self._lora, rank_sizes=self._sizes)
 
     @property
     def stack_refusal(self) -> str:
@@ -386,7 +388,7 @@ class LMHead:
     def stack_weights(self) -> LinearWeights | None:
         """The weight as ops take it, or None when there is more to the head than a product with it."""
         is_product = self._bias is None and self._weights.keys() <= set(LinearWeights._fields)
-        return LinearWeights(**self._weights, lora=None) if is_product and self._group is None else None
+        return LinearWeights(**self._weights, lora=None, rank_sizes=self._sizes) if is_product else None
 
     @property
     def plain_weight(self) -> Tensor | None:

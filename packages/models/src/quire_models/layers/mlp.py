@@ -25,13 +25,16 @@ class InnerSplit:
     """How tensor-parallel ranks share out the inner width of a feed-forward network: each computes some of its numbers,
     activation included, before they are gathered."""
 
-    __slots__ = ("_group", "_shard", "_sizes")
+    __slots__ = ("_group", "_shard", "sizes")
+
+    sizes: tuple[int, ...]
+    """What each rank computes; empty where each computes all."""
 
     def __init__(self, scope: Scope, width: int) -> None:
         group = scope.tp_group
         sizes = None if group is None else split_outputs(width, group.size)
         self._group = None if sizes is None else group
-        self._sizes = sizes or ()
+        self.sizes = sizes or ()
         self._shard = None if group is None or sizes is None else OutputShard.of(sizes, group.rank)
 
     @property
@@ -47,7 +50,7 @@ class InnerSplit:
         """The rank's part [T, size] -> the whole [T, width]."""
         if self._group is None:
             return inner
-        return self._group.all_gather(inner.contiguous(), dim=-1, sizes=self._sizes)
+        return self._group.all_gather(inner.contiguous(), dim=-1, sizes=self.sizes)
 
 
 class GatedMLP:
@@ -125,7 +128,9 @@ class GatedMLP:
     def fused_weights(self) -> GatedWeights | None:
         """The network as data for op `decoder_stack`; None where a linear method keeps other forms of its weights."""
         weights = stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
-        return None if weights is None else GatedWeights(**weights, activation=self._act)
+        if weights is None:
+            return None
+        return GatedWeights(**weights, activation=self._act, rank_widths=self._split.sizes)
 
 
 class MLP:
@@ -149,7 +154,7 @@ class MLP:
         weights = stack_weights(up=self.up, down=self.down)
         if weights is None or self._act_name is None:
             return None
-        return MLPWeights(**weights, activation=self._act_name)
+        return MLPWeights(**weights, activation=self._act_name, rank_widths=self._split.sizes)
 
     @property
     def consumers(self) -> Sequence[Linear]:
