@@ -40,8 +40,9 @@ class _DecodeStep:
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches, rows.states)
         self._dtype = DTYPES[network.embedding.dtype]
         self._group, sizes = network.stack.group, network.head.rank_sizes
-        self._head_sizes = (_L * len(sizes))(*sizes) if sizes else None
-        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1], rank_sizes=self._head_sizes)
+        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
+        if sizes:
+            self._share_head(sizes)
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (STRUCTS["RowTable"] * num_groups)(
@@ -112,6 +113,10 @@ class _DecodeStep:
         if not done and self._group is not None:
             self._group.check()
         return bool(done)
+
+    def _share_head(self, sizes: tuple[int, ...]) -> None:
+        self._head_sizes = (_L * len(sizes))(*sizes)
+        self._head.rank_sizes = ctypes.addressof(self._head_sizes)
 
     def _reach(self, length: int) -> None:
         tables = [rotation(length) for rotation in self._network.rotations]

@@ -109,21 +109,14 @@ class LayerArguments:
     def _matrix(self, weights: LinearWeights, inputs: int | None = None) -> ctypes.Structure:
         """inputs: None for the size of the residual stream."""
         inputs = self._stack.hidden_size if inputs is None else inputs
-        return matrix_argument(*weights[:5], inputs=inputs, rank_sizes=self._sizes(weights.rank_sizes))
+        rank_sizes = self._sizes(weights.rank_sizes) if weights.rank_sizes else None
+        return matrix_argument(*weights[:5], inputs=inputs, rank_sizes=rank_sizes)
 
-    def _sizes(self, sizes: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64] | None:
-        """What each rank has, as the library takes it; None where nothing is shared out."""
-        if not sizes:
-            return None
+    def _sizes(self, sizes: tuple[int, ...]) -> int:
+        """Where it lies what each rank has of something that ranks share out."""
         assert self._stack.group is not None
         self._kept.append((ctypes.c_int64 * len(sizes))(*sizes))
-        array: ctypes.Array[ctypes.c_int64] = self._kept[-1]
-        return array
-
-    def _widths(self, widths: tuple[int, ...]) -> int | None:
-        """Where `_sizes` of them are."""
-        sizes = self._sizes(widths)
-        return None if sizes is None else ctypes.addressof(sizes)
+        return ctypes.addressof(self._kept[-1])
 
     def _part(self, part: MixerWeights | FeedForwardWeights) -> dict[str, Any]:
         """What the sublayer of a part says of it."""
@@ -164,7 +157,7 @@ class LayerArguments:
             kv_scale=self._floats(part.kv_scale),
             sinks=self._floats(part.sinks),
             slopes=self._floats(part.alibi_slopes),
-            rank_widths=self._widths(part.rank_widths),
+            rank_widths=self._sizes(part.rank_widths) if part.rank_widths else None,
             num_heads=query_size // part.head_dim,
             num_kv_heads=_outputs(part.k) // part.head_dim,
             head_dim=part.head_dim,
@@ -269,7 +262,7 @@ class LayerArguments:
             gate=self._matrix(part.gate),
             up=self._matrix(part.up),
             down=self._matrix(part.down, inner),
-            rank_widths=self._widths(part.rank_widths),
+            rank_widths=self._sizes(part.rank_widths) if part.rank_widths else None,
             inner=inner,
             activation=ACTIVATIONS.index(part.activation),
             rounds_steps=self._stack.rounds_steps,
@@ -280,7 +273,7 @@ class LayerArguments:
         return STRUCTS["MlpArgument"](
             up=self._matrix(part.up),
             down=self._matrix(part.down, inner),
-            rank_widths=self._widths(part.rank_widths),
+            rank_widths=self._sizes(part.rank_widths) if part.rank_widths else None,
             inner=inner,
             activation=ACTIVATIONS.index(part.activation),
         )

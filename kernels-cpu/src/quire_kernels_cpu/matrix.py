@@ -6,6 +6,7 @@ Knows `MatrixArgument` of `csrc/kernels.h` and the forms of weights that ops dec
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,16 +28,17 @@ def matrix_argument(
     input_scale: Tensor | None = None,
     *,
     inputs: int,
-    rank_sizes: ctypes.Array[ctypes.c_int64] | None = None,
+    rank_sizes: int | None = None,
 ) -> ctypes.Structure:
     """The weight of op `linear` (without a scale), `int8_linear` (one scale per output), `w8a8_linear` (and a scale of
-    the inputs) or `grouped_linear`, with the outputs of each rank where ranks share them out. Does not keep what it
-    points to."""
+    the inputs) or `grouped_linear`. Does not keep what it points to.
+
+    Args:
+        rank_sizes: Where it lies how many outputs each rank has [ranks] int64, where ranks share them out.
+    """
     parts = {"data": weight, "scale": scale, "zero": zero, "bias": bias}
     fields = {name: part.data_ptr() for name, part in parts.items() if part is not None}
-    if rank_sizes is not None:
-        fields["rank_sizes"] = ctypes.addressof(rank_sizes)
-    make = STRUCTS["MatrixArgument"]
+    make = partial(STRUCTS["MatrixArgument"], rank_sizes=rank_sizes)
     if input_scale is not None:
         return make(**fields, format=_W8A8, input_scale=float(input_scale))
     if scale is None or scale.ndim == 1:

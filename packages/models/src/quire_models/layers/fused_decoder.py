@@ -76,15 +76,13 @@ class FusedDecoder:
             None where no backend takes the layers, or ranks share them that do not meet in shared memory.
         """
         stack = cls._stack_of(scope, config, layers, norm)
+        if stack is not None and scope.tp_group is not None:
+            stack = _of_ranks(stack, scope)
         backend = None if stack is None else _choose(scope, stack, ops.decoder_stack)
-        if stack is None or backend is None or scope.expert_parallel is not None:
+        if stack is None or backend is None:
             return None
         if stage is not None:
             stack = dataclasses.replace(stack, layers=stage[0], final_norm=stage[1])
-        if scope.tp_group is not None:
-            if not isinstance(scope.tp_group, SharedMemoryCollectives):
-                return None
-            stack = dataclasses.replace(stack, group=scope.tp_group)
         return cls(scope, stack, backend.function(stack))
 
     @classmethod
@@ -183,6 +181,13 @@ class FusedDecoder:
         return backend.function(network, rows)
 
 
+def _of_ranks(stack: DecoderStack, scope: Scope) -> DecoderStack | None:
+    """The layers of one of several ranks; None where these cannot meet inside one call."""
+    if not isinstance(scope.tp_group, SharedMemoryCollectives) or scope.expert_parallel is not None:
+        return None
+    return dataclasses.replace(stack, group=scope.tp_group)
+
+
 def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] | None:
     """The backend of an op that takes the whole stack, if it is the one that serves attention."""
     sizes: dict[str, int] = {}
@@ -196,9 +201,8 @@ def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] 
             sizes["key_head_dim"] = mixer.key_dim
         if isinstance(mixer, Mamba2Weights | GatedDeltaWeights | ShortConvWeights):
             sizes["taps"] = mixer.taps.shape[1]
-    for heads in scope.head_shards.values():  # as one rank chooses, which has all of them
-        queries = heads.num_heads // heads.num_kv_heads
-        sizes["queries_per_kv_head"] = max(queries, sizes.get("queries_per_kv_head", 0))
+    if scope.head_shards:  # as one rank chooses, which has all heads
+        sizes["queries_per_kv_head"] = max(each.num_heads // each.num_kv_heads for each in scope.head_shards.values())
     backend = scope.choose(op, **sizes)
     return backend if backend.name == scope.attention_backend.name else None
 
