@@ -26,6 +26,7 @@ from quire_kv_transfer import (
     DiskEncoderCache,
     DiskTier,
     HostMemoryTier,
+    KVTransferConfig,
     RemoteTier,
     TierStack,
     check_connector,
@@ -70,6 +71,12 @@ def check_tier(config: QuireConfig) -> None:
     Raises:
         ConfigError: a combination that makes no sense, or a folder that cannot be written to.
     """
+    if config.kv_transfer != KVTransferConfig():
+        _check_transfer(config)
+
+
+def _check_transfer(config: QuireConfig) -> None:
+    """Refuse settings of tiers and connectors that cannot work. Raises as `check_tier`."""
     settings = config.kv_transfer
     if settings.kv_disk_path is None and settings.kv_disk_size is not None:
         raise ConfigError(
@@ -109,7 +116,10 @@ def _check_asked_tier(config: QuireConfig, name: str) -> None:
 
 def tier_setting(config: QuireConfig) -> str | None:
     """Name of the setting that asks for a tier, the first of several; None where none does."""
-    settings = config.kv_transfer
+    return None if config.kv_transfer == KVTransferConfig() else _first_asked(config.kv_transfer)
+
+
+def _first_asked(settings: KVTransferConfig) -> str | None:
     asked = {
         "kv_disk_path": settings.kv_disk_path is not None,
         "kv_offloading_size": bool(settings.kv_offloading_size),

@@ -90,7 +90,8 @@ def weight_ledger(
     # A tied head shares the embedding, but in another form it is a copy of its own.
     is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
-    head_outputs = (split_outputs(config.vocab_size, num_ranks) or (config.vocab_size,))[0]
+    head_sizes = None if num_ranks == 1 else split_outputs(config.vocab_size, num_ranks)
+    head_outputs = config.vocab_size if head_sizes is None else head_sizes[0]
     head = 0 if is_shared else of_head(head_outputs, config.network.embedding.size, element)
     if not config.network.has_lm_head:
         head = 0
