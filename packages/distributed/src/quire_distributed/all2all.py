@@ -8,14 +8,13 @@ Shape legend: T tokens, K experts per token, I width, P pairs of token and exper
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from quire_distributed.all2all_backends import DEVICE_LIBRARIES
+from quire_distributed.all2all_backends import refusal_of_backend
 from quire_interfaces import ConfigError
 
 if TYPE_CHECKING:
@@ -114,19 +113,7 @@ def make_all2all_manager(backend: str, group: Collectives) -> All2AllManager:
         return NaiveAll2All(group)
     if backend == "allgather_reducescatter":
         return AllGatherReduceScatter(group)
-    raise ConfigError(refusal(backend), field="all2all_backend")
-
-
-def refusal(backend: str) -> str:
-    """Why there is no manager of a name that has a device library, or of a name that is none."""
-    library = DEVICE_LIBRARIES.get(backend)
-    if library is None:
-        names = ", ".join(("naive", "allgather_reducescatter", *DEVICE_LIBRARIES))
-        return f"all2all_backend must be one of {names}, got {backend!r}"
-    instead = "take allgather_reducescatter or naive"
-    if find_spec(library) is None:
-        return f"all2all_backend {backend} needs the library {library}, which is not installed; {instead}"
-    return f"all2all_backend {backend} moves rows between GPUs by {library}, and ranks are on CPUs so far; {instead}"
+    raise ConfigError(refusal_of_backend(backend), field="all2all_backend")
 
 
 def _own_rows(x: Tensor, owners: Tensor, rank: int) -> Tensor:

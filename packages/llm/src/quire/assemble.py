@@ -20,6 +20,7 @@ from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
+from quire.expert_parallel import expert_parallel_of
 from quire.kernel_builds import use_kernels, watch_kernels
 from quire.kv_tier import (
     ENCODER_CACHE,
@@ -364,6 +365,7 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
         progress=lambda done, total: report("loading weights", done / max(1, total)),
         tp_group=groups and groups.tp,
         pp_group=groups and groups.pp,
+        expert_parallel=groups and expert_parallel_of(config.parallel, groups.tp),
     )
     if blueprint.compilation is not None:
         report(f"compiling by {blueprint.compilation}", 0.0)

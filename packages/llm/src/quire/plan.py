@@ -139,7 +139,7 @@ def make_plan(
         ConfigError: `compilation_config` cannot be had.
     """
     sizes = config.parallel.num_ranks, config.parallel.decode_context_parallel_size, config.hosts.nnodes
-    if max(sizes) > 1 or config.hosts.node_rank:
+    if max(sizes) > 1 or config.hosts.node_rank or config.parallel.has_experts_settings:
         check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free //= max(1, config.parallel.tensor_parallel_size // config.hosts.nnodes)  # ranks of one host share it

@@ -11,6 +11,7 @@ import os
 
 from quire.config import QuireConfig
 from quire.context_parallel import check_context_parallel
+from quire.expert_parallel import check_expert_parallel, experts_of_rank
 from quire.hosts_config import check_hosts
 from quire.parallel_config import ParallelConfig
 from quire.pipeline_parallel import check_stages
@@ -32,13 +33,14 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     Raises:
         ConfigError: a setting, or a model, that goes with one rank only.
     """
+    check_expert_parallel(config, model)
     check_context_parallel(config, model)
     parallel = config.parallel
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
     large = [name for name, number in sizes.items() if number > 1]
     what = " and ".join(f"{name} {sizes[name]}" for name in large)
-    if parallel.distributed_executor_backend == "uni":
+    if large and parallel.distributed_executor_backend == "uni":
         raise ConfigError(
             f"distributed_executor_backend uni is one process, not the {parallel.num_ranks} of {' and '.join(large)}; "
             "take mp",
@@ -51,6 +53,8 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         backend=parallel.distributed_executor_backend,
         num_engines=config.data_parallel.data_parallel_size,
     )
+    if not large:
+        return
     refusals = {
         "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
         "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
@@ -96,7 +100,7 @@ def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 def model_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> ModelConfig:
     """The part of a network that a rank has, for its plan."""
     network = shard(interleaved(model, parallel).network, rank, parallel.tensor_parallel_size)
-    return dataclasses.replace(model, network=network)
+    return dataclasses.replace(model, network=experts_of_rank(network, rank, parallel))
 
 
 def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:

@@ -36,7 +36,6 @@ _SHORT_FLAGS = {
     "data_parallel_multi_port_external_lb": "-dpm",
     "data_parallel_rpc_port": "-dpp",
     "diffusion_config": "-dc",
-    "enable_expert_parallel": "-ep",
     "api_server_count": "-asc",
     "attention_config": "-ac",
     "prefill_context_parallel_size": "-pcp",
@@ -72,8 +71,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer(
         "the ranks of a model are processes of one host that share every layer (--tensor-parallel-size) or have some "
         "of them (--pipeline-parallel-size); start a server for each host or device, behind a load balancer",
-        prefill_context_parallel_size="1", enable_expert_parallel="false",
-        enable_eplb="false",
+        prefill_context_parallel_size="1",
         enable_dbo="false", ubatch_size="0", enable_hc_sp="false", enable_batch_sharded_sampling="false",
         dcp_q_replicate="false", fully_sharded_loras="false", mm_encoder_tp_mode="weights",
     ),
@@ -90,9 +88,9 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         cpu_distributed_timeout_seconds=_ANY,
         dcp_comm_backend=_ANY, dcp_kv_cache_interleave_size=_ANY, cp_kv_cache_interleave_size=_ANY,
         data_parallel_supervisor_port=_ANY, dp_supervisor_probe_interval_s=_ANY, dp_supervisor_probe_timeout_s=_ANY,
-        dp_supervisor_probe_failure_threshold=_ANY, enable_ep_weight_filter=_BOTH, all2all_backend=_ANY,
+        dp_supervisor_probe_failure_threshold=_ANY, enable_ep_weight_filter=_BOTH,
         dbo_decode_token_threshold=_ANY, dbo_prefill_token_threshold=_ANY,
-        dp_sync_interval=_ANY, disable_nccl_for_dp_synchronization=_BOTH, eplb_config=_ANY,
+        dp_sync_interval=_ANY, disable_nccl_for_dp_synchronization=_BOTH,
         expert_placement_strategy=_ANY, ray_workers_use_nsight="false", disable_custom_all_reduce=_BOTH,
         enable_shm_tensor_arena=_BOTH, enable_nccl_comm_suspend=_BOTH, aggregate_engine_logging=_BOTH,
     ),
@@ -290,6 +288,7 @@ OTHER_SPELLINGS = {
     "-dpl": "--data-parallel-size-local",
     "-dpn": "--data-parallel-rank",
     "-dpr": "--data-parallel-start-rank",
+    "-ep": "--enable-expert-parallel",
     "-q": "--quantization",
     "-sc": "--speculative-config",
 }

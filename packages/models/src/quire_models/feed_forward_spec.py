@@ -130,6 +130,9 @@ class SparseMoESpec:
     shared_gate: str = ""
     """Name of the layer that weighs what the shared network gives (Qwen2-MoE); empty for none."""
 
+    num_local_experts: int | None = None
+    """Experts that a rank keeps, in its plan; None for all of them."""
+
     built_by: ClassVar[str] = ""
     """"module:class" of a family whose mixture is its own; empty for the shared one."""
 
@@ -152,6 +155,7 @@ class SparseMoESpec:
 
     def _weights(self, part: str) -> Iterator[Weight]:
         num, size, inner = self.num_experts, self.expert_size, self.intermediate_size
+        kept = num if self.num_local_experts is None else self.num_local_experts
         yield Weight(f"{self.router}.weight", (num, self.hidden_size), part)
         if self.router_bias:
             yield Weight(f"{self.router}.bias", (num,), part)
@@ -161,8 +165,8 @@ class SparseMoESpec:
         for name in self.names:
             shape = (size, inner) if name is self.names[-1] else (inner, size)
             matrix = f"experts.{ANY_EXPERT}.{name}"
-            yield Weight(f"{matrix}.weight", shape, part, is_linear=True, num_experts=num)
+            yield Weight(f"{matrix}.weight", shape, part, is_linear=True, num_experts=kept)
             if self.expert_bias:
-                yield Weight(f"{matrix}.bias", shape[:1], part, num_experts=num)
+                yield Weight(f"{matrix}.bias", shape[:1], part, num_experts=kept)
         if self.shared_gate:
             yield Weight(f"{self.shared_gate}.weight", (1, self.hidden_size), part)

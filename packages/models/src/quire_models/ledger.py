@@ -111,7 +111,7 @@ def weight_ledger(
 
 def _of_first_rank(weight: Weight, num_ranks: int) -> Weight:
     """A parameter as the first of some tensor-parallel ranks has it: a linear layer's part, others whole."""
-    if not weight.is_linear or weight.is_whole or weight.num_experts > 1:
+    if not weight.is_linear or weight.is_whole or ANY_EXPERT in weight.name:
         return weight
     sizes = split_outputs(weight.shape[0], num_ranks)
     return weight if sizes is None else weight._replace(shape=(sizes[0], *weight.shape[1:]))

@@ -33,7 +33,7 @@ Sum = Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]
 MoveExperts = Callable[[list[Move]], None]
 """Sends and receives experts between ranks, then computes with them."""
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("quire")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

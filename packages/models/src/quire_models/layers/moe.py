@@ -76,6 +76,7 @@ class FusedExperts:
         "_limit",
         "_name",
         "_num_experts",
+        "_roles",
         "_run",
         "_scope",
         "choice",
@@ -94,6 +95,7 @@ class FusedExperts:
         act, limit = spec.act, spec.limit
         self._adapters, self._name = scope.adapters, scope.prefix.removesuffix(".")
         scope = dataclasses.replace(scope, adapters=None)  # they are asked for all experts at once
+        self._roles = spec.names
         self._num_experts, self.placed = spec.num_experts, place_experts(spec.num_experts, scope)
         own = range(spec.num_experts) if self.placed is None else self.placed.own
         each = [scope / str(expert) for expert in own]
@@ -110,11 +112,12 @@ class FusedExperts:
         """Set once weights are loaded."""
         scope.layers.append(self)
         if self._adapters is not None:
-            self._register(self._adapters, spec.names)
+            self._register(self._adapters)
         scope.when_loaded(self._bind)
 
-    def _register(self, adapters: AdapterSlots, names: tuple[str, ...]) -> None:
+    def _register(self, adapters: AdapterSlots) -> None:
         """Tell adapters the layers of all experts, those of other ranks too."""
+        names = self._roles
         roles = dict(zip(names, (self.gate, self.up, self.down), strict=True))
         own = {} if self.placed is None else {expert: slot for slot, expert in enumerate(self.placed.own)}
         sites: dict[str, list[str]] = {name: [] for name in names}
@@ -135,18 +138,16 @@ class FusedExperts:
             inputs_first: Matrices are [E, I, 2 M] and [E, M, I] instead.
         """
         inner, size = self.gate[0].shape
-        own = range(self._num_experts) if self.placed is None else self.placed.own
+        gate, up, down = self._roles
 
         def split_gate_up(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-            stacked = tensor.transpose(1, 2) if inputs_first else tensor
-            for expert, gate, up in zip(own, self.gate, self.up, strict=True):
-                yield gate.name, stacked[expert][:inner]
-                yield up.name, stacked[expert][inner:]
+            for expert, matrix in enumerate(tensor.transpose(1, 2) if inputs_first else tensor):
+                yield f"{self._name}.{expert}.{gate}.weight", matrix[:inner]
+                yield f"{self._name}.{expert}.{up}.weight", matrix[inner:]
 
         def split_down(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-            stacked = tensor.transpose(1, 2) if inputs_first else tensor
-            for expert, down in zip(own, self.down, strict=True):
-                yield down.name, stacked[expert]
+            for expert, matrix in enumerate(tensor.transpose(1, 2) if inputs_first else tensor):
+                yield f"{self._name}.{expert}.{down}.weight", matrix
 
         num = self._num_experts
         shapes = ((2 * inner, size), (size, inner))
