@@ -71,8 +71,6 @@ def check_expert_parallel(config: QuireConfig, model: ModelConfig) -> None:
 def experts_of_rank(network: NetworkSpec, rank: int, parallel: ParallelConfig) -> NetworkSpec:
     """The network with as many experts as a rank has, for its plan."""
     size = parallel.tensor_parallel_size
-    if not parallel.enable_expert_parallel or size == 1:
-        return network
 
     def own(spec: SparseMoESpec) -> SparseMoESpec:
         placement = ExpertPlacement.linear(spec.num_experts, size, _num_redundant(parallel))
@@ -87,9 +85,9 @@ def experts_of_rank(network: NetworkSpec, rank: int, parallel: ParallelConfig) -
     return dataclasses.replace(network, layers=tuple(layers))
 
 
-def expert_parallel_of(parallel: ParallelConfig, group: Collectives | None) -> ExpertParallel | None:
+def expert_parallel_of(parallel: ParallelConfig, group: Collectives) -> ExpertParallel | None:
     """What the layers of a rank's network share experts out with; None where each rank has all of them."""
-    if group is None or not parallel.enable_expert_parallel:
+    if not parallel.enable_expert_parallel:
         return None
     from quire_models.layers.expert_parallel import EplbSettings, share_experts
 

@@ -27,8 +27,10 @@ _EPLB_FIELDS = {
 
 
 def _wrong_eplb(value: Any) -> str | None:
-    if value is None:
-        return None
+    return None if value is None else _eplb_complaint(value)
+
+
+def _eplb_complaint(value: Any) -> str | None:
     if not isinstance(value, dict) or not value.keys() <= _EPLB_FIELDS.keys():
         return f"be an object with some of {', '.join(_EPLB_FIELDS)}"
     for name, each in value.items():
@@ -98,8 +100,3 @@ class ParallelConfig(Settings):
     def num_ranks(self) -> int:
         """Processes that have a part of the model each."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def has_experts_settings(self) -> bool:
-        """Whether something is set that experts have to be there for."""
-        return self.enable_expert_parallel or self.enable_eplb

@@ -138,8 +138,9 @@ def make_plan(
         NotEnoughMemoryError: it cannot fit; the message has the ledger and what to change.
         ConfigError: `compilation_config` cannot be had.
     """
-    sizes = config.parallel.num_ranks, config.parallel.decode_context_parallel_size, config.hosts.nnodes
-    if max(sizes) > 1 or config.hosts.node_rank or config.parallel.has_experts_settings:
+    parallel, hosts = config.parallel, config.hosts
+    sizes = parallel.num_ranks, parallel.decode_context_parallel_size, hosts.nnodes
+    if max(sizes) > 1 or hosts.node_rank or parallel.enable_expert_parallel or parallel.enable_eplb:
         check_parallel(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free //= max(1, config.parallel.tensor_parallel_size // config.hosts.nnodes)  # ranks of one host share it

@@ -100,7 +100,9 @@ def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 def model_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> ModelConfig:
     """The part of a network that a rank has, for its plan."""
     network = shard(interleaved(model, parallel).network, rank, parallel.tensor_parallel_size)
-    return dataclasses.replace(model, network=experts_of_rank(network, rank, parallel))
+    if parallel.enable_expert_parallel:
+        network = experts_of_rank(network, rank, parallel)
+    return dataclasses.replace(model, network=network)
 
 
 def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:
