@@ -25,6 +25,7 @@ LOCAL_IMPORTS = {
     "quire.kernel_builds": "loads torch",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
+    "quire.expert_parallel": "loads torch",
     "quire.kernel_list": "loads torch",
     "quire.kv_tier": "loads torch",
     "quire.mm_encoder_only": "loads torch",

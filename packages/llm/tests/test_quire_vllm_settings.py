@@ -20,7 +20,6 @@ SECTIONS = QuireConfig.sections()
             "--prefill-context-parallel-size 2 is not supported: the ranks of a model are processes of one host",
         ),
         ("enable_dbo", True, "--enable-dbo is not supported: the ranks"),
-        ("kv_transfer_config", '{"kv_connector": "x"}', "--kv-disk-path keeps"),
         ("middleware", ("a.b", "c.d"), "--middleware a.b c.d is not supported: put a proxy"),
         ("tool_server", "demo", "use --mcp-servers"),
     ],

@@ -365,7 +365,7 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
         progress=lambda done, total: report("loading weights", done / max(1, total)),
         tp_group=groups and groups.tp,
         pp_group=groups and groups.pp,
-        expert_parallel=groups and groups.tp and expert_parallel_of(config.parallel, groups.tp),
+        expert_parallel=expert_parallel_of(config.parallel, groups.tp) if groups and groups.tp else None,
     )
     if blueprint.compilation is not None:
         report(f"compiling by {blueprint.compilation}", 0.0)

@@ -14,7 +14,7 @@ from quire_ops import LinearWeights
 
 __all__ = ["move_linears"]
 
-FIELDS = tuple(name for name in LinearWeights._fields if name != "lora")
+FIELDS = tuple(name for name in LinearWeights._fields if name not in ("lora", "rank_sizes"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int16, torch.int32,
           torch.float8_e4m3fn, torch.float8_e5m2)  # fmt: skip
 _MAX_DIM = 4
