@@ -66,8 +66,8 @@ def test_a_word_is_looked_for_in_names_and_descriptions(capsys):
     assert "--[no-]enable-prefix-caching" in out
     assert "--kv-disk-path" in out  # in its description
     assert "--port" not in out
-    out = page(capsys, "serve", "--help=--pipeline-parallel-size")
-    assert VLLM_SETTINGS["pipeline_parallel_size"].words[:40] in out
+    out = page(capsys, "serve", "--help=--prefill-context-parallel-size")
+    assert VLLM_SETTINGS["prefill_context_parallel_size"].words[:40] in out
     assert "no flag has to do with 'zzz'; the groups are model, memory" in page(capsys, "serve", "--help=zzz")
 
 
@@ -117,7 +117,7 @@ def test_completion_scripts_know_every_flag(capsys, shell):
         assert spec.flag.lstrip("-") in script
     for name in cli.COMMANDS:
         assert name in script
-    assert "pipeline-parallel-size" not in script
+    assert "prefill-context-parallel-size" not in script
     program = shutil.which(shell)
     if program is not None:
         done = subprocess.run([program, "-n"], input=script, text=True, capture_output=True, timeout=60)

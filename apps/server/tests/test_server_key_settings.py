@@ -121,9 +121,9 @@ def test_no_error_shows_a_key(tmp_path, monkeypatch, capsys, line):
 
 
 def test_explain_hides_keys(capsys, monkeypatch):
-    monkeypatch.setenv("QUIRE_ADMIN_API_KEY", "sk-secret")
-    monkeypatch.setenv("VLLM_API_KEY", "sk-secret2")
+    monkeypatch.setenv("QUIRE_ADMIN_API_KEY", "sk-hidden")
+    monkeypatch.setenv("VLLM_API_KEY", "sk-hidden2")
     for line in (["explain"], ["explain", "api_key"], ["explain", "admin_api_key"], ["explain", "nothing"]):
         cli.main(line)
         told = capsys.readouterr()
-        assert "secret" not in told.out + told.err
+        assert "sk-hidden" not in told.out + told.err

@@ -74,6 +74,8 @@ core_outputs = st.builds(
     st.integers(0, 99),
     st.none() | st.builds(RequestFailure, texts, st.none() | texts, st.none() | texts),
     st.none() | st.builds(PooledOutput, st.binary(max_size=9), st.lists(st.integers(0, 9), max_size=2).map(tuple)),
+    st.none()
+    | st.dictionaries(texts, st.integers(-5, 5) | texts | st.lists(st.integers(0, 99), max_size=3), max_size=3),
 )
 client_messages = (
     st.builds(

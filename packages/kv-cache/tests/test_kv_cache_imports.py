@@ -56,6 +56,7 @@ def test_public_names_are_there() -> None:
         "NoKVCache",
         "PrefixCacheStats",
         "hash_blocks",
+        "kv_plan_of_layers",
         "max_concurrency",
         "plan_kv_cache",
         "state_block_size",

@@ -126,8 +126,8 @@ def test_vllms_speculative_config() -> None:
         ({"speculative_config": 5}, "must be a JSON object"),
         ({"speculative_config": {"methd": "ngram"}}, "did you mean"),
         (
-            {"pipeline_parallel_size": 2},
-            r"pipeline_parallel_size=2 \(argument\) is not supported: .*start a server for each host or device",
+            {"prefill_context_parallel_size": 2},
+            r"prefill_context_parallel_size=2 \(argument\) is not supported: .*start a server for each host or device",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
