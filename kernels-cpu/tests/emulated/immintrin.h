@@ -201,6 +201,7 @@ QUIRE_TWO(xor_si512, __m512i, __m256i, _mm256_xor_si256)
 QUIRE_TWO(madd_epi16, __m512i, __m256i, _mm256_madd_epi16)
 QUIRE_SHIFT(slli_epi32, _mm256_slli_epi32)
 QUIRE_SHIFT(srai_epi32, _mm256_srai_epi32)
+QUIRE_SHIFT(srli_epi32, _mm256_srli_epi32)
 QUIRE_SHIFT(srli_epi16, _mm256_srli_epi16)
 inline __m512i abs_epi8(__m512i v) { return by_halves([](__m256i x) { return _mm256_abs_epi8(x); }, v); }
 inline __m512 abs_ps(__m512 v) { return bits<__m512>(and_si512(bits<__m512i>(v), set1_epi32(0x7fffffff))); }
@@ -552,12 +553,16 @@ inline void byte_products(int sums, int a, int b) {
 inline void tile_dpbssd(int sums, int a, int b) { byte_products<true>(sums, a, b); }
 inline void tile_dpbsud(int sums, int a, int b) { byte_products<false>(sums, a, b); }
 
-// Linux is asked once whether a process may use tiles; here it may.
-inline long grant_tiles(long number, int request, int feature) {
+// Linux is asked once whether a process may use tiles; here it may. Other calls are made.
+inline long system_call(long number, int first, int second) {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    if (number != SYS_arch_prctl || request != kRequestPermission || feature != kTileData)
-        fault("a system call other than the one that asks for tiles");
+    if (number != SYS_arch_prctl) return syscall(number, first, second);
+    if (first != kRequestPermission || second != kTileData) fault("another question than the one for tiles");
     return 0;
+}
+template <class... Arguments>
+long system_call(long number, Arguments... arguments) {
+    return syscall(number, arguments...);
 }
 
 }  // namespace quire_emulated
@@ -644,6 +649,7 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_slli_epi32 quire_emulated::slli_epi32
 #define _mm512_srai_epi32 quire_emulated::srai_epi32
 #define _mm512_srli_epi16 quire_emulated::srli_epi16
+#define _mm512_srli_epi32 quire_emulated::srli_epi32
 #define _mm512_store_ps quire_emulated::store_ps
 #define _mm512_store_si512 quire_emulated::store_si512
 #define _mm512_storeu_ps quire_emulated::storeu_ps
@@ -686,5 +692,5 @@ inline long grant_tiles(long number, int request, int feature) {
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
 #define __AMX_INT8__ 1
-#define syscall quire_emulated::grant_tiles
+#define syscall quire_emulated::system_call
 #endif

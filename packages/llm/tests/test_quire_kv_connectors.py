@@ -6,6 +6,7 @@ import importlib.util
 import random
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,8 @@ def test_what_is_in_memory_is_not_fetched_but_let_go(folder: Path, prefill_llm: 
         assert decode(llm, prefill(prefill_llm)) == (expected, 64)
         assert llm.engine.core.stats().external_prefix_cache_hit_tokens_total == 0
         used_blocks(llm)  # a step that tells the worker
-        for _ in range(100):
-            if used_blocks(prefill_llm) == 0:
-                break
-        assert used_blocks(prefill_llm) == 0
+        while used_blocks(prefill_llm) > 0:  # until it has heard of it
+            time.sleep(0.01)
 
 
 def test_blocks_of_others_are_never_served(folder: Path, prefill_llm: LLM, tmp_path: Path) -> None:
