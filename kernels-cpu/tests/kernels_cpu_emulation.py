@@ -48,7 +48,7 @@ def compile_builds(builds: Iterable[str], folder: Path, compiler: str = "g++") -
     def compiled(build: str) -> Path:
         library, header = folder / f"kernels_{build}-emulated.so", folder / f"{build}.h"
         header.write_text(RECIPE["build_header"](csrc))
-        flags = [*emulating_flags(build), "-include", str(header), "-Werror", "-fPIC", "-shared"]
+        flags = [*emulating_flags(build), "-include", str(header), "-Werror", "-fPIC", "-fvisibility=hidden", "-shared"]
         subprocess.run([compiler, *flags, str(csrc / "kernels.cpp"), "-o", str(library)], check=True)
         return library
 
