@@ -161,7 +161,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rig = Rig(arguments.connector, arguments.model, arguments.seed)
-    met, fetched, longest_s = Counter[str](), Counter[str](), Counter[str]()
+    met, fetched = Counter[str](), Counter[str]()
+    longest_s = dict.fromkeys(KINDS, 0.0)
     num_wrong = num_hangs = 0
     for index in range(arguments.faults):
         kind, number = KINDS[index % len(KINDS)], rig.rng.randrange(NUM_PROMPTS)
@@ -169,7 +170,7 @@ def main() -> int:
         waited_s = max(0.0, answer.first_s - rig.computing_s)
         met[kind] += 1
         fetched[kind] += answer.num_cached_tokens > 0
-        longest_s[kind] = max(longest_s[kind], waited_s)  # type: ignore[assignment]  # a counter of seconds
+        longest_s[kind] = max(longest_s[kind], waited_s)
         if answer.tokens != rig.expected[number]:
             num_wrong += 1
             print(f"WRONG: fault {index} ({kind}): {answer.tokens}, not {rig.expected[number]}")

@@ -202,7 +202,7 @@ class StandInStore:
 
 def mooncake(monkeypatch: pytest.MonkeyPatch, store: StandInStore) -> OpenConnectors:
     module = types.ModuleType("mooncake.store")
-    module.MooncakeDistributedStore = lambda: store  # type: ignore[attr-defined]
+    vars(module)["MooncakeDistributedStore"] = lambda: store
     monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
     monkeypatch.setitem(sys.modules, "mooncake.store", module)
     return open_named({"kv_connector": "MooncakeStoreConnector"})

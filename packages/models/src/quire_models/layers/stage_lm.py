@@ -73,8 +73,10 @@ class StageLM(DecoderLM):
         where that of the whole network would."""
         Network.finish_loading(self, after_each)
         own = [self._fused_layer(i) for i in range(len(self.layers))]
-        has_weights = self._stage.is_last and isinstance(self.norm, RMSNorm | OffsetRMSNorm | LayerNorm)
-        own_norm = self.norm.fused_weights() if has_weights else None  # type: ignore[union-attr]  # as was just asked
+        norm_layer = self.norm if self._stage.is_last else None
+        own_norm = None
+        if isinstance(norm_layer, RMSNorm | OffsetRMSNorm | LayerNorm):
+            own_norm = norm_layer.fused_weights()
         layers, norm = gather_layers(self.stage_group, own, own_norm)
         if norm is None:
             return
