@@ -206,6 +206,28 @@ def agents(session: nox.Session) -> None:
     python(session, "-m", "pytest", *scenarios, *session.posargs, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
 
 
+def _install_browser(session: nox.Session) -> None:
+    """Chromium and its driver, as packages of Debian or Ubuntu; skips the session where they cannot be had."""
+    if shutil.which("chromedriver") is not None:
+        return
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        session.skip("NO BROWSER: install chromium and chromedriver (apt-get, as root, would have been asked for them)")
+    options = ("-qq", "-y", "--no-install-recommends")
+    session.run(apt, "update", "-qq", external=True, success_codes=range(256))
+    session.run(apt, "install", *options, "chromium", "chromium-driver", external=True, success_codes=range(256))
+    if shutil.which("chromedriver") is None:
+        session.skip("NO BROWSER: apt-get did not install chromium and chromium-driver")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Test the chat page in headless Chromium, which is installed first where apt-get may; otherwise skipped, aloud."""
+    _install_browser(session)
+    arguments = ("-m", "pytest", "apps/server/tests/browser", *session.posargs)
+    python(session, *arguments, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", QUIRE_REQUIRE_BROWSER="1")
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: `nox -s bench -- throughput --help`."""

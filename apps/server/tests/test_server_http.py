@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
+
+import quire_server
 
 
 def error_of(response: httpx.Response) -> dict:
@@ -35,6 +39,37 @@ def test_health_version_models_metrics_and_page(live):
     assert "<title>Quire</title>" in page.text
     assert "http://" not in page.text
     assert "https://" not in page.text
+
+
+def test_files_of_the_page_have_types_and_are_small(live):
+    folder = Path(quire_server.__file__).parent / "page"
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    assert sum(sizes.values()) < 400_000
+    for name, size in sizes.items():
+        response = live.client.get(f"/page/{name}")
+        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[
+            name.split(".")[1]
+        ]
+        assert response.headers["content-type"].startswith(kind)
+        assert (len(response.content), response.headers["x-content-type-options"]) == (size, "nosniff")
+        assert "script-src 'self'" in response.headers["content-security-policy"]
+        same = live.client.get(f"/page/{name}", headers={"if-none-match": response.headers["etag"]})
+        assert (same.status_code, same.content) == (304, b"")
+        text = response.text.replace("http://www.w3.org/", "")  # names of SVG and MathML
+        assert not re.search(r"(?:src|href|import|fetch|url)\W{1,3}https?://", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), name
+    for name in ("nothing.js", "..%2Fchat_page.py", "%2e%2e/app.py"):
+        assert live.client.get(f"/page/{name}").status_code == 404
+
+
+def test_what_the_page_offers(live):
+    offered = live.client.get("/chat_settings").json()
+    numbers = {each["name"]: each for each in offered["sampling"]}
+    assert numbers["top_p"] == {"name": "top_p", "whole": False, "default": 1.0, "low": 0, "high": 1, "above": True}
+    assert numbers["top_n_sigma"]["low"] == -1
+    assert {"temperature", "seed", "dry_base", "mirostat_tau"} <= set(numbers)
+    assert (offered["mcp_servers"], offered["defaults"]) == ([], {})
+    assert offered["max_logprobs"] > 0
 
 
 def test_metrics_count_what_was_served(live):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-PUBLIC_PATHS = {"/health", "/ping", "/ready"}
+PUBLIC_PATHS = {"/health", "/ping", "/ready", "/page/{name}"}
 KEYS = ("first-key", "zweiter-schlüssel")
 
 

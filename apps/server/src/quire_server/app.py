@@ -31,7 +31,7 @@ from quire_server.adapters import (
 )
 from quire_server.administration import ADMIN_PATHS, for_admins
 from quire_server.chat import batch_chat_completions, chat_completions
-from quire_server.chat_page import page
+from quire_server.chat_page import chat_settings, page, page_file
 from quire_server.completions import completions
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
@@ -175,6 +175,8 @@ def make_app(context: ServerContext) -> ASGIApp:
     routes.add("GET", "/v1/models/{name:path}", one_model)
     routes.add("GET", "/metrics", metrics, TEXT)
     routes.add("GET", "/", page, HTML)
+    routes.add("GET", "/page/{name}", page_file, TEXT)
+    routes.add("GET", "/chat_settings", chat_settings)
     _socket(app, context, "/v1/responses", responses.preparer)
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)

@@ -15,6 +15,9 @@ from quire_server.request_ids import request_id_of
 __all__ = ["Guard"]
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready"})
+PAGE_FILES = "/page/"
+"""Paths of the chat page's scripts and styles begin so. They are the same everywhere, and browsers ask for them without
+headers of the page's own."""
 
 
 class Guard:
@@ -22,8 +25,8 @@ class Guard:
 
     Args:
         app: The routes.
-        api_keys: Unless the server is open, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, as
-            `x-api-key`, or, for the chat page, which a browser opens without headers, as `/?key=KEY`.
+        api_keys: Unless the server is open, every request but to `PUBLIC_PATHS` and `PAGE_FILES` must carry one: as a
+            bearer token, as `x-api-key`, or, for the chat page, which a browser opens without headers, as `/?key=KEY`.
         root_path: Prefix under which a proxy shows this server; requests arrive with it or without.
     """
 
@@ -55,7 +58,7 @@ class Guard:
             scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
         key = _given_key(scope, path, headers)
         caller = self._keys.caller_of(key)
-        if caller is None and path in PUBLIC_PATHS:
+        if caller is None and (path in PUBLIC_PATHS or path.startswith(PAGE_FILES)):
             caller = KEYLESS
         if caller is None and scope["type"] == "websocket":
             await receive()
