@@ -30,6 +30,9 @@ from quire_server.adapters import (
     unload_lora_adapter,
 )
 from quire_server.administration import ADMIN_PATHS, for_admins
+from quire_server.batches.line_answers import BATCH_ENDPOINTS
+from quire_server.batches.load import InteractiveWatch
+from quire_server.batches.service import BatchesService, BatchRequest
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.chat_page import chat_settings, page, page_file
 from quire_server.completions import completions
@@ -45,12 +48,17 @@ from quire_server.derender_stream import (
 )
 from quire_server.elastic import ScaleRequest, is_scaling, restart_engines, scale
 from quire_server.errors import ClientGoneError, HTTPError, error_response
+from quire_server.files.file_parts import reading_files
+from quire_server.files.service import FilesService
+from quire_server.files.upload import FORM
 from quire_server.guard import Guard
 from quire_server.invocations import make_invocations
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.openapi import (
+    BATCH_PAGE,
     BYTES,
+    FILE_PAGE,
     HTML,
     ITEM_PAGE,
     JSON,
@@ -61,6 +69,7 @@ from quire_server.openapi import (
     OBJECT_OR_LISTS,
     TEXT,
     Bodies,
+    Form,
     Media,
     Query,
     RouteDocument,
@@ -121,6 +130,12 @@ INVOCATIONS = (
 )  # fmt: skip
 """What POST /invocations takes: the bodies of the routes that it stands for."""
 
+_OTHER_WORK = (
+    "/", "/invocations", "/v1/chat/completions/batch", "/embed", "/embed_all", "/embed_sparse", "/predict",
+    "/similarity", "/v1/embed",
+)  # fmt: skip
+"""Routes beside those of batches whose requests lines of batches make way for."""
+
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 
@@ -129,7 +144,8 @@ def make_app(context: ServerContext) -> ASGIApp:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
-    routes = _Routes(app, context)
+    files = FilesService(context.config, has_several_owners=context.api_keys.num_keys > 1)
+    routes = _Routes(app, context, files)
     chat, completion = json_of(ChatCompletion, events=True), json_of(Completion, events=True)
     chat_part = json_of(ChatCompletion, DerenderedChatChunk, events=True)
     completion_part = json_of(Completion, DerenderedCompletionChunk, events=True)
@@ -191,15 +207,33 @@ def make_app(context: ServerContext) -> ASGIApp:
     if context.config.enable_tokenizer_info_endpoint:
         routes.add("GET", "/tokenizer_info", tokenizer_info)
     _add_admin_routes(routes, context)
+    batches = _add_files_and_batches(routes, context, files)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    same_site = CrossSiteGuard(app, context.config, is_open=context.api_keys.is_open)
+    inner: ASGIApp = app
+    if files.keeps_files:
+        inner = InteractiveWatch(app, batches.load, routes.handlers.keys() & {*BATCH_ENDPOINTS, *_OTHER_WORK})
+    same_site = CrossSiteGuard(inner, context.config, is_open=context.api_keys.is_open)
     layered: ASGIApp = Guard(same_site, context.api_keys, context.config.root_path)
     if context.config.allowed_origins:
         # Around the guard: preflight requests carry no key, and a browser shows a refusal only with these headers.
         layered = _with_cors(layered, context.config)
     layered = ConnectionCloser(layered, context)
     return AccessLog(layered) if context.config.access_log else layered
+
+
+def _add_files_and_batches(routes: _Routes, context: ServerContext, files: FilesService) -> BatchesService:
+    batches = BatchesService(context, files, routes.handlers)
+    routes.add("POST", "/v1/files", files.create, body=Form(FORM), needs_awake=False)
+    routes.add("GET", "/v1/files", files.list_files, query=FILE_PAGE)
+    routes.add("GET", "/v1/files/{id}/content", files.content, BYTES)
+    routes.add("GET", "/v1/files/{id}", files.retrieve)
+    routes.add("DELETE", "/v1/files/{id}", files.delete)
+    routes.add("POST", "/v1/batches", batches.create, body=BatchRequest, needs_awake=False)
+    routes.add("GET", "/v1/batches", batches.list_batches, query=BATCH_PAGE)
+    routes.add("POST", "/v1/batches/{id}/cancel", batches.cancel)
+    routes.add("GET", "/v1/batches/{id}", batches.retrieve)
+    return batches
 
 
 def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
@@ -252,8 +286,8 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
 class _Routes:
     """Routes of the app, each with its place in /openapi.json."""
 
-    def __init__(self, app: FastAPI, context: ServerContext) -> None:
-        self._app, self._context = app, context
+    def __init__(self, app: FastAPI, context: ServerContext, files: FilesService) -> None:
+        self._app, self._context, self._files = app, context, files
         self._document = RouteDocument(app)
         self.handlers: dict[str, Handler] = {}
         """Path -> what answers a POST to it."""
@@ -271,7 +305,11 @@ class _Routes:
     ) -> None:
         """A route that answers with what the handler returns, or with the error that it raised. What has a body needs
         the engine to run, unless `needs_awake` is false. Name and docstring of the handler are shown."""
-        run = handler if body is None else _while_serving(handler, needs_awake=needs_awake)
+        run = handler
+        if self._files.keeps_files and body is not None and not isinstance(body, Form):
+            run = reading_files(run, self._files)
+        if body is not None:
+            run = _while_serving(run, needs_awake=needs_awake)
         if method == "POST":
             self.handlers[path] = run
 

@@ -84,6 +84,11 @@ class APIKeys:
             return matches[0]
         return KEYLESS if self.is_open else None
 
+    def caller_of_owner(self, owner: str) -> Caller | None:
+        """Whose things these are (`Caller.owner`); None where the key is none of the server's any more."""
+        found = next((caller for _, caller in self._callers if caller.owner == owner), None)
+        return KEYLESS if found is None and self.is_open and owner == KEYLESS.owner else found
+
 
 def _owner(key: bytes, secret: bytes | None) -> str:
     if secret is None:

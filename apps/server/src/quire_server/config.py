@@ -114,6 +114,34 @@ class ServerConfig(Settings):
         unit="responses",
         check=at_least(1),
     )
+    files_dir: str | None = setting(
+        None,
+        help="Folder in which uploaded files (/v1/files) and results of batches (/v1/batches) are kept; without one "
+        "the server has neither.",
+        nonempty=True,
+    )
+    files_max_bytes: int = setting(
+        1 << 30, help="Largest file that may be uploaded.", unit="bytes", check=between(1024, 1 << 50)
+    )
+    files_max_total_bytes: int = setting(
+        16 << 30,
+        help="Most bytes of all files together; those of one API key may be half of it, where there are several.",
+        unit="bytes",
+        check=between(1024, 1 << 60),
+    )
+    batch_max_requests: int = setting(50_000, help="Most lines of a batch.", unit="lines", check=between(1, 1 << 30))
+    batch_max_concurrency: int = setting(
+        32,
+        help="Most lines of batches that run at the same time, while there are no other requests.",
+        unit="lines",
+        check=between(1, 1 << 16),
+    )
+    batch_busy_concurrency: int = setting(
+        1,
+        help="The same, while there are other requests, which lines of batches make way for.",
+        unit="lines",
+        check=between(0, 1 << 16),
+    )
     enable_sleep_mode: bool = setting(
         False,
         help="Serve POST /sleep and /wake_up and GET /is_sleeping, which any client may then call, or with "

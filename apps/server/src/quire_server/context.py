@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -43,6 +43,8 @@ class ServerState:
     """Running requests finish, new ones are refused."""
     is_asleep: bool = False
     """Without its KV cache: requests are refused until it is woken."""
+    background: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
+    """What runs beside the requests, from the start of the HTTP server to its end."""
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
     """Name in the engine -> an adapter that belongs to one caller; others are the server's, for all."""
 

@@ -73,6 +73,12 @@ GROUPS: dict[str, Group] = {
         (),
         ("mcp_servers", "mcp_timeout_s", "response_store", "response_store_max_responses", "response_store_ttl_s"),
     ),
+    "batches": Group(
+        "Files and batches",
+        (),
+        ("batch_busy_concurrency", "batch_max_concurrency", "batch_max_requests", "files_dir", "files_max_bytes",
+         "files_max_total_bytes"),
+    ),
     "logging": Group(
         "Logging and metrics",
         (),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 
@@ -24,9 +27,21 @@ ABORT_GRACE_S = 5.0
 class HTTPServer(uvicorn.Server):
     """Leaves signals to the caller: uvicorn's own handling would end the process by signal, not with status 0."""
 
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What runs beside the requests."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        tasks = [asyncio.ensure_future(run()) for run in self.background]
+        try:
+            await super().serve(sockets)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def make_http_server(context: ServerContext) -> HTTPServer:
@@ -35,7 +50,7 @@ def make_http_server(context: ServerContext) -> HTTPServer:
     connections = Connections(connection_limit(config.limit_concurrency))
     http = functools.partial(HTTPProtocol, HTTPLimits(config=config, connections=connections))
     websocket = functools.partial(WebSocketProtocol, connections, config.send_timeout_s)
-    return HTTPServer(
+    server = HTTPServer(
         uvicorn.Config(
             make_app(context),
             http=http,  # type: ignore[arg-type]
@@ -54,3 +69,5 @@ def make_http_server(context: ServerContext) -> HTTPServer:
             timeout_graceful_shutdown=math.ceil(context.llm.config.engine.shutdown_timeout_s + ABORT_GRACE_S),
         )
     )
+    server.background = context.state.background
+    return server

@@ -15,7 +15,7 @@ from quire_server.body import parse_checked, read_body
 from quire_server.context import ServerContext
 from quire_server.protocol import LenientBody
 
-__all__ = ["make_invocations"]
+__all__ = ["make_invocations", "with_body"]
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
@@ -55,7 +55,7 @@ def make_invocations(handlers: Mapping[str, Handler]) -> Handler:
         if adapter := request.headers.get(ADAPTER_HEADER):
             data, body.model = _with_model(data, adapter), adapter
         path = _path(context, body)
-        return await handlers[path](context, _with_body(request, path, data))
+        return await handlers[path](context, with_body(request, path, data))
 
     return invocations
 
@@ -95,7 +95,7 @@ def _with_model(data: bytes, model: str) -> bytes:
     return msgspec.json.encode({**msgspec.json.decode(data), "model": model})
 
 
-def _with_body(request: Request, path: str, data: bytes) -> Request:
+def with_body(request: Request, path: str, data: bytes) -> Request:
     """The request as it would have come to another route, its body inflated.
 
     Args:

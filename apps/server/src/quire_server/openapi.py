@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 __all__ = [
+    "BATCH_PAGE",
     "BYTES",
+    "FILE_PAGE",
     "HTML",
     "ITEM_PAGE",
     "JSON",
@@ -26,6 +29,7 @@ __all__ = [
     "OBJECT_OR_LISTS",
     "TEXT",
     "Bodies",
+    "Form",
     "Media",
     "Query",
     "RouteDocument",
@@ -34,8 +38,17 @@ __all__ = [
 
 Media = Mapping[str, Any]
 """What a route answers with: media type -> JSON schema, or the struct that is sent, or several of them."""
-Bodies = type[BaseModel] | tuple[type[BaseModel], ...]
-"""What a route takes: one model, or any of several."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Fields of a form."""
+
+    schema: dict[str, Any]
+
+
+Bodies = type[BaseModel] | tuple[type[BaseModel], ...] | Form
+"""What a route takes: one model, or any of several; or a form."""
 Query = Mapping[str, dict[str, Any]]
 """Parameters behind the question mark: name -> JSON schema."""
 
@@ -50,6 +63,16 @@ JSON_OR_EVENTS: Media = {**JSON, **EVENTS}
 TEXT: Media = {"text/plain": {"type": "string"}}
 HTML: Media = {"text/html": {"type": "string"}}
 
+FILE_PAGE: Query = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 10000, "default": 10000},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+    "purpose": {"type": "string"},
+}
+BATCH_PAGE: Query = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    "after": {"type": "string"},
+}
 ITEM_PAGE: Query = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
     "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
@@ -99,7 +122,9 @@ class RouteDocument:
         parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
         parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
         extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
-        if body is not None:
+        if isinstance(body, Form):
+            extra["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": body.schema}}}
+        elif body is not None:
             schemas = [self._body(each) for each in (body if isinstance(body, tuple) else (body,))]
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -24,6 +24,7 @@ from quire_renderers import checked_template_kwargs
 from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.exit_status import EngineStartError, ExitStatus
+from quire_server.files.folder import check_files_dir
 from quire_server.io_processors import load_io_processor
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
@@ -61,6 +62,7 @@ def serve(
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     check_tls(server)
     check_response_store(server)
+    check_files_dir(server)
     if server.io_processor_plugin is not None:
         load_io_processor(server.io_processor_plugin)
     read_api_keys(server)

@@ -34,13 +34,23 @@ class SQLiteFile:
         tables: Statements that make what is missing.
         migrate: Makes the tables from those of an older version, in the same transaction, with this many bytes of
             padding; returns whether there were any. The file is then written anew, without what older versions deleted.
+        keeps: What is kept in it, in the plural.
+        field: The setting that names it.
+        remedy: What to do where it cannot be used.
 
     Raises:
         ConfigError: the file cannot be used.
     """
 
     def __init__(
-        self, path: str | Path, tables: Sequence[str], migrate: Callable[[sqlite3.Connection, int], bool]
+        self,
+        path: str | Path,
+        tables: Sequence[str],
+        migrate: Callable[[sqlite3.Connection, int], bool],
+        *,
+        keeps: str = "responses",
+        field: str = "response_store",
+        remedy: str = "name another file with --response-store, or 'none'",
     ) -> None:
         self._lock = threading.Lock()
         self._owes_erasure = False
@@ -56,10 +66,7 @@ class SQLiteFile:
                 self._db.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"cannot keep responses in {str(path)!r}: {error}; name another file with --response-store, or 'none'",
-                field="response_store",
-            ) from None
+            raise ConfigError(f"cannot keep {keeps} in {str(path)!r}: {error}; {remedy}", field=field) from None
 
     def _prepare(self, tables: Sequence[str], migrate: Callable[[sqlite3.Connection, int], bool]) -> None:
         for pragma in (
