@@ -41,8 +41,6 @@ class _DecodeStep:
         self._dtype = DTYPES[network.embedding.dtype]
         self._group, sizes = network.stack.group, network.head.rank_sizes
         self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
-        if sizes:
-            self._share_head(sizes)
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (STRUCTS["RowTable"] * num_groups)(
@@ -82,6 +80,8 @@ class _DecodeStep:
             ids=ctypes.addressof(self._ids),
             max_logits=ctypes.addressof(self._max_logits),
         )
+        if sizes or network.embedding_rows:
+            self._share(sizes, network.embedding_rows)
 
     def __call__(
         self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
@@ -114,9 +114,13 @@ class _DecodeStep:
             self._group.check()
         return bool(done)
 
-    def _share_head(self, sizes: tuple[int, ...]) -> None:
-        self._head_sizes = (_L * len(sizes))(*sizes)
-        self._head.rank_sizes = ctypes.addressof(self._head_sizes)
+    def _share(self, head_sizes: tuple[int, ...], embedding_rows: tuple[int, ...]) -> None:
+        """Say how ranks share out the tokens of the head and of the embedding; empty where each has all."""
+        self._head_sizes, self._embedding_rows = ((_L * len(each))(*each) for each in (head_sizes, embedding_rows))
+        if head_sizes:
+            self._head.rank_sizes = ctypes.addressof(self._head_sizes)
+        if embedding_rows:
+            self._arguments.embedding_rows = ctypes.addressof(self._embedding_rows)
 
     def _reach(self, length: int) -> None:
         tables = [rotation(length) for rotation in self._network.rotations]

@@ -26,6 +26,8 @@ KINDS = [
     "BambaForCausalLM",  # attention beside Mamba-2
     "BloomForCausalLM",  # linear biases of the heads' scores
     "CohereForCausalLM",  # a norm with a weight for each head
+    "DeepseekV2ForCausalLM",  # queries without a latent
+    "DeepseekV32ForCausalLM",  # sparse latent attention
     "DeepseekV3ForCausalLM",  # latent attention, experts in groups
     "FalconForCausalLM",  # one key-value head
     "Gemma2ForCausalLM",  # soft caps
@@ -50,7 +52,9 @@ OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
 """Networks that one rank computes in one call with other bits than op by op: norms over all heads are summed head by
 head there, and a shared expert is added before the sum is rounded."""
 
-NEVER_IN_ONE_CALL = {"CohereForCausalLM", "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM"}
+NEVER_IN_ONE_CALL = {
+    "CohereForCausalLM", "DeepseekV32ForCausalLM", "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM"
+}  # fmt: skip
 """Networks whose layers no rank computes in one call."""
 
 T = TypeVar("T")
@@ -150,7 +154,7 @@ def test_weights_quantized_while_loaded_are_shared_out(linear_method: str, tmp_p
 
 
 def test_a_rank_holds_its_part_only(tmp_path: Path) -> None:
-    """Of attention, feed-forward network and head; table and norms are replicated."""
+    """Of attention, feed-forward network, table and head; norms are replicated."""
     tiny_hf_checkpoint(tmp_path, "llama", num_key_value_heads=1)
     config = ModelConfig.from_path(tmp_path)
 
@@ -160,7 +164,7 @@ def test_a_rank_holds_its_part_only(tmp_path: Path) -> None:
 
     (alone,), ranks = run_thread_ranks(1, sizes), run_thread_ranks(2, sizes)
     for name, size in alone.items():
-        is_whole = "norm" in name or "embed" in name or "k_proj" in name or "v_proj" in name  # one key-value head
+        is_whole = "norm" in name or "k_proj" in name or "v_proj" in name  # one key-value head
         assert sum(rank[name] for rank in ranks) == (2 * size if is_whole else size)
     heads = [shard(config.network, rank, 3).attention.heads for rank in range(3)]
     assert [(each.query_heads, each.kv_heads) for each in heads] == [

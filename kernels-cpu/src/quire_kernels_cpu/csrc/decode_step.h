@@ -122,6 +122,31 @@ void take_rows(const void* table, const int64_t* which, int64_t count, int64_t w
         std::memcpy(to + i * width, static_cast<const T*>(table) + which[i] * width, width * sizeof(T));
 }
 
+// As `take_rows`, of a table whose rows ranks share out: each brings those that it has. False: a rank is gone.
+template <typename T>
+bool take_shared_rows(const DecodeArguments& a, SharedGroup& group, const int64_t* which, int64_t width, T* to) {
+    static thread_local Buffer buffer, order_buffer;
+    T *const own = buffer.get<T>(2 * a.count * width), *const all = own + a.count * width;
+    int64_t *const order = order_buffer.get<int64_t>(a.count), widths[kMaxRanks];
+    int64_t first = 0, taken = 0;
+    for (int rank = 0; rank < group.size(); ++rank) {
+        const int64_t end = first + a.embedding_rows[rank], before = taken;
+        for (int64_t i = 0; i < a.count; ++i) {
+            if (which[i] < first || which[i] >= end) continue;
+            if (rank == group.rank())
+                std::memcpy(own + (taken - before) * width, static_cast<const T*>(a.embedding) + (which[i] - first) * width,
+                            width * sizeof(T));
+            order[taken++] = i;
+        }
+        widths[rank] = (taken - before) * width * sizeof(T);
+        first = end;
+    }
+    if (all_gather(group, reinterpret_cast<const uint8_t*>(own), reinterpret_cast<uint8_t*>(all), 1, widths) != GroupResult::kDone)
+        return false;
+    for (int64_t i = 0; i < taken; ++i) std::memcpy(to + order[i] * width, all + i * width, width * sizeof(T));
+    return true;
+}
+
 // The entries whose rows have adapters, slot by slot.
 inline LoraTokens gather_adapters(const DecodeArguments& a, Buffer& orders, Buffer& groups) {
     if (a.max_lora_rank == 0) return {};
@@ -177,7 +202,9 @@ bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
 
     T* const x = embedded.get<T>(n * decoder.hidden());
     T* const hidden = normed.get<T>(n * decoder.hidden());
-    take_rows(a.embedding, ids, n, decoder.hidden(), x);
+    SharedGroup* const group = a.embedding_rows ? decoder.ranks().group() : nullptr;
+    if (!group) take_rows(a.embedding, ids, n, decoder.hidden(), x);
+    if (group && !take_shared_rows(a, *group, ids, decoder.hidden(), x)) return false;
     if (a.embedding_factor != 1.0) scale_row(x, static_cast<float>(a.embedding_factor), n * decoder.hidden());
     const int64_t dim = decoder.rotary_dim;
     T* const angles = turns.get<T>(2 * a.num_rotations * n * dim);

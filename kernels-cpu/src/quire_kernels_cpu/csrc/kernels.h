@@ -110,6 +110,7 @@ struct LatentAttentionArgument {
     const float *q_norm, *kv_norm;            // [q_rank], [R]
     const void *key_up, *value_up;            // [H, R, N], [H, V, R] of the network's type
     int64_t key_up_stride, value_up_stride;   // from a head to the next
+    const int64_t* rank_widths;               // [ranks] H * V of each rank, where they share heads out; or none
     int32_t num_heads, nope_dim, rotary_dim, rank, value_dim, q_rank;
     int32_t rotation, interleaved;
     float eps, scale;
@@ -235,6 +236,7 @@ struct EncoderStep {
 struct DecodeArguments {
     // The same in every step.
     const void* embedding;  // [vocab, hidden]
+    const int64_t* embedding_rows;  // [ranks] rows of it that each rank has, one behind the other; or none: all of them
     const MatrixArgument* head;  // [vocab, hidden]
     int64_t vocab_size;
     int32_t* token_ids;  // [R, row_len]

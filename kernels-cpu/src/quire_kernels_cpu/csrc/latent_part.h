@@ -12,11 +12,15 @@ struct LatentAttentionPart {
     LatentAttentionArgument a;
     Matrix<T> down[2], query, o;  // query: of networks whose queries have a latent
     int normed, query_latent = -1, values;
+    int64_t all_values = 0;  // inputs of o: the heads of all ranks
 
     LatentAttentionPart(const LatentAttentionArgument& from, Workspace<T>& work)
         : a(from), down{work.matrix(from.q_down, down_size(), work.hidden), work.matrix(from.kv_down, row_size(), work.hidden)},
-          o(work.matrix(from.o, work.hidden, value_size())), normed(work.activations.add(Stage::first, work.hidden, down[0].format)),
-          values(work.activations.add(Stage::last, value_size(), o.format)) {
+          normed(work.activations.add(Stage::first, work.hidden, down[0].format)) {
+        for (int rank = 0; a.rank_widths && rank < work.ranks.size(); ++rank) all_values += a.rank_widths[rank];
+        if (!a.rank_widths) all_values = value_size();
+        o = work.matrix(from.o, work.hidden, all_values);
+        values = work.activations.add(Stage::last, all_values, o.format);
         if (a.q_rank) {
             query = work.matrix(a.q_up, query_size(), a.q_rank);
             query_latent = work.activations.add(Stage::middle, a.q_rank, query.format);
@@ -25,7 +29,8 @@ struct LatentAttentionPart {
         work.need(kOwn, down[0].rank_sizes || down[1].rank_sizes ? down[0].rows + down[1].rows : 0);
         work.need(kMixed, std::max<int64_t>(a.q_rank ? query_size() : 0, static_cast<int64_t>(a.num_heads) * a.rank));
         work.need(kAttended, a.num_heads * row_size());
-        work.need(kInner, value_size());
+        work.need(kInner, all_values);
+        if (a.rank_widths) work.need(kOwn, value_size());
     }
 
     Strips<T> entry() const { return {down, 2, false}; }
@@ -43,7 +48,14 @@ struct LatentAttentionPart {
         T* const projected = work.at(kProjected);
         T* const to[] = {projected, projected + down_size()};
         const Strips<T> behind{a.q_rank ? &query : &o, 1, false};
-        pass.project_whole(entry(), normed, to, stride, &behind);
+        if (a.rank_widths && !a.q_rank) {  // queries of this rank's heads, latents for all
+            const Strips<T> queries{down, 1, false}, latents{down + 1, 1, false};
+            pass.project(queries, normed, to, stride, &latents);
+            barrier();
+            pass.project_whole(latents, normed, to + 1, stride, &behind);
+        } else {
+            pass.project_whole(entry(), normed, to, stride, &behind);
+        }
         const PagedCache cache = make_latent_cache<T>(pass.cache->data, static_cast<int>(pass.group->block_size),
                                                       static_cast<int>(row_size()), a.rank, pass.cache->row_bytes,
                                                       pass.cache->block_bytes);
@@ -66,7 +78,8 @@ struct LatentAttentionPart {
         }
         absorb(pass, queries, query_stride);
         attend(pass, cache);
-        T* const y = work.at(kInner);
+        T* const whole_values = work.at(kInner);
+        T* const y = a.rank_widths ? work.at(kOwn) : whole_values;
         head_linear(HeadLinear<T>{.x = work.at(kMixed),
                                   .token_stride = static_cast<int64_t>(a.num_heads) * a.rank,
                                   .x_head_stride = a.rank,
@@ -81,7 +94,8 @@ struct LatentAttentionPart {
                                   .outputs = a.value_dim},
                     pass.mine.heads, pass.mine.linear, pass.worker);
         barrier();
-        pass.set(values, y, value_size());
+        if (a.rank_widths) pass.gather(y, a.rank_widths, whole_values, all_values);
+        pass.set(values, whole_values, all_values);
         pass.project_added(o, values);
     }
 

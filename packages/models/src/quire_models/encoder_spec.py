@@ -9,6 +9,7 @@ from typing import ClassVar
 from quire_interfaces import CrossAttentionSpec, Fields, FullAttentionSpec, KVCacheSpec, StateTensor
 from quire_models.mixer_spec import BART_NAMES, ProjectionNames
 from quire_models.rope_config import RopeConfig
+from quire_models.shards import HeadShard, OutputShard
 from quire_models.spec import EmbeddingSpec, LayerSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 
 __all__ = [
@@ -47,6 +48,8 @@ class EncoderAttentionSpec:
     """Of each query head, before it is rotated."""
     k_norm: NormSpec | None = None
     """Of each key head, before it is rotated."""
+    heads: HeadShard | None = None
+    """Which heads `num_heads` and `kv_heads` count, of a tensor-parallel rank; None where they are all."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -67,16 +70,24 @@ class EncoderAttentionSpec:
 
     def projections(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """Queries, keys, values, output."""
-        hidden, inner, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, size, heads = self.hidden_size, self.head_dim, self.heads
+        inner, kv = self.num_heads * size, self.num_kv_heads * size
+        own: tuple[OutputShard | None, OutputShard | None] = (None, None)
+        if heads is not None:
+            inner, kv = heads.num_heads * size, heads.num_kv_heads * size
+            own = heads.queries(size), heads.keys(size)
 
-        def linear(name: str, in_features: int, out_features: int) -> LinearSpec:
+        def linear(name: str, in_features: int, out_features: int, shard: OutputShard | None = None) -> LinearSpec:
             has_bias = self.bias and name not in self.unbiased
-            return LinearSpec(name=name, in_features=in_features, out_features=out_features, bias=has_bias)
+            return LinearSpec(name=name, in_features=in_features, out_features=out_features, bias=has_bias, shard=shard)
 
-        query, key, value = (
-            linear(name, hidden, size) for name, size in zip(self.names[:3], (inner, kv, kv), strict=True)
+        query, key, value, out = self.names
+        return (
+            linear(query, hidden, inner, own[0]),
+            linear(key, hidden, kv, own[1]),
+            linear(value, hidden, kv, own[1]),
+            linear(out, inner, hidden),
         )
-        return query, key, value, linear(self.names.out, inner, hidden)
 
     def weights(self) -> Iterator[Weight]:
         for linear in self.projections():
@@ -179,10 +190,11 @@ class EncoderDecoderSpec(NetworkSpec):
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """First the decoder's own attention, then its cross attention, by layers; see `NetworkSpec.kv_cache_specs`."""
         specs = NetworkSpec.kv_cache_specs(self, block_size, dtype)
+        first = next(layer.cross for layer in self.layers if isinstance(layer, CrossLayerSpec))
         cross = CrossAttentionSpec(
             block_size=block_size,
-            num_kv_heads=self.attention.num_kv_heads,
-            head_dim=self.attention.head_dim,
+            num_kv_heads=first.num_kv_heads,
+            head_dim=first.head_dim,
             dtype=dtype,
             max_encoder_tokens=self.max_encoder_len,
         )

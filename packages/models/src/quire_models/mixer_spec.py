@@ -219,6 +219,8 @@ class LatentSelfAttentionSpec:
     indexer: IndexerSpec | None = None
     dcp_size: int = 1
     """Ranks that its cache's tokens are interleaved over (decode context parallel)."""
+    heads: HeadShard | None = None
+    """Which heads `num_heads` counts, of a tensor-parallel rank; None where they are all. Each rank has all latents."""
     built_by: ClassVar[str] = ""
     """"module:class" of a family whose attention is its own; empty for the shared one."""
 
@@ -249,8 +251,19 @@ class LatentSelfAttentionSpec:
     def weights(self) -> Iterator[Weight]:
         yield from inside(self.name, self._weights())
 
+    def projection(self, name: str, inputs: int, width: int) -> LinearSpec:
+        """A linear layer with `width` outputs for each head."""
+        heads, outputs = self.heads, self.num_heads * width
+        shard = None if heads is None else heads.queries(width)
+        return LinearSpec(name=name, in_features=inputs, out_features=shard.total if shard else outputs, shard=shard)
+
+    @property
+    def value_width(self) -> int:
+        """What the heads of all ranks give together."""
+        return (self.num_heads if self.heads is None else self.heads.num_heads) * self.v_head_dim
+
     def _weights(self) -> Iterator[Weight]:
-        hidden, heads, rank = self.hidden_size, self.num_heads, self.kv_lora_rank
+        hidden, rank = self.hidden_size, self.kv_lora_rank
 
         def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterator[Weight]:
             spec = LinearSpec(name=name, in_features=inputs, out_features=outputs, bias=bias)
@@ -260,16 +273,17 @@ class LatentSelfAttentionSpec:
             return NormSpec(name=name, size=size, eps=LATENT_NORM_EPS).weights()
 
         if self.q_lora_rank is None:
-            yield from linear("q_proj", hidden, heads * self.head_dim)
+            yield from self.projection("q_proj", hidden, self.head_dim).weights("attention")
         else:
             yield from linear("q_a_proj", hidden, self.q_lora_rank, self.bias)
             yield from norm("q_a_layernorm", self.q_lora_rank)
-            yield from linear("q_b_proj", self.q_lora_rank, heads * self.head_dim)
+            yield from self.projection("q_b_proj", self.q_lora_rank, self.head_dim).weights("attention")
         yield from linear("kv_a_proj_with_mqa", hidden, rank + self.rotary_dim, self.bias)
         yield from norm("kv_a_layernorm", rank)
         # Absorbed into queries and outputs, so that it stays as numbers whatever the linear method is.
-        yield Weight("kv_b_proj.weight", (heads * (self.qk_nope_head_dim + self.v_head_dim), rank), "attention")
-        yield from linear("o_proj", heads * self.v_head_dim, hidden, self.bias)
+        absorbed = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        yield Weight("kv_b_proj.weight", (absorbed, rank), "attention")
+        yield from linear("o_proj", self.value_width, hidden, self.bias)
         index = self.indexer
         if index is not None and not index.is_shared:
             assert self.q_lora_rank is not None

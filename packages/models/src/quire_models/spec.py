@@ -334,6 +334,8 @@ class NetworkSpec:
     None for a network without such a head."""
     is_encoder: ClassVar[bool] = False
     """It reads whole texts, in both directions, and keeps no cache."""
+    shares_heads: ClassVar[bool] = True
+    """Tensor-parallel ranks share out the heads of its attention, where these have a rule."""
     caches_by_mixer: bool = False
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
     built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"

@@ -34,7 +34,9 @@ class DecodeNetwork:
     """A network: token ids -> embedding, times a factor -> stack -> logits, times a factor and capped."""
 
     embedding: Tensor
-    """[vocab, hidden_size], contiguous, of the stack's dtype."""
+    """[vocab, hidden_size], contiguous, of the stack's dtype; where ranks share its rows out, those of this one."""
+    embedding_rows: tuple[int, ...] = ()
+    """Rows of each rank, one behind the other, where they share them out; empty where each has all."""
     stack: DecoderStack
     head: LinearWeights
     """hidden_size -> vocab, without a bias or adapters; in a form of its own, whatever the stack's matrices have."""

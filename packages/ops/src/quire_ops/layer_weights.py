@@ -114,6 +114,8 @@ class LatentAttentionWeights:
     scale: float
     rotation: int = 0
     interleaved: bool = False
+    rank_widths: tuple[int, ...] = ()
+    """H * V of each rank, where ranks share heads out and these are one rank's; `o` takes those of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

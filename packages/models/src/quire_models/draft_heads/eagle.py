@@ -134,7 +134,7 @@ class EagleHead(DraftHead):
                 f"tokens, the model has {theirs.hidden_size} and {theirs.vocab_size}"
             )
         if self._embedding is None:
-            self._embedding = target.embedding.weight
+            self._embedding = target.embedding.part(None)
         if self._head is None:
             if config.hidden_size != theirs.hidden_size or config.draft_vocab_size != theirs.vocab_size:
                 raise CheckpointError("the EAGLE head has no lm_head.weight, and the model's does not fit it")

@@ -48,6 +48,7 @@ NAMES = ProjectionNames("q", "k", "v", "o")
 class T5SelfAttentionSpec(SelfAttentionSpec):
     """Self-attention of the decoder, whose scores have biases by distance."""
 
+    splits_heads: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.families.t5_layers:T5SelfAttention"
 
 

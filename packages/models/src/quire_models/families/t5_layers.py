@@ -12,6 +12,7 @@ from quire_models.config import ModelConfig
 from quire_models.families.t5 import T5Spec
 from quire_models.layers.distance_bias import DistanceBias
 from quire_models.layers.encoder_decoder import EncoderDecoderLM
+from quire_models.layers.gathered_heads import GatherHeads
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
@@ -32,6 +33,7 @@ class T5SelfAttention:
         *projections, self.out = (Linear.of(scope, each) for each in spec.projections())
         self.projections = MergedLinear(scope, *projections)
         self.attention = scope.attention(index, scale=spec.scale)
+        self.gather = GatherHeads.of(spec.heads, spec.head_dim, scope)
         self.attend = scope.op(ops.biased_paged_attention)
         self.index, self.num_heads, self.scale = index, spec.num_heads, spec.scale
         self.bias: DistanceBias
@@ -49,7 +51,7 @@ class T5SelfAttention:
             bias=self.bias.by_distance,
             kv_scale=self.attention.kv_scale,
         )
-        return self.out(attended.flatten(1))
+        return self.out(self.gather(attended.flatten(1)))
 
 
 class T5ForConditionalGeneration(EncoderDecoderLM):
@@ -73,13 +75,15 @@ class T5ForConditionalGeneration(EncoderDecoderLM):
 def _biases(spec: T5Spec, scope: Scope, layers: list[str], *, decoder: bool) -> list[DistanceBias]:
     """The biases of each layer of a stack; those of the first serve all where they are shared."""
     own = layers if spec.has_bias_in_every_layer else layers[:1]
+    heads = getattr(spec.attention, "heads", None)
     biases = [
         DistanceBias(
             scope / f"{name}.layer.0.SelfAttention.relative_attention_bias",
             spec.num_buckets,
-            spec.attention.num_heads,
+            spec.attention.num_heads if heads is None else heads.num_heads,
             spec.max_distance,
             is_causal=decoder,
+            heads=heads,
         )
         for name in own
     ]

@@ -84,7 +84,7 @@ class DecoderLM(Network):
         return self._lm_head
 
     def _token_table(self) -> Tensor:
-        return self.embedding.weight
+        return self.embedding.part(None)
 
     @property
     def batch_invariant(self) -> bool:
@@ -117,6 +117,14 @@ class DecoderLM(Network):
             shared = self._scope.tp_group is not None
             if shared and self._stack is None and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
                 self._widen()
+
+    def go_op_by_op(self) -> None:
+        """Run layers one by one from now on, rounding as the one call does that ran them all."""
+        if self._stack is not None:
+            layers = [self._fused_layer(i) for i in range(len(self.layers))]
+            if FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, self.norm.fused_weights()):  # type: ignore[union-attr]
+                self._widen()
+        super().go_op_by_op()
 
     def _widen(self) -> None:
         """Have gated networks round as they do in one call, so that ranks that share them give the bits of one."""

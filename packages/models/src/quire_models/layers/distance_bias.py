@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
+from quire_models.shards import HeadShard
 
 __all__ = ["DistanceBias", "bucket"]
 
@@ -31,17 +32,26 @@ class DistanceBias:
     """The biases of one stack, or of one layer: heads by distance."""
 
     def __init__(
-        self, scope: Scope, num_buckets: int, num_heads: int, max_distance: int, *, is_causal: bool = False
+        self,
+        scope: Scope,
+        num_buckets: int,
+        num_heads: int,
+        max_distance: int,
+        *,
+        is_causal: bool = False,
+        heads: HeadShard | None = None,
     ) -> None:
         """Args:
         scope: Scope of the table.
         max_distance: From here on all distances are in one bucket.
         is_causal: Keys are never behind their queries; else one half of the buckets is for such keys.
+        heads: Those of this rank; None for all.
         """
+        self._own = slice(None) if heads is None else heads.query_heads
         self._parameter = scope.parameter("weight", num_buckets, num_heads)
         self._num_buckets, self._max_distance, self._is_causal = num_buckets, max_distance, is_causal
         self.by_distance: Tensor
-        """[num_heads, distances]: from `max_distance` before the query to as many behind it, or from 0 to
+        """[heads of this rank, distances]: from `max_distance` before the query to as many behind it, or from 0 to
         `max_distance` before it."""
         scope.when_loaded(self._finish)
 
@@ -53,4 +63,4 @@ class DistanceBias:
         else:
             distance = torch.arange(-most, most + 1)
             buckets = bucket(distance.abs(), num // 2, most) + (distance > 0) * (num // 2)
-        self.by_distance = weight[buckets.to(weight.device)].T.contiguous()
+        self.by_distance = weight[buckets.to(weight.device)].T[self._own].contiguous()

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward, class_of, within
 from quire_models.encoder_spec import EncoderAttentionSpec
+from quire_models.layers.gathered_heads import GatherHeads
 from quire_models.layers.linear import Linear, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.mlp import MLP, GatedMLP
@@ -29,6 +30,7 @@ class EncoderAttention:
 
     __slots__ = (
         "_attend",
+        "_gather",
         "_head_dim",
         "_key_norm",
         "_qkv",
@@ -59,6 +61,7 @@ class EncoderAttention:
             size = spec.head_dim
             self._rotary = Rotary(scope, spec.rotary_dim, head_dim=size, interleaved=spec.interleaved)
         self.rotary_dim = spec.rotary_dim
+        self._gather = GatherHeads.of(spec.heads, spec.head_dim, scope)
         self._attend = scope.op(ops.encoder_attention)
         self._head_dim, self._scale, self._window = spec.head_dim, spec.scale, spec.sliding_window
 
@@ -84,7 +87,7 @@ class EncoderAttention:
         attended = self._attend(
             query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias, key_lens=key_lens
         )
-        return self.out(attended.flatten(1))
+        return self.out(self._gather(attended.flatten(1)))
 
     def fused_weights(self, rotation: int | None, position_bias: Tensor | None) -> EncoderAttentionWeights | None:
         """The attention as data for op `encoder_stack`; None where that op cannot compute it, or a linear method keeps
@@ -112,7 +115,7 @@ class EncoderAttention:
 class CrossAttention:
     """x [T, hidden_size] -> [T, hidden_size]: the decoder's tokens attend to all that the encoder read."""
 
-    __slots__ = ("_attention", "_key_and_value", "_num_heads", "key", "out", "query", "value")
+    __slots__ = ("_attention", "_gather", "_key_and_value", "_num_heads", "key", "out", "query", "value")
 
     def __init__(self, spec: EncoderAttentionSpec, index: int, scope: Scope) -> None:
         """Args:
@@ -122,6 +125,7 @@ class CrossAttention:
         self.query, self.key, self.value, self.out = (Linear.of(scope, each) for each in spec.projections())
         self._key_and_value = MergedLinear(scope, self.key, self.value)
         self._attention = scope.attention(index, scale=spec.scale)
+        self._gather = GatherHeads.of(spec.heads, spec.head_dim, scope)
         self._num_heads = spec.num_heads
 
     def write(self, encoded: Tensor, batch: ForwardBatch) -> None:
@@ -131,7 +135,7 @@ class CrossAttention:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         query = self.query(x).view(len(x), self._num_heads, -1)
-        return self.out(self._attention.attend(query, batch).flatten(1))
+        return self.out(self._gather(self._attention.attend(query, batch).flatten(1)))
 
 
 class EncoderLayer:

@@ -18,6 +18,7 @@ from quire_models.layers.network import Network
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
+from quire_models.layers.vocab_parallel import VocabParallelEmbedding
 from quire_ops import LoraTokens
 
 __all__ = ["CrossDecoderLayer", "EncoderDecoderLM"]
@@ -64,7 +65,8 @@ class EncoderDecoderLM(Network):
         spec = config.network
         assert isinstance(spec, EncoderDecoderSpec)
         encoder, decoder = within(scope, spec.encoder_body), within(scope, spec.body)
-        self.tokens = tokens = Embedding(scope / spec.shared, spec.vocab_size, spec.hidden_size)
+        make_table = Embedding if scope.tp_group is None else VocabParallelEmbedding
+        self.tokens = tokens = make_table(scope / spec.shared, spec.vocab_size, spec.hidden_size)
         self.encoder_embedding = TokenEmbedding(spec.encoder_embedding, encoder, tokens)
         self.encoder_layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.encoder_layers]
         self.decoder_embedding = TokenEmbedding(spec.embedding, decoder, tokens)

@@ -90,7 +90,7 @@ def share_experts(group: Collectives, backend: str, eplb: EplbSettings | None = 
         ConfigError: There is no such manager here.
     """
     layers: list[PlacedExperts] = []
-    balancer = None if eplb is None else ExpertBalancer(eplb, layers, is_logged=group.rank == 0)
+    balancer = None if eplb is None else ExpertBalancer(eplb, layers, group.size, is_logged=group.rank == 0)
     manager = make_all2all_manager(backend, group)
     return ExpertParallel(group=group, manager=manager, eplb=eplb, balancer=balancer, layers=layers)
 
@@ -164,10 +164,13 @@ class PlacedExperts:
             sum_: The sum of a token's values, in the order of the experts' numbers.
         """
         manager = self._parallel.manager
-        if self.counts.maxlen:
+        balancer = self._parallel.balancer
+        if balancer is not None:
             self.counts.append(torch.bincount(topk_ids.flatten(), minlength=self.num_experts))
         tokens = torch.arange(len(topk_ids))[:, None]
         owners = self._ranks[topk_ids, tokens % self._num_replicas[topk_ids]]
+        if balancer is not None:
+            balancer.rank_tokens += torch.bincount(owners.flatten(), minlength=self.group.size)
         rows = manager.dispatch(x, owners)
         pairs = torch.where((owners == self._parallel.group.rank).flatten())[0]
         values = outputs(rows, topk_ids.flatten()[pairs], pairs // topk_ids.shape[1])
@@ -193,9 +196,11 @@ class ExpertBalancer:
     Every rank routes every token, so that all of them count alike, and decide alike without asking.
     """
 
-    __slots__ = ("_is_logged", "_layers", "_settings", "num_moved", "num_steps")
+    __slots__ = ("_is_logged", "_layers", "_settings", "num_moved", "num_rebalances", "num_steps", "rank_tokens")
 
-    def __init__(self, settings: EplbSettings, layers: Sequence[PlacedExperts], *, is_logged: bool) -> None:
+    def __init__(
+        self, settings: EplbSettings, layers: Sequence[PlacedExperts], num_ranks: int, *, is_logged: bool
+    ) -> None:
         """Args:
         layers: Of a network that is still being made.
         is_logged: Whether this rank writes the log.
@@ -205,6 +210,10 @@ class ExpertBalancer:
         self.num_steps = 0
         self.num_moved = 0
         """Experts that came to another rank so far."""
+        self.num_rebalances = 0
+        """Times that experts were moved so far."""
+        self.rank_tokens = torch.zeros(num_ranks, dtype=torch.int64)
+        """[ranks]: pairs of token and expert of all layers that each rank computed so far."""
 
     @property
     def balancedness(self) -> float:
@@ -224,6 +233,7 @@ class ExpertBalancer:
             before = self.balancedness
             moved = sum(each.rebalance() for each in self._layers)
             self.num_moved += moved
+            self.num_rebalances += moved > 0
             if self._is_logged:
                 logger.info("moved %d experts: balancedness %.3f, was %.3f", moved, self.balancedness, before)
         self.num_steps += 1

@@ -176,8 +176,9 @@ class FusedDecoder:
         if backend is None or weights is None or not self._reads(rows.kv_caches):
             return None
         network = DecodeNetwork(
-            embedding=embedding.weight, stack=self._stack, head=weights, rotations=tuple(rotations), **factors
-        )
+            embedding=embedding.weight, embedding_rows=embedding.rank_rows, stack=self._stack, head=weights,
+            rotations=tuple(rotations), **factors,
+        )  # fmt: skip
         return backend.function(network, rows)
 
 
@@ -201,7 +202,7 @@ def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] 
             sizes["key_head_dim"] = mixer.key_dim
         if isinstance(mixer, Mamba2Weights | GatedDeltaWeights | ShortConvWeights):
             sizes["taps"] = mixer.taps.shape[1]
-    if scope.head_shards:  # as one rank chooses, which has all heads
+    if scope.head_shards and "queries_per_kv_head" in sizes:  # as one rank chooses, which has all heads
         sizes["queries_per_kv_head"] = max(each.num_heads // each.num_kv_heads for each in scope.head_shards.values())
     backend = scope.choose(op, **sizes)
     return backend if backend.name == scope.attention_backend.name else None

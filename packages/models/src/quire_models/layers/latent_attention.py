@@ -44,24 +44,28 @@ class LatentAttention:
         scope: Scope of the attention itself.
         beside: Layers of a larger attention that take x too, and have just been made.
         """
-        hidden, heads = spec.hidden_size, spec.num_heads
+        hidden, heads = spec.hidden_size, spec.heads
         self._spec, self.cache = spec, index
         self._rank = spec.kv_lora_rank
-        query = heads * (spec.qk_nope_head_dim + spec.rotary_dim)
+        self._group = None if heads is None else scope.tp_group
+        self._rank_widths = () if heads is None else tuple(each * spec.v_head_dim for each in heads.query_sizes)
+        """What the heads of each rank give, where ranks share them out."""
+        if heads is not None:
+            scope.head_shards[scope.prefix] = heads
         self._query: Callable[[Tensor], Tensor] = _as_it_is
         self._query_norm: Callable[[Tensor], Tensor] = _as_it_is
         if spec.q_lora_rank is None:
-            down = Linear(scope / "q_proj", hidden, query)
+            down = Linear.of(scope, spec.projection("q_proj", hidden, spec.head_dim))
         else:
             down = Linear(scope / "q_a_proj", hidden, spec.q_lora_rank, bias=spec.bias)
             self._query_norm = RMSNorm(scope / "q_a_layernorm", spec.q_lora_rank, LATENT_NORM_EPS)
-            self._query = Linear(scope / "q_b_proj", spec.q_lora_rank, query)
+            self._query = Linear.of(scope, spec.projection("q_b_proj", spec.q_lora_rank, spec.head_dim))
         latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + spec.rotary_dim, bias=spec.bias)
         self._down = MergedLinear(scope, down, latent, *beside)
         """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
         self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
         self._up = self._absorbed(scope / "kv_b_proj")
-        self._out = Linear(scope / "o_proj", heads * spec.v_head_dim, hidden, bias=spec.bias)
+        self._out = Linear(scope / "o_proj", spec.value_width, hidden, bias=spec.bias)
         self._rotate = Rotary(scope, spec.rotary_dim, interleaved=spec.interleaved)
         self._write = scope.op(ops.write_latent_cache)
         self._attend = scope.op(ops.latent_attention)
@@ -77,9 +81,9 @@ class LatentAttention:
         # It is never applied to tokens: no adapter can stand on it, and no form but numbers is of use.
         spec = self._spec
         scope = dataclasses.replace(scope, adapters=None)
-        out = spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim)
+        up = spec.projection("", self._rank, spec.qk_nope_head_dim + spec.v_head_dim)
         method = None if scope.quantization else scope.plain_method
-        return Linear(scope, self._rank, out, method=method, is_replicated=True)
+        return Linear(scope, self._rank, up.out_features, method=method, shard=up.shard, is_replicated=True)
 
     def _absorb(self) -> None:
         spec = self._spec
@@ -113,6 +117,7 @@ class LatentAttention:
             value_up=self._value,
             scale=spec.scale,
             interleaved=spec.interleaved,
+            rank_widths=self._rank_widths,
         )
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
@@ -142,4 +147,7 @@ class LatentAttention:
 
     def _output(self, attended: Tensor) -> Tensor:
         """[T, H, R] of attended latents -> [T, hidden_size]."""
-        return self._out(self._multiply(attended, self._value).flatten(1))
+        values = self._multiply(attended, self._value).flatten(1)
+        if self._group is not None:
+            values = self._group.all_gather(values.contiguous(), dim=-1, sizes=self._rank_widths)
+        return self._out(values)

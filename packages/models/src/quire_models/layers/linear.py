@@ -271,9 +271,16 @@ class Embedding:
 
     __slots__ = ("_adapters", "_embedding", "_parameter", "weight")
 
-    def __init__(self, scope: Scope, vocab_size: int, size: int) -> None:
+    rank_rows: tuple[int, ...] = ()
+    """Rows of each rank, one behind the other, where ranks share them out; empty where each has all."""
+
+    def __init__(self, scope: Scope, vocab_size: int, size: int, shard: OutputShard | None = None) -> None:
+        """Args:
+        shard: The rows of this rank; None for all.
+        """
         self._embedding = scope.op(ops.embedding)
-        self._parameter = scope.parameter("weight", vocab_size, size)
+        rows = None if shard is None else DimShard(0, shard.start, shard.total)
+        self._parameter = scope.parameter("weight", shard.size if shard else vocab_size, size, shard=rows)
         self.weight: Tensor
         self._adapters = scope.adapters
         if self._adapters is not None and self._adapters.embedding is None:
@@ -285,10 +292,18 @@ class Embedding:
 
     def __call__(self, ids: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """`lora`: which tokens have adapters, which may change their embedding."""
-        out: Tensor = self._embedding(ids, self.weight)
+        out = self.rows_of(ids)
         if self._adapters is not None and lora is not None:
             self._adapters.embed(out, ids, lora)
         return out
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """[T, size] without adapters."""
+        return self._embedding(ids, self.weight)
+
+    def part(self, shard: OutputShard | None) -> Tensor:
+        """The rows of a shard; None for all."""
+        return self.weight if shard is None else self.weight[shard.start : shard.stop]
 
 
 class LMHead:
@@ -366,15 +381,12 @@ class LMHead:
         if isinstance(self._method, StoredLinear):
             self._weights = self._method.on_device(self._method.read(tensors, None))
         else:
-            weight = tensors["weight"] if "weight" in tensors else self._shared()
+            shared = None if self._embedding is None else self._embedding.part(self._shard)
+            weight = tensors.get("weight", shared)
+            assert weight is not None
             self._weights = self._method.make_weights(weight, None)
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()
-
-    def _shared(self) -> Tensor:
-        assert self._embedding is not None
-        weight, shard = self._embedding.weight, self._shard
-        return weight if shard is None else weight[shard.start : shard.stop]
 
     def __call__(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """`lora`: which hidden states have adapters that may change the head."""

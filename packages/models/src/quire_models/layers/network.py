@@ -13,11 +13,13 @@ from quire_attention import AttentionBackend, ForwardBatch
 from quire_interfaces import ConfigError
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
+from quire_models.layers.expert_parallel import ExpertBalancer
 from quire_models.layers.fused import named_tensors
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts
 from quire_models.layers.pooling_head import PoolingHead
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
 from quire_models.layers.towers import Towers
@@ -137,19 +139,39 @@ class Network:
         num_shared = sum(layer.shard is not None for layer in linears)
         shared = [
             f"{num_shared} of {len(linears)} linear layers",
-            f"the heads of {len(scope.head_shards)} of {len(scope.attentions)} attentions",
+            f"the heads of {len(scope.head_shards)} of {len({*scope.attentions, *scope.head_shards})} attentions",
             "the LM head",
         ]
+        table = self.config.network.embedding_name
+        shares_table = any(each.name == table and each.shard is not None for each in scope.parameters)
+        if shares_table:
+            shared.append("the embedding")
         if scope.expert_parallel is not None:
             shared.append(scope.expert_parallel.summary)
         whole = {
-            "embedding": True,
+            "embedding": not shares_table,
             "norms": True,
             "experts": scope.expert_parallel is None and any(isinstance(each, FusedExperts) for each in scope.layers),
             "recurrent states": any(mixer.states for mixer in self.config.network.mixers),
             "towers": self.towers is not None,
         }
         return tuple(shared), tuple(part for part, is_there in whole.items() if is_there)
+
+    @property
+    def routers(self) -> tuple[Router, ...]:
+        """What chooses experts, in the order of the layers; none where no layer has routed experts."""
+        return tuple(self._scope.routers)
+
+    @property
+    def expert_balancer(self) -> ExpertBalancer | None:
+        """What moves experts between ranks; None where they stay where they are."""
+        parallel = self._scope.expert_parallel
+        return None if parallel is None else parallel.balancer
+
+    def go_op_by_op(self) -> None:
+        """Run layers one by one from now on, with the bits of the one call that ran them all. Once weights are
+        loaded."""
+        self._stack = None
 
     @property
     def in_one_call(self) -> bool:

@@ -119,6 +119,7 @@ class Router:
         """[E, size]."""
         self.bias: Tensor | None = None
         """[E] float32, of the logits."""
+        scope.routers.append(self)
         scope.when_loaded(self._finish)
 
     @property

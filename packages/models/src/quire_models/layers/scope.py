@@ -144,6 +144,8 @@ class Scope:
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
     packs: dict[str, Packed] = field(default_factory=dict)
     """Name in the checkpoint -> what it stands for."""
+    routers: list[Any] = field(default_factory=list)
+    """Every `Router` of the network, in the order of its layers; shared by all scopes of a network."""
     chosen: list[OpBackend[..., Any]] = field(default_factory=list)
     """The backends of every op that a layer bound; shared by all scopes of a network."""
     finishers: list[Callable[[], None]] = field(default_factory=list)

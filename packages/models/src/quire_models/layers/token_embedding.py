@@ -12,6 +12,7 @@ from quire_attention import MediaEmbeds
 from quire_models.layers.linear import Embedding, Linear
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
+from quire_models.layers.vocab_parallel import VocabParallelEmbedding
 from quire_models.spec import EmbeddingSpec, PositionSpec
 from quire_ops import LoraTokens
 
@@ -46,7 +47,8 @@ class TokenEmbedding:
         scope: Scope of the body.
         table: Tokens of another stack, where both have one table; None for its own.
         """
-        self.table = table or Embedding(scope / spec.name, spec.num_tokens, spec.size)
+        make_table = Embedding if scope.tp_group is None else VocabParallelEmbedding
+        self.table = table or make_table(scope / spec.name, spec.num_tokens, spec.size)
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
         self._projects_last = spec.projects_last
         factor, self._scales_media = spec.factor, spec.scales_media
