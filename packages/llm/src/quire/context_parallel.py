@@ -37,7 +37,7 @@ def check_context_parallel(config: QuireConfig, model: ModelConfig) -> None:
             "tokens of a tree of drafts are moved between slots, which are on several ranks; set it to 1",
         ),
         "model": (
-            model.max_encoder_len > 0 or interleave(network, size) == network,
+            model.max_encoder_len > 0 or not model.is_native or interleave(network, size) == network,
             f"{model.architecture} has no attention of a decoder to all tokens before that ranks could share",
         ),
         "language_model_only": (

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from quire.adapters import takes_adapters
+from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.context_parallel import check_context_parallel
 from quire.expert_parallel import check_expert_parallel, experts_of_rank
@@ -70,8 +72,18 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         ),
         "mm_encoder_only": (config.model.mm_encoder_only, "towers are not shared; serve them with one rank"),
         "model": (
-            model.is_encoder or not model.is_native,
-            f"{model.architecture} is not shared between ranks: it would be computed whole by each; serve it with one",
+            model.is_encoder or (stages > 1 and not model.is_native),
+            f"{model.architecture} is not shared between ranks: it would be computed whole by each; serve it with one"
+            + ("" if model.is_encoder else ", or by tensor_parallel_size alone"),
+        ),
+        "enable_lora": (
+            not model.is_native and takes_adapters(config),
+            f"{model.architecture} runs through Transformers, whose layers take no adapters where ranks share them: "
+            "serve it with one",
+        ),
+        "compilation_config": (
+            not model.is_native and chosen_compilation(config, model) is not None,
+            f"{model.architecture} is compiled for one rank; leave it out",
         ),
     }
     for field, (is_set, reason) in refusals.items():

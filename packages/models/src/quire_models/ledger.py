@@ -40,12 +40,17 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
 it."""
 
 
-def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, int]:
-    """For a network of which only the number of its weights is known."""
+def _counted_ledger(config: ModelConfig, element: int, head: int, num_ranks: int) -> dict[str, int]:
+    """For a network of which only the number of its weights is known, and the shapes of its linear layers."""
     assert config.stored_parameters is not None
     embedding = config.vocab_size * config.hidden_size * element
     towers = _tower_bytes(config, element)
-    layers = max(0, config.stored_parameters * element - embedding - head - sum(towers.values()))
+    whole_head = embedding if head and num_ranks > 1 else head
+    layers = config.stored_parameters * element - embedding - whole_head - sum(towers.values())
+    for outputs, inputs in config.stored_linears if num_ranks > 1 else ():
+        sizes = split_outputs(outputs, num_ranks)
+        layers -= 0 if sizes is None else (outputs - sizes[0]) * inputs * element
+    layers = max(0, layers)
     return {"embedding": embedding, "attention": 0, "MLP": layers, "norms": 0, "LM head": head, **towers}
 
 
@@ -91,15 +96,15 @@ def weight_ledger(
     is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
     head_sizes = None if num_ranks == 1 else split_outputs(config.vocab_size, num_ranks)
-    head_outputs = config.vocab_size if head_sizes is None else head_sizes[0]
+    head_outputs = config.vocab_size if head_sizes is None else head_sizes[0]  # and as many rows of the embedding
     head = 0 if is_shared else of_head(head_outputs, config.network.embedding.size, element)
     if not config.network.has_lm_head:
         head = 0
     elif head_form is not None:
         head = head_form.bytes_as(head_form, head_outputs, config.network.embedding.size, element)
     if config.stored_parameters is not None:
-        return _counted_ledger(config, element, head)
-    ledger = {"embedding": config.vocab_size * config.network.embedding.size * element, "attention": 0, "MLP": 0}
+        return _counted_ledger(config, element, head, num_ranks)
+    ledger = {"embedding": head_outputs * config.network.embedding.size * element, "attention": 0, "MLP": 0}
     for weight in config.network.weights():
         if num_ranks > 1:
             weight = _of_first_rank(weight, num_ranks)

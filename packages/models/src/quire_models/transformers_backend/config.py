@@ -46,6 +46,7 @@ SYNONYMS = {
 class FallbackSpec(NetworkSpec):
     """Of a network that Transformers runs, what its attention keeps, and the sizes that planners ask for."""
 
+    shares_heads: ClassVar[bool] = False
     built_by: ClassVar[str] = "quire_models.transformers_backend.model:TransformersLM"
 
 

@@ -25,6 +25,7 @@ from quire_models.layers.whole_spans import with_whole_spans
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.transformers_backend.cross_attention import MediaCrossAttention
 from quire_models.transformers_backend.media_inputs import MediaInputs
+from quire_models.transformers_backend.shared_linears import share_linears
 from quire_models.transformers_backend.towers import TransformersTowers, drop_towers
 from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
 
@@ -52,6 +53,8 @@ class TransformersLM(Network):
         self._paged = PagedAttention(config, scope)
         self._media_inputs: MediaInputs | None = None
         self._cross_attention: MediaCrossAttention | None = None
+        self._num_shared = 0
+        """Linear layers that tensor-parallel ranks share."""
 
     def load(self, folder: str | Path, *, dummy: bool = False, language_model_only: bool = False) -> None:
         """Build the network and read its weights.
@@ -118,7 +121,15 @@ class TransformersLM(Network):
             self._cross_attention = MediaCrossAttention(self._decoder, self.config.media.cross_attention_layers)
         if "position_ids" not in inspect.signature(type(self._decoder).forward).parameters:
             self._place_positions()
+        if self._scope.tp_group is not None:
+            plan = getattr(self._decoder.config, "base_model_tp_plan", None) or {}
+            self._num_shared = share_linears(self._model, self._decoder, plan, self._scope.tp_group)
         self._try()
+
+    @property
+    def shared_parts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Parts that tensor-parallel ranks share out, and parts that each of them has whole."""
+        return (f"{self._num_shared} linear layers", "the LM head"), ("embedding", "norms", "heads and their KV cache")
 
     @property
     def _body(self) -> Any:
