@@ -91,3 +91,4 @@ def _append(wholes: dict[int, CompletionOutput], delta: CompletionOutput) -> Non
         whole.logprobs = [*(whole.logprobs or []), *delta.logprobs]
     whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
     whole.error, whole.error_code, whole.error_param = delta.error, delta.error_code, delta.error_param
+    whole.routed_experts = delta.routed_experts

@@ -258,6 +258,7 @@ class _Answer:
         if end is None:
             piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
             piece.error, piece.error_code, piece.error_param = delta.error, delta.error_code, delta.error_param
+            piece.routed_experts = delta.routed_experts
         return self._add(output, piece, finished=finished)
 
     def _num_safe(self) -> int:

@@ -38,6 +38,7 @@ from quire_server.responses import (
     json_response,
     sse,
 )
+from quire_server.routed_experts import experts_text
 from quire_server.streaming import EventStream, after
 from quire_server.token_protocol import BatchChatCompletionRequest
 from quire_server.tool_choice import ToolUse, chat_client_tools, chat_tool_use
@@ -184,6 +185,7 @@ class ChatAnswer:
             finish_reason=self._finish_reason(choice, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else None,
+            routed_experts=experts_text(output),
         )
 
     def _deltas(self, index: int) -> ChatDeltas:
@@ -279,6 +281,7 @@ class ChatAnswer:
             finish_reason=self._finish_reason(choice, output) if output.finished else None,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else None,
+            routed_experts=experts_text(output),
         )
 
 

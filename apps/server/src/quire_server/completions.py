@@ -26,6 +26,7 @@ from quire_server.media import hold_prompt_embeds, released_after
 from quire_server.protocol import CompletionRequest
 from quire_server.request_ids import answer_id
 from quire_server.responses import Completion, CompletionChoice, Usage, json_response, sse
+from quire_server.routed_experts import experts_text
 from quire_server.streaming import EventStream, after, merge
 from quire_server.truncation import truncated
 from quire_server.turn import raise_failed
@@ -244,6 +245,7 @@ class CompletionAnswer:
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            routed_experts=experts_text(output),
         )
         if is_first and positions is not None and self.body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(positions)

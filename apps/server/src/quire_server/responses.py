@@ -121,6 +121,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | UnsetType = UNSET
+    """With the end, where the engine returns them (`experts_text`)."""
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -181,6 +183,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | UnsetType = UNSET
+    """With the end, where the engine returns them (`experts_text`)."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -229,6 +233,8 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | UnsetType = UNSET
+    """With the end, where the engine returns them (`experts_text`)."""
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

@@ -28,6 +28,7 @@ from quire_server.media import hold_rendered, place_rendered, released_after
 from quire_server.protocol import check_thinking_budget, transfer_args
 from quire_server.request_ids import answer_id
 from quire_server.responses import ChatLogprobs, Usage, sse
+from quire_server.routed_experts import experts_text
 from quire_server.streaming import EventStream, after
 from quire_server.token_protocol import (
     AbortRequest,
@@ -69,7 +70,8 @@ class _ChoiceBase(msgspec.Struct, kw_only=True):
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    routed_experts: None = None
+    routed_experts: str | None = None
+    """With the end, where the engine returns them (`experts_text`)."""
 
 
 class TokensChoice(_ChoiceBase, kw_only=True):
@@ -290,6 +292,7 @@ def _fields(output: CompletionOutput) -> dict[str, Any]:
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
+        "routed_experts": experts_text(output) or None,
     }
 
 

@@ -14,6 +14,7 @@ from quire_engine.input_processor import InputProcessor
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.pooling import PoolingProcessor
+from quire_engine.routed_experts import RoutedExpertsProcessor
 from quire_interfaces import (
     OutputKind,
     PoolingParams,
@@ -108,7 +109,7 @@ class Frontend:
         request_id = request_id if request_id is not None else f"request-{next(self._auto_ids)}"
         check_unused(request_id, ids_in_use)
         messages = self._input_processor.process(request_id, rendered, params, options)
-        processor = RequestProcessor(
+        processor = (RoutedExpertsProcessor if self._info.returns_routed_experts else RequestProcessor)(
             request_id,
             rendered.text,
             rendered.token_ids,

@@ -28,6 +28,7 @@ from quire_interfaces import (
     RequestOptions,
     SamplingParams,
     SchedulerStats,
+    TokenExperts,
     TokenLogprobs,
 )
 
@@ -185,6 +186,8 @@ class EngineInfo:
     """Numbers of an embedding; 0 where no task makes any."""
     max_embed_len: int = 0
     """Most tokens of a prompt that is embedded: where more than `max_model_len`, in chunks that are averaged."""
+    returns_routed_experts: bool = False
+    """Outputs tell which experts the routers chose for each token."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0
@@ -394,7 +397,16 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
         logprobs=_joined(first.logprobs, second.logprobs),
         prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        routed_experts=joined_experts(first.routed_experts, second.routed_experts),
     )
+
+
+def joined_experts(first: TokenExperts | None, second: TokenExperts | None) -> TokenExperts | None:
+    """What two consecutive outputs say of experts. The second one is right where both speak of a token."""
+    if first is None or second is None or second.start <= first.start:
+        return first if second is None else second
+    kept = first.data[: (second.start - first.start) * first.token_bytes]
+    return first._replace(data=kept + second.data)
 
 
 def _joined(first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:

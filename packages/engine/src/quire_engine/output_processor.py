@@ -6,6 +6,7 @@ to the core (a stop string ended a completion early) is left in `RequestProcesso
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -286,16 +287,6 @@ def _append(whole: CompletionOutput, delta: CompletionOutput) -> None:
 
 
 def _copy(whole: CompletionOutput) -> CompletionOutput:
-    return CompletionOutput(
-        index=whole.index,
-        text=whole.text,
-        token_ids=list(whole.token_ids),
-        logprobs=None if whole.logprobs is None else list(whole.logprobs),
-        text_offsets=list(whole.text_offsets),
-        finish_reason=whole.finish_reason,
-        stop_reason=whole.stop_reason,
-        error=whole.error,
-        error_code=whole.error_code,
-        error_param=whole.error_param,
-        cumulative_logprob=whole.cumulative_logprob,
-    )
+    token_ids, text_offsets = list(whole.token_ids), list(whole.text_offsets)
+    logprobs = None if whole.logprobs is None else list(whole.logprobs)
+    return dataclasses.replace(whole, token_ids=token_ids, logprobs=logprobs, text_offsets=text_offsets)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire_engine.metrics import RequestMetrics
 from quire_interfaces import FinishReason
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -50,6 +53,10 @@ class CompletionOutput:
     failed."""
     error_param: str | None = None
     """The field at fault, if it is one."""
+    routed_experts: NDArray[Any] | None = None
+    """With the end, where the engine returns them: the experts that routers chose, [tokens of prompt and output - 1,
+    layers with routed experts, experts of a token] uint8, or uint16 where there are more than 256. The last token of
+    the output was not computed, so that it has none."""
 
     @property
     def finished(self) -> bool:

@@ -78,6 +78,7 @@ from quire_interfaces.step import (
     RequestFailure,
     SchedulerOutput,
     SchedulerStats,
+    TokenExperts,
     TokenLogprobs,
     sum_stats,
 )
@@ -189,6 +190,7 @@ __all__ = [
     "Tensor",
     "TextDelta",
     "TieredBlockAllocator",
+    "TokenExperts",
     "TokenLogprobs",
     "Tokenizer",
     "at_least",

@@ -28,6 +28,7 @@ __all__ = [
     "RequestFailure",
     "SchedulerOutput",
     "SchedulerStats",
+    "TokenExperts",
     "TokenLogprobs",
     "sum_stats",
 ]
@@ -134,6 +135,31 @@ class TokenLogprobs:
     """Rank of the first entry's token in the whole vocabulary, 1 is the most likely."""
 
 
+class TokenExperts(NamedTuple):
+    """The experts that routers chose for consecutive tokens of one request."""
+
+    start: int
+    """Position of the first of these tokens."""
+    num_layers: int
+    """Layers with routed experts, in the order of the network."""
+    top_k: int
+    """Experts of a token in a layer."""
+    dtype: str
+    """Of an expert's number: "uint8" or "uint16"."""
+    data: bytes
+    """[tokens, num_layers, top_k]."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.num_layers * self.top_k * (1 if self.dtype == "uint8" else 2)
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last of these tokens."""
+        return self.start + len(self.data) // self.token_bytes
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelRunnerOutput:
     """What one step produced. Dictionaries are keyed by row and hold only rows that asked."""
@@ -172,6 +198,8 @@ class ModelRunnerOutput:
     """Items of `SchedulerOutput.encode` that towers have read; the others were embeddings already, or in a tier."""
     kv_transfer: KVTransferOutput | None = None
     """What became of blocks on their way from or to a tier."""
+    routed_experts: dict[int, bytes] = field(default_factory=dict)
+    """Row -> the experts of its tokens in the step, as `TokenExperts.data`; empty where nobody is to know them."""
 
 
 class EngineCoreOutput(NamedTuple):
@@ -192,6 +220,9 @@ class EngineCoreOutput(NamedTuple):
     """Of a request that is pooled: its output, which is all that comes of it."""
     kv_transfer_params: dict[str, Any] | None = None
     """With the end of a request whose keys and values somebody else is to have: where they are."""
+    routed_experts: TokenExperts | None = None
+    """The experts of the tokens that were not told of yet, the last sampled one aside; None where nobody is to know
+    them. After a preemption they begin anew."""
 
 
 GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -258,6 +289,15 @@ class SchedulerStats:
     """Modality -> time that towers took."""
     jit_compilations_total: dict[str, int] = field(default_factory=dict)
     """Name of a kernel -> how often it was compiled after the start, while requests waited."""
+    expert_balancedness: float = 0.0
+    """Where experts are balanced over ranks: mean tokens of a rank over those of the fullest one in the last steps, on
+    average over the layers; 0 elsewhere."""
+    num_expert_rebalances_total: int = 0
+    """Times that experts were moved."""
+    num_moved_experts_total: int = 0
+    """Experts that came to another rank."""
+    expert_rank_tokens_total: dict[str, int] = field(default_factory=dict)
+    """Rank -> pairs of token and expert that it computed; empty where experts are not balanced."""
     num_adapters_running: int = 0
     """Adapters that running requests use."""
     num_adapter_slots: int = 0

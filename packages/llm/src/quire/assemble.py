@@ -45,6 +45,7 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
+from quire.routed_experts import ExpertsScheduler, runner_class
 from quire.tensor_parallel import config_of_ranks, interleaved, mesh_of
 from quire.tensor_parallel_ranks import OtherRanks, RankGroups, RankPayload, RankWorker, start_other_ranks
 from quire_distributed.executor import MultiprocExecutor
@@ -389,7 +390,7 @@ def _build_device_side(
     """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. `ranks`:
     those beside rank 0. Other arguments and errors as those of `build_parts`."""
     from quire_lora import AdapterRuntime
-    from quire_runner import ModelRunner, PipelineRunner, ThreadedExecutor
+    from quire_runner import ThreadedExecutor
     from quire_sampling import SamplingConfig
 
     config, plan, network = blueprint.config, blueprint.plan, networks.target
@@ -407,7 +408,7 @@ def _build_device_side(
         if networks.digest is not None and tiers.disk is not None:
             encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tiers.disk)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
-    runner = (ModelRunner if config.parallel.pipeline_parallel_size == 1 else PipelineRunner).for_model(
+    runner = runner_class(config).for_model(
         network,
         plan.kv_plan if ranks is None else ranks.kv_plan,
         _runner_config(blueprint),
@@ -429,7 +430,7 @@ def _build_device_side(
         add_stats.append(watch_kernels(runner))
     executor: Executor = runner
     if ranks is not None:
-        executor = ranks.executor(runner, store, ends_process=serves_strangers)
+        executor = ranks.executor(runner, store, network, add_stats, ends_process=serves_strangers)
     elif config.engine.depth(device) > 0:
         executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
         threads.prepare(runner.learn_draft_costs)
@@ -501,7 +502,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         info.extra[ENCODER_CACHE] = device.encoder_cache.address
         info.choices["encoder outputs"] = "kept on disk, beside the prefixes"
     return EngineParts(
-        scheduler=scheduler,
+        scheduler=ExpertsScheduler(scheduler, blueprint) if config.model.enable_return_routed_experts else scheduler,
         executor=device.executor,
         info=info,
         gates=(device.gate, adapters),

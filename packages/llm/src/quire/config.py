@@ -206,6 +206,11 @@ class ModelSettings(Settings):
         unit="tokens",
         check=between(ALL_LOGPROBS, MAX_LOGPROBS),
     )
+    enable_return_routed_experts: bool = setting(
+        False,
+        help="Return with each completion which experts the routers chose for every token of prompt and output, as "
+        "training by routing replay needs it; layers run op by op then.",
+    )
     gpu_memory_utilization: float = setting(
         0.5,
         help="Share of the free memory that weights and KV cache together may take.",

@@ -81,6 +81,7 @@ def engine_info(
         merges_adapters=merges_adapters,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
+        returns_routed_experts=config.model.enable_return_routed_experts,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )
 

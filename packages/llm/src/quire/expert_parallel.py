@@ -4,12 +4,13 @@ torch."""
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
 from quire.parallel_config import ParallelConfig
 from quire_distributed.all2all_backends import DEVICE_LIBRARIES, refusal_of_backend
-from quire_interfaces import ConfigError
+from quire_interfaces import ConfigError, SchedulerStats
 from quire_models.config import ModelConfig
 from quire_models.expert_placement import ExpertPlacement
 from quire_models.feed_forward_spec import SparseMoESpec
@@ -17,9 +18,9 @@ from quire_models.spec import NetworkSpec
 
 if TYPE_CHECKING:
     from quire_distributed import Collectives
-    from quire_models.layers.expert_parallel import ExpertParallel
+    from quire_models.layers.expert_parallel import ExpertBalancer, ExpertParallel
 
-__all__ = ["check_expert_parallel", "expert_parallel_of", "experts_of_rank"]
+__all__ = ["BalancerStats", "check_expert_parallel", "expert_parallel_of", "experts_of_rank"]
 
 
 def check_expert_parallel(config: QuireConfig, model: ModelConfig) -> None:
@@ -93,6 +94,29 @@ def expert_parallel_of(parallel: ParallelConfig, group: Collectives) -> ExpertPa
 
     eplb = EplbSettings(**(parallel.eplb_config or {})) if parallel.enable_eplb else None
     return share_experts(group, parallel.all2all_backend, eplb)
+
+
+class BalancerStats:
+    """Adds what a balancer of experts counts to a step's statistics.
+
+    The balancedness of many steps and layers takes longer than a step may: it is at most `INTERVAL_S` old.
+    """
+
+    INTERVAL_S = 1.0
+
+    def __init__(self, balancer: ExpertBalancer) -> None:
+        self._balancer = balancer
+        self._balancedness, self._next_s = 0.0, 0.0
+
+    def __call__(self, stats: SchedulerStats) -> None:
+        balancer, now = self._balancer, time.monotonic()
+        if now >= self._next_s:
+            self._balancedness, self._next_s = balancer.balancedness, now + self.INTERVAL_S
+        stats.expert_balancedness = self._balancedness
+        stats.num_expert_rebalances_total = balancer.num_rebalances
+        stats.num_moved_experts_total = balancer.num_moved
+        tokens = balancer.rank_tokens.tolist()
+        stats.expert_rank_tokens_total = {str(rank): count for rank, count in enumerate(tokens)}
 
 
 def _num_redundant(parallel: ParallelConfig) -> int:

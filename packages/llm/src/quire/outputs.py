@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import quire_engine
 from quire.lora_request import LoRARequest
 from quire_engine import Logprob, RequestMetrics
 from quire_interfaces import FinishReason
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["CompletionOutput", "RequestOutput", "RequestStateStats", "to_request_output"]
 
@@ -63,6 +66,10 @@ class CompletionOutput:
     """Where the request itself is wrong: a machine-readable reason (`RequestError.code`)."""
     error_param: str | None = None
     """The field at fault, if it is one."""
+    routed_experts: NDArray[Any] | None = None
+    """With `enable_return_routed_experts`: the experts that routers chose, [tokens of prompt and output - 1, layers
+    with routed experts, experts of a token] uint8, or uint16 where there are more than 256. The last token of the
+    output was not computed, so that it has none."""
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -125,6 +132,7 @@ def _completion(output: quire_engine.CompletionOutput, lora_request: LoRARequest
         error=output.error,
         error_code=output.error_code,
         error_param=output.error_param,
+        routed_experts=output.routed_experts,
     )
 
 

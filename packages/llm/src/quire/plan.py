@@ -18,6 +18,7 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
+from quire.routed_experts_config import check_routed_experts
 from quire.tensor_parallel import check_parallel, model_of_rank
 from quire_interfaces import (
     ConfigError,
@@ -142,6 +143,8 @@ def make_plan(
     sizes = parallel.num_ranks, parallel.decode_context_parallel_size, hosts.nnodes
     if max(sizes) > 1 or hosts.node_rank or parallel.enable_expert_parallel or parallel.enable_eplb:
         check_parallel(config, model)
+    if config.model.enable_return_routed_experts:
+        check_routed_experts(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free //= max(1, config.parallel.tensor_parallel_size // config.hosts.nnodes)  # ranks of one host share it
     plan = _plan(config, model, free, folder)

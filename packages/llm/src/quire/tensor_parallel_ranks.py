@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import quire_distributed
 from quire.config import QuireConfig
+from quire.expert_parallel import BalancerStats
 from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
 from quire.plan import MemoryPlan
 from quire.tensor_parallel import kv_plan_of_rank, mesh_of
@@ -21,12 +22,13 @@ from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
 from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_distributed.rank_handle import RankHandle
-from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, SchedulerOutput
+from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, SchedulerOutput, SchedulerStats
 from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
     from quire_distributed import Collectives
     from quire_lora import AdapterStore
+    from quire_models import Network
     from quire_runner import ModelRunner, PipelineRunner
 
 __all__ = ["OtherRanks", "RankGroups", "RankPayload", "RankWorker", "rank_payloads", "start_other_ranks"]
@@ -86,13 +88,21 @@ class OtherRanks(NamedTuple):
     """Of rank 0's layers and heads."""
 
     def executor(
-        self, runner: ModelRunner, store: AdapterStore | None, *, ends_process: bool = False
+        self,
+        runner: ModelRunner,
+        store: AdapterStore | None,
+        network: Network,
+        add_stats: list[Callable[[SchedulerStats], None]],
+        *,
+        ends_process: bool = False,
     ) -> MultiprocExecutor | PipelineExecutor:
         """What runs steps on all ranks, once those beside rank 0 are ready.
 
         Args:
             runner: Rank 0's.
             store: Rank 0's adapters, which the other ranks read when a request needs them.
+            network: Rank 0's part.
+            add_stats: Gets what adds the counts of its experts' balancer, where it has one.
             ends_process: Whether this process ends when a rank is gone and no step is there to say so: that of an
                 engine, which is then started again.
 
@@ -101,6 +111,8 @@ class OtherRanks(NamedTuple):
         """
         for process in self.processes:
             process.wait_until_ready()
+        if network.expert_balancer is not None:
+            add_stats.append(BalancerStats(network.expert_balancer))
         executor: MultiprocExecutor | PipelineExecutor
         if self.groups.pp is None:
             executor = MultiprocExecutor(runner, self.processes, self.groups.world)

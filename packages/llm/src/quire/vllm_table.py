@@ -200,7 +200,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # Sampling and outputs.
     **_answer("log probabilities are those of the raw logits", logprobs_mode="raw_logprobs"),
     **_answer("requests are answered with text, tokens and log probabilities, nothing else of the network's",
-              enable_return_routed_experts="false", return_sampling_mask="false", enable_trace_replay="false"),
+              return_sampling_mask="false", enable_trace_replay="false"),
     **_answer("random numbers have 53 bits in any case", use_fp64_gumbel=_BOTH),
     **_answer("logits processors are given to `LLM` and `AsyncLLM` in Python, by name", logits_processors="+"),
     **_answer("outputs are not marked", watermark_config="{}"),

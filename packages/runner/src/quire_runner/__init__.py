@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire_runner.pipeline import PipelineRunner
     from quire_runner.pooling_runner import PoolingRunner
     from quire_runner.protocols import LogitsTap, RunnableNetwork
+    from quire_runner.routed_experts import RoutedExpertsRunner
     from quire_runner.rows import Rows
     from quire_runner.runner import ModelRunner
 
@@ -29,6 +30,7 @@ __all__ = [
     "ModelRunner",
     "PipelineRunner",
     "PoolingRunner",
+    "RoutedExpertsRunner",
     "Rows",
     "RunnableNetwork",
     "RunnerConfig",
@@ -45,6 +47,7 @@ _MODULE_OF = {
     "ModelRunner": "runner",
     "PipelineRunner": "pipeline",
     "PoolingRunner": "pooling_runner",
+    "RoutedExpertsRunner": "routed_experts",
     "Rows": "rows",
     "RunnableNetwork": "protocols",
     "RunnerConfig": "config",

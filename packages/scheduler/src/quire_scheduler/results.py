@@ -29,8 +29,8 @@ __all__ = ["ResultTaker", "failure_output"]
 
 Finish = Callable[[RequestState, FinishReason], None]
 
-_NONE = repeat(None)
-"""A column of nothing."""
+_NONES = (repeat(None),) * 4
+"""Columns of nothing: as many as an output has before its cached tokens, and behind them."""
 
 _new_output: Callable[[tuple[Any, ...]], EngineCoreOutput] = partial(tuple.__new__, EngineCoreOutput)
 """Makes an output of all its fields, as `EngineCoreOutput._make` does, which is a call in Python for each."""
@@ -132,7 +132,7 @@ class ResultTaker:
         for tokens, token_id in zip(output_token_ids, token_ids, strict=True):
             tokens.append(token_id)
         self._counters.num_generation_tokens_total += end - begin
-        columns = zip(request_ids, sampled, _NONE, _NONE, _NONE, _NONE, num_cached, _NONE, _NONE, _NONE, strict=False)
+        columns = zip(request_ids, sampled, *_NONES, num_cached, *_NONES, strict=False)
         new = list(map(_new_output, columns))
         checked = list(compress(range(begin, end), map(ge, positions, check_from)))
         if not self._stop_token_ids.keys().isdisjoint(token_ids):
