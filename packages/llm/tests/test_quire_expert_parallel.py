@@ -46,6 +46,11 @@ def test_ranks_that_share_out_experts_give_the_bits_of_one(tmp_path: Path, caplo
         expected = answers(alone, adapter)
     with LLM(folder, **common, **EP, enable_eplb=True, eplb_config=EPLB, all2all_backend="naive") as shared:
         assert answers(shared, adapter) == expected
+        stats = shared.stats()
+    assert 0 < stats.num_expert_rebalances_total <= stats.num_moved_experts_total
+    assert 0 < stats.expert_balancedness <= 1
+    assert set(stats.expert_rank_tokens_total) == {"0", "1"}
+    assert min(stats.expert_rank_tokens_total.values()) > 0
     assert any("moved" in record.message and "moved 0" not in record.message for record in caplog.records)
 
 

@@ -234,6 +234,19 @@ def test_adapters_have_their_users_name_and_their_tenant() -> None:
     assert 'quire:lora_requests_running{adapter="b",tenant="us"} 1.0' in text
 
 
+def test_experts_have_figures_where_they_are_balanced() -> None:
+    metrics = EngineMetrics(registry=CollectorRegistry())
+    metrics.on_step(1, SchedulerStats())
+    assert "eplb" not in metrics.exposition().decode()
+    tokens = {"0": 5, "1": 3}
+    stats = SchedulerStats(expert_balancedness=0.8, num_moved_experts_total=2, expert_rank_tokens_total=tokens)
+    metrics.on_step(1, stats)
+    text = metrics.exposition().decode()
+    assert "quire:eplb_balancedness 0.8" in text
+    assert "quire:eplb_moved_experts_total 2.0" in text
+    assert 'quire:eplb_rank_tokens_total{rank="1"} 3.0' in text
+
+
 def test_labels_are_on_every_sample() -> None:
     metrics = EngineMetrics(labels={"model_name": 'a "quoted"\nname', "engine": "0"})
     metrics.set_cache_config(block_size=1)

@@ -372,6 +372,8 @@ class EngineMetrics(Collector):
             yield from self._pooled()
         if stats.num_adapter_slots:
             yield from self._adapters(stats)
+        if stats.expert_rank_tokens_total:
+            yield from self._experts(stats)
         if stats.grammar_compile_counts_total:
             yield self._grammar_compile_seconds(stats)
 
@@ -406,6 +408,14 @@ class EngineMetrics(Collector):
             for name, count in counts.items():
                 family.add_metric([*self._label_values, *self.adapter_labels(name)], count)
             yield family
+
+    def _experts(self, stats: SchedulerStats) -> Iterator[Metric]:
+        text = "Mean tokens of a rank over those of the fullest one in the last steps: 1 is balanced."
+        yield self._gauge("eplb_balancedness", text, stats.expert_balancedness)
+        yield self._counter("eplb_rebalances", "Times that experts were moved.", stats.num_expert_rebalances_total)
+        yield self._counter("eplb_moved_experts", "Experts that came to another rank.", stats.num_moved_experts_total)
+        text = "Pairs of token and expert that a rank computed."
+        yield self._labelled("eplb_rank_tokens", text, "rank", stats.expert_rank_tokens_total.items())
 
     def _grammar_compile_seconds(self, stats: SchedulerStats) -> HistogramMetricFamily:
         """The engine counts these itself: its compiles run beside its loop, where no request hears of them."""
