@@ -116,11 +116,9 @@ class _DecodeStep:
 
     def _share(self, head_sizes: tuple[int, ...], embedding_rows: tuple[int, ...]) -> None:
         """Say how ranks share out the tokens of the head and of the embedding; empty where each has all."""
-        self._head_sizes, self._embedding_rows = ((_L * len(each))(*each) for each in (head_sizes, embedding_rows))
-        if head_sizes:
-            self._head.rank_sizes = ctypes.addressof(self._head_sizes)
-        if embedding_rows:
-            self._arguments.embedding_rows = ctypes.addressof(self._embedding_rows)
+        self._shares = [(_L * len(each))(*each) for each in (head_sizes, embedding_rows)]
+        of_head, of_embedding = (ctypes.addressof(each) if each else None for each in self._shares)
+        self._head.rank_sizes, self._arguments.embedding_rows = of_head, of_embedding
 
     def _reach(self, length: int) -> None:
         tables = [rotation(length) for rotation in self._network.rotations]
