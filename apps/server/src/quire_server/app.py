@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import reprlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,7 +117,7 @@ from quire_server.token_protocol import (
 from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_requests, generate
 from quire_server.tokenization import detokenize, tokenize, tokenizer_info
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "post_handlers"]
 
 STATS_TIMEOUT_S = 1.0
 """A scrape waits this long for figures of this moment; then the last ones that the engine sent are given."""
@@ -139,8 +139,12 @@ _OTHER_WORK = (
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 
-def make_app(context: ServerContext) -> ASGIApp:
-    """The whole HTTP surface of one served engine."""
+def post_handlers(context: ServerContext) -> Mapping[str, Handler]:
+    """Path -> what answers a POST to it, for who asks without HTTP."""
+    return _make_routes(context)[1].handlers
+
+
+def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService, BatchesService]:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
@@ -210,6 +214,12 @@ def make_app(context: ServerContext) -> ASGIApp:
     batches = _add_files_and_batches(routes, context, files)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
+    return app, routes, files, batches
+
+
+def make_app(context: ServerContext) -> ASGIApp:
+    """The whole HTTP surface of one served engine."""
+    app, routes, files, batches = _make_routes(context)
     inner: ASGIApp = app
     if files.keeps_files:
         inner = InteractiveWatch(app, batches.load, routes.handlers.keys() & {*BATCH_ENDPOINTS, *_OTHER_WORK})

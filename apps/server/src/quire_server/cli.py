@@ -190,6 +190,28 @@ def run_serve(parsed: ParsedCommand) -> int:
 
 
 @command(
+    "run-batch",
+    "answer a file of requests, as /v1/batches does, without a server",
+    "-i FILE -o FILE [MODEL] [--flag value ...]",
+    MODEL,
+    argument(
+        "-i",
+        "--input-file",
+        required=True,
+        metavar="FILE",
+        help="JSONL with custom_id, method, url and body on each line; an http(s) URL where media may come from it",
+    ),
+    argument("-o", "--output-file", required=True, metavar="FILE", help="JSONL of answers, in the order of the input"),
+    sections=server_sections,
+)
+def run_run_batch(parsed: ParsedCommand) -> int:
+    from quire_server.batches.run_batch import run_batch
+
+    args = parsed.args
+    return run_batch(parsed.engine_config(), parsed.sections["server"], args.input_file, args.output_file)
+
+
+@command(
     "plan",
     "print the memory ledger of a model, from config.json alone, and whether it fits here",
     "[MODEL] [--json] [--flag value ...]",

@@ -31,7 +31,7 @@ from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
 from quire_server.stopping import Stopping, stopping_on_signals
 
-__all__ = ["serve"]
+__all__ = ["ready_engine", "serve", "start_progress"]
 
 _logger = logging.getLogger(__name__)
 
@@ -133,10 +133,10 @@ async def _serve(
     watchers: list[asyncio.Future[None]] = []
     throughput = ThroughputLog()
     try:
-        with _progress(llm):
-            info = await _ready(llm)
+        with start_progress(llm):
+            info = await ready_engine(llm)
             if second is not None:
-                second.metrics.set_labels(model_name=(await _ready(second.llm)).model, engine="1")
+                second.metrics.set_labels(model_name=(await ready_engine(second.llm)).model, engine="1")
         names = server.served_model_name or (info.model,)
         context = ServerContext(
             llm=llm,
@@ -184,7 +184,7 @@ async def _serve(
             throughput.tell_totals(metrics.stats, metrics.num_finished)
 
 
-async def _ready(llm: AsyncLLM) -> EngineInfo:
+async def ready_engine(llm: AsyncLLM) -> EngineInfo:
     try:
         return await llm.ready()
     except EngineDeadError as error:
@@ -228,7 +228,7 @@ def _check_template_kwargs(values: dict[str, Any] | None) -> None:
 
 
 @contextlib.contextmanager
-def _progress(llm: AsyncLLM) -> Iterator[None]:
+def start_progress(llm: AsyncLLM) -> Iterator[None]:
     """A progress bar on a terminal while the engine starts."""
     if not sys.stderr.isatty():
         yield

@@ -25,7 +25,7 @@ from quire_server.files.file_store import StoredFile
 from quire_server.files.folder import KeptFiles
 from quire_server.store_access import StoreAccess
 
-__all__ = ["BatchCounts", "BatchLimits", "BatchRun"]
+__all__ = ["BatchCounts", "BatchLimits", "BatchRun", "problem_line"]
 
 Result = TypeVar("Result")
 

@@ -128,6 +128,10 @@ class LineAnswerer:
             raise TryAgainError
         return LineAnswer(response.status_code, answer)
 
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when trying again is of no use."""
+        self._context.llm.client.check_health()
+
     def _behind_others(self, url: str, body: bytes) -> bytes:
         """The body with the lowest priority, on a server that has priorities."""
         if not self._has_priorities or url in ("/tokenize", "/v1/messages/count_tokens"):
