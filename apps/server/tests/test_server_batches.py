@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from quire_server.batches import load as load_module
 from quire_server.batches.batch_lines import check_input, read_lines
 from quire_server.batches.load import InteractiveLoad, LineSlots
 from quire_server.batches.result_files import LineResult, ResultFiles, line_id, result_line
@@ -248,24 +249,46 @@ def test_lines_are_read_one_by_one_whatever_they_hold(tmp_path):
     assert (check.num_lines, check.problems) == (4, [])
 
 
-async def test_lines_make_way_for_requests():
+async def test_lines_make_way_for_requests(monkeypatch):
+    """The latest lines are begun again when there are no requests any more; a line makes way twice at most."""
+    monkeypatch.setattr(load_module, "QUIET_S", 0.05)
     load = InteractiveLoad()
     slots = LineSlots(load, 3, 1)
-    for _ in range(3):
-        await slots.take()
+    begun: list[int] = []
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def work(index: int) -> int:
+        begun.append(index)
+        await gates[index].wait()
+        return index
+
+    async def settle(expected: list[int], num_taken: int) -> None:
+        async with asyncio.timeout(10):
+            while (begun, slots.num_taken) != (expected, num_taken):
+                await asyncio.sleep(0.005)
+
+    tasks = [asyncio.ensure_future(slots.run(lambda index=index: work(index))) for index in range(4)]
+    await settle([0, 1, 2], 3)
     load.begin()
-    waiting = [asyncio.ensure_future(slots.take()) for _ in range(2)]
-    await asyncio.sleep(0)
-    slots.give_back()
-    slots.give_back()
-    await asyncio.sleep(0)
-    assert (slots.num_taken, [each.done() for each in waiting]) == (1, [False, False]), "one runs while others ask"
+    await settle([0, 1, 2], 1)
     load.end()
-    await asyncio.sleep(0)
-    assert (slots.num_taken, [each.done() for each in waiting]) == (3, [True, True])
-    late = asyncio.ensure_future(slots.take())
-    await asyncio.sleep(0)
-    late.cancel()
-    await asyncio.sleep(0)
-    slots.give_back()
-    assert slots.num_taken == 2, "who left the queue takes no place"
+    await asyncio.sleep(0.01)
+    assert slots.num_taken == 1, "who asks once asks again"
+    await settle([0, 1, 2, 3, 2], 3)
+    load.begin()
+    await settle([0, 1, 2, 3, 2], 1)
+    load.end()
+    await settle([0, 1, 2, 3, 2, 1, 2], 3)
+    load.begin()
+    await asyncio.sleep(0.02)
+    assert slots.num_taken == 2, "this line has made way twice"
+    load.end()
+    gates[0].set()
+    assert await tasks[0] == 0
+    tasks[3].cancel()
+    for gate in gates:
+        gate.set()
+    assert await asyncio.gather(*tasks[:3]) == [0, 1, 2]
+    await asyncio.gather(tasks[3], return_exceptions=True)
+    assert tasks[3].cancelled()
+    assert slots.num_taken == 0

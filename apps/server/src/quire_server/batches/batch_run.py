@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 
 READ_AT_ONCE = 64
 """Lines that are read in one go."""
-MAX_UNWRITTEN = 256
-"""Results that may wait to be written; beyond, no further line begins."""
+MAX_BEGUN = 128
+"""Lines of one batch that may wait for a place, run, or wait to be written."""
 TELL_S = 0.5
 """How often the counts in the database follow."""
 
@@ -59,8 +59,6 @@ class BatchCounts:
 
     num_lines: Counter[str] = field(default_factory=lambda: Counter(completed=0, failed=0))
     """Result -> lines."""
-    num_running: int = 0
-    """Lines that are in the engine, or about to be."""
     num_retries: int = 0
     """Times that a line was tried again."""
 
@@ -96,7 +94,7 @@ class BatchRun:
         self._stopping = asyncio.Event()
         self._unwritten: list[LineResult] = []
         self._has_unwritten = asyncio.Event()
-        self._room = asyncio.Semaphore(MAX_UNWRITTEN)
+        self._room = asyncio.Semaphore(MAX_BEGUN + slots.num_slots)
         self._is_over = False
         """No further results come."""
         self._failure: BaseException | None = None
@@ -202,8 +200,6 @@ class BatchRun:
                 if line.problem is not None:
                     self._add(line.number, problem_line(self.batch.id, line, line.problem), is_error=True)
                     continue
-                await self._slots.take()
-                self._counts.num_running += 1
                 task = asyncio.ensure_future(self._run_line(line))
                 running.add(task)
                 task.add_done_callback(running.discard)
@@ -211,14 +207,11 @@ class BatchRun:
     async def _run_line(self, line: InputLine) -> None:
         """Ends with a result, unless it is cancelled; then another run has one."""
         try:
-            text, is_error = await self._answered(line)
+            text, is_error = await self._slots.run(lambda: self._answered(line))
             self._add(line.number, text, is_error=is_error)
         except Exception as error:
             self._failure = error
             self._stopping.set()
-        finally:
-            self._counts.num_running -= 1
-            self._slots.give_back()
 
     async def _answered(self, line: InputLine) -> tuple[bytes, bool]:
         request_id = line_id(self.batch.id, line.number)

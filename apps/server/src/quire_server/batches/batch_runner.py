@@ -60,7 +60,7 @@ class BatchRunner:
         limits: BatchLimits,
     ) -> None:
         self._context, self._handlers, self._access = context, handlers, access
-        self._slots, self._limits = slots, limits
+        self.slots, self._limits = slots, limits
         self.counts = BatchCounts()
         self.num_by_status: dict[str, int] = {}
         """Batches, as of the last look."""
@@ -144,7 +144,7 @@ class BatchRunner:
             await self._access.ask(lambda kept: kept.batches.change(batch.id, _fail_without_key))
             return
         answerer = LineAnswerer(self._context, self._handlers, caller)
-        run = BatchRun(batch, self._access, answerer, self._slots, self._limits, self.counts)
+        run = BatchRun(batch, self._access, answerer, self.slots, self._limits, self.counts)
         if (end := _early_end(batch)) is not None:
             run.stop(end)
         task = asyncio.ensure_future(self._run(batch, run))

@@ -45,11 +45,16 @@ class BatchMetrics(Collector):
         for result, count in counts.num_lines.items():
             lines.add_metric([result], count)
         yield lines
-        yield self._gauge("batch_requests_running", "Lines of batches that are being answered.", counts.num_running)
+        yield self._gauge("batch_requests_running", "Lines of batches that are being answered.", runner.slots.num_taken)
         yield CounterMetricFamily(
             f"{self._prefix}:batch_request_retries",
             "Times that a line was tried again, for the server could not answer.",
             value=counts.num_retries,
+        )
+        yield CounterMetricFamily(
+            f"{self._prefix}:batch_requests_displaced",
+            "Times that a line made way for other requests, and began again later.",
+            value=runner.slots.num_displaced,
         )
         yield self._gauge("files", "Files that are kept.", runner.num_files[0])
         yield self._gauge("files_bytes", "Bytes of these files.", runner.num_files[1])
