@@ -34,9 +34,9 @@ def test_streams_an_answer_with_its_figures(page: Any) -> None:
 
 def test_stop_ends_the_answer_and_frees_the_engine(page: Any, served: Any) -> None:
     page.set("#max_completion_tokens", "3000")
-    for stop in (lambda: page.find("#stop").click(), lambda: page.keys(Keys.ESCAPE)):
+    for stop in (lambda: page.find("#stop-answer").click(), lambda: page.keys(Keys.ESCAPE)):
         page.send("a long story")
-        page.wait(lambda: page.find("#stop").is_displayed())
+        page.wait(lambda: page.find("#stop-answer").is_displayed())
         page.wait(lambda: page.find(".message.assistant:last-child .body").text != "")
         stop()
         page.wait_done()

@@ -164,6 +164,6 @@ export class Answer {
     const { figures } = this.message;
     figures.tokens = this.tokens + this.tokensBefore;
     const seconds = (this.last - (this.first ?? 0)) / 1000;
-    if (this.first !== null && this.tokens > 1 && seconds > 0) figures.rate = (this.tokens - 1) / seconds;
+    if (this.first !== null && this.tokens > 1 && seconds > 0.05) figures.rate = (this.tokens - 1) / seconds;
   }
 }

@@ -11,7 +11,7 @@ import { make } from "./dom.js";
 export function chancesView(chances) {
   const bubble = make("div.chances-bubble", { id: `chances-${Math.random().toString(36).slice(2)}`, role: "tooltip", hidden: true });
   const tokens = chances.flatMap((chance, index) => tokenNodes(chance, index, bubble.id));
-  const view = make("div.chances", { role: "group", "aria-label": "Tokens with their probabilities; arrow keys go from one to the next" }, ...tokens, bubble);
+  const view = make("div.chances", { role: "group", "aria-label": "Tokens with their probabilities; arrow keys go from one to the next" }, tokens, bubble);
   const spans = [...view.querySelectorAll("span.token")];
   let current = 0;
   const show = (span) => {

@@ -43,7 +43,7 @@ export class CodeView {
       return;
     }
     const tokens = highlight(rest, name);
-    this.code.append(...tokens.map(({ kind, text: piece }) => (kind ? make(`span.${kind}`, {}, piece) : piece)));
+    for (const { kind, text: piece } of tokens) this.code.append(kind ? make(`span.${kind}`, {}, piece) : piece);
     if (!isWhole) this.#settle(tokens);
   }
 

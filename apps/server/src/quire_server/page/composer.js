@@ -22,10 +22,10 @@ export class Composer {
     this.note = make("div", { id: "note", role: "status" });
     this.shown = make("div.files", { id: "files", role: "group", "aria-label": "Files to send" });
     this.chooser = make("input", { id: "chooser", type: "file", multiple: true, hidden: true, onchange: () => this.#choose() });
-    this.box = make("textarea", { id: "prompt", rows: 1, placeholder: "Ask anything", "aria-label": "Message", autofocus: true, oninput: () => this.#fit(), onkeydown: (event) => this.#key(event) });
+    this.box = make("textarea", { id: "prompt", rows: 1, placeholder: "Ask anything", "aria-label": "Message", oninput: () => this.#fit(), onkeydown: (event) => this.#key(event) });
     this.microphone = iconButton("mic", "Record a sound", () => this.#record(), { id: "record", hidden: true });
     this.sendButton = make("button.send", { id: "send", type: "button", title: "Send (Enter)", "aria-label": "Send", onclick: () => this.send() }, icon("send"));
-    this.stopButton = make("button.send", { id: "stop", type: "button", title: "Stop (Esc)", "aria-label": "Stop", hidden: true, onclick: () => chat.stop() }, icon("stop"));
+    this.stopButton = make("button.send", { id: "stop-answer", type: "button", title: "Stop (Esc)", "aria-label": "Stop", hidden: true, onclick: () => chat.stop() }, icon("stop"));
     const attach = iconButton("clip", "Attach files", () => this.chooser.click(), { id: "attach" });
     const row = make("div.row", {}, attach, this.microphone, this.box, this.sendButton, this.stopButton);
     byId("composer").append(this.note, make("div.box", {}, this.shown, row), this.chooser);

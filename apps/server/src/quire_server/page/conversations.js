@@ -119,7 +119,7 @@ function checked(value) {
   if (!isWhole) throw new Error(`a conversation in the file is damaged: ${String(value?.title ?? "without a title").slice(0, 80)}`);
   const fresh = newConversation();
   return {
-    ...fresh, id: value.id, title: value.title, named: Boolean(value.named), created: Number(value.created) || value.updated, updated: value.updated,
+    ...fresh, id: value.id, title: value.title, ...(value.named && { named: true }), created: Number(value.created) || value.updated, updated: value.updated,
     messages: value.messages, selected: value.selected ?? {}, model: value.model, system: String(value.system ?? ""),
     form: value.form ?? fresh.form, servers: value.servers ?? {},
   };

@@ -35,7 +35,7 @@ const STROKES = {
  * An element.
  * @param {string} name  Tag, with classes behind dots: "div.card.open".
  * @param {Record<string, unknown>} [properties]  Properties, attributes, and listeners as `onclick`; undefined is left out.
- * @param {...(Node|string|null|undefined|false)} children
+ * @param {...(Node|string|null|undefined|false|(Node|string)[])} children  Many of them as a list: arguments are few.
  * @returns {HTMLElement}
  */
 export function make(name, properties = {}, ...children) {
@@ -48,7 +48,7 @@ export function make(name, properties = {}, ...children) {
     else if (key in element && !key.includes("-") && key !== "list") element[key] = value;
     else if (value !== false) element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
 }
 

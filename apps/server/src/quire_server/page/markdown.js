@@ -11,6 +11,8 @@ import { make, morph } from "./dom.js";
 import { parseInline } from "./inline.js";
 import { formula } from "./math.js";
 
+const MAX_CHARS = 250_000;
+/** What follows is shown as it is: no answer is so long that it is worth a page that stands still. */
 const MAX_INLINE_CHARS = 100_000;
 /** Longer paragraphs are shown as they are. */
 
@@ -38,8 +40,9 @@ export class MarkdownView {
       this.element.replaceChildren();
     }
     this.text = text;
-    const rest = text.slice(this.settled);
-    const blocks = parseBlocks(isWhole ? rest : withMarksClosed(rest));
+    const rest = text.slice(this.settled, MAX_CHARS);
+    const blocks = parseBlocks(isWhole || text.length > MAX_CHARS ? rest : withMarksClosed(rest));
+    if (text.length > MAX_CHARS) blocks.push({ type: "plain", text: text.slice(MAX_CHARS) });
     const codes = new Map();
     blocks.forEach((block, index) => this.#place(this.#node(block, this.numSettled + index, codes, isWhole), this.numSettled + index));
     while (this.element.childNodes.length > this.numSettled + blocks.length) this.element.lastChild.remove();
@@ -69,7 +72,7 @@ export class MarkdownView {
     const lastBreak = rest.lastIndexOf("\n");
     if (lastBreak < 0) return;
     const lines = rest.slice(0, lastBreak).split("\n");
-    const last = blocks.findLastIndex((block) => block.line < lines.length);
+    const last = blocks.findLastIndex((block) => block.line < lines.length);  // what is plain has no line
     if (last <= 0) return;
     let offset = 0;
     for (let line = 0; line < blocks[last].line; line += 1) offset += lines[line].length + 1;
@@ -105,10 +108,11 @@ function blockNode(block) {
     case "heading": return filled(make(`h${Math.min(6, block.level + 1)}`), block.text);
     case "code": { const view = new CodeView(block.language); view.show(block.text, true); return view.element; }
     case "math": return formula(block.text, true);
-    case "quote": return make("blockquote", {}, ...block.blocks.map(blockNode));
+    case "quote": return make("blockquote", {}, block.blocks.map(blockNode));
     case "list": return list(block);
     case "table": return table(block);
     case "rule": return make("hr");
+    case "plain": return make("p.plain", {}, block.text);
     default: return filled(make("p"), block.text);
   }
 }
@@ -117,13 +121,13 @@ function list(block) {
   const items = block.items.map((item) => {
     const content = item.blocks.flatMap((inner) =>
       block.tight && inner.type === "paragraph" ? [...filled(document.createDocumentFragment(), inner.text).childNodes] : [blockNode(inner)]);
-    if (item.task === null) return make("li", {}, ...content);
+    if (item.task === null) return make("li", {}, content);
     const box = make("input", { type: "checkbox", disabled: true, "aria-label": item.task ? "done" : "to do" });
     if (item.task) box.setAttribute("checked", "");
-    return make("li.task", {}, box, " ", ...content);
+    return make("li.task", {}, box, " ", content);
   });
-  if (!block.ordered) return make("ul", {}, ...items);
-  const element = make("ol", {}, ...items);
+  if (!block.ordered) return make("ul", {}, items);
+  const element = make("ol", {}, items);
   if (block.first !== 1) element.setAttribute("start", String(block.first));
   return element;
 }
@@ -137,14 +141,14 @@ function table(block) {
   };
   const head = make("thead", {}, make("tr", {}, ...block.header.map((text, column) => cell("th", text, column))));
   const rows = block.rows.map((row) => make("tr", {}, ...row.map((text, column) => cell("td", text, column))));
-  const whole = make("table", {}, head, make("tbody", {}, ...rows));
+  const whole = make("table", {}, head, make("tbody", {}, rows));
   return make("div.table", { tabindex: "0", role: "region", "aria-label": "Table" }, whole);
 }
 
 /** @template {ParentNode & Node} T @param {T} parent @param {string} text @returns {T} */
 function filled(parent, text) {
   const nodes = text.length > MAX_INLINE_CHARS ? [text] : parseInline(text).map(inlineNode);
-  parent.append(...nodes);
+  for (const node of nodes) parent.append(node);
   return parent;
 }
 
@@ -152,16 +156,16 @@ function filled(parent, text) {
 function inlineNode(inline) {
   if (typeof inline === "string") return inline;
   switch (inline.type) {
-    case "strong": return make("strong", {}, ...inline.children.map(inlineNode));
-    case "emphasis": return make("em", {}, ...inline.children.map(inlineNode));
-    case "strike": return make("s", {}, ...inline.children.map(inlineNode));
+    case "strong": return make("strong", {}, inline.children.map(inlineNode));
+    case "emphasis": return make("em", {}, inline.children.map(inlineNode));
+    case "strike": return make("s", {}, inline.children.map(inlineNode));
     case "code": return make("code", {}, inline.text);
     case "math": return formula(inline.text, inline.display);
     case "image": return make("img", { src: inline.url, alt: inline.text });
     case "break": return make("br");
     default: {
       const attributes = { href: inline.url, target: "_blank", rel: "noopener noreferrer nofollow" };
-      return make("a", inline.title ? { ...attributes, title: inline.title } : attributes, ...inline.children.map(inlineNode));
+      return make("a", inline.title ? { ...attributes, title: inline.title } : attributes, inline.children.map(inlineNode));
     }
   }
 }

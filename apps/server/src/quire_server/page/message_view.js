@@ -176,7 +176,7 @@ function thoughtPart() {
 /** @param {MessageView} owner */
 function callPart(owner) {
   const name = make("code"), server = make("span.server"), state = make("span.state"), content = make("div.content");
-  const element = make("details.call", {}, make("summary", {}, icon("tool"), name, server, state), content);
+  const element = make("details.tool-call", {}, make("summary", {}, icon("tool"), name, server, state), content);
   let shown = "";
   return {
     element,

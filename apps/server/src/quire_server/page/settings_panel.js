@@ -94,7 +94,7 @@ export class SettingsPanel {
       this.draw();
     } }, "Forget");
     const reset = make("button", { id: "reset", type: "button", onclick: () => { settings.change({ values: null }); this.draw(); } }, "Reset");
-    return make("section", {}, make("h3", {}, "Sampling"), make("div.row", {}, choice, forget, reset), make("div.row", {}, name, save));
+    return make("section", {}, make("h3", {}, "Presets"), make("div.row", {}, choice, forget, reset), make("div.row", {}, name, save));
   }
 
   #group(group, isOpen) {
