@@ -237,7 +237,7 @@ def test_tokenize_and_detokenize(live):
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 512
     assert "".join(answer["token_strs"]).startswith("theĠquireĠgathers:Ġ")
-    assert live.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+    assert live.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text, "content": text}
     messages = [{"role": "user", "content": "hello"}]
     chat = live.post("/tokenize", {"messages": messages}).json()
     usage = live.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()["usage"]

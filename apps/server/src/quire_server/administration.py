@@ -15,7 +15,12 @@ __all__ = ["ADMIN_PATHS", "for_admins"]
 
 ADMIN_PATHS = frozenset(
     {
+        "/continue_generation",
+        "/flush_cache",
         "/pause",
+        "/pause_generation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
         "/resume",
         "/is_paused",
         "/is_scaling_elastic_ep",

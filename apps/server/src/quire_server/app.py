@@ -46,6 +46,7 @@ from quire_server.derender_stream import (
     derender_chat_completions,
     derender_completions,
 )
+from quire_server.door_route import DoorRoute
 from quire_server.elastic import ScaleRequest, is_scaling, restart_engines, scale
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.files.file_parts import reading_files
@@ -53,8 +54,10 @@ from quire_server.files.service import FilesService
 from quire_server.files.upload import FORM
 from quire_server.guard import Guard
 from quire_server.invocations import make_invocations
+from quire_server.llama_cpp import LLAMA_CPP_ROUTES
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
+from quire_server.ollama import OLLAMA_ROUTES
 from quire_server.openapi import (
     BATCH_PAGE,
     BYTES,
@@ -103,6 +106,7 @@ from quire_server.resting import (
     sleep,
     wake_up,
 )
+from quire_server.sglang import SGLANG_ROUTES
 from quire_server.tei import info as tei_info
 from quire_server.tei_tokens import DecodeRequest, decode
 from quire_server.token_protocol import (
@@ -197,6 +201,8 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/", page, HTML)
     routes.add("GET", "/page/{name}", page_file, TEXT)
     routes.add("GET", "/chat_settings", chat_settings)
+    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES):
+        routes.add_door(door)
     _socket(app, context, "/v1/responses", responses.preparer)
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
@@ -331,6 +337,18 @@ class _Routes:
         self._app.add_api_route(path, endpoint, methods=[method], name=name, description=text, **described)
         if method == "GET":
             self._app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+    def add_door(self, route: DoorRoute) -> None:
+        """A route of a door; one for administrators only where there are some, or --enable-admin-routes."""
+        handler = _generating(route.handler) if route.generates else route.handler
+        if route.is_admin:
+            if not (self._context.config.enable_admin_routes or self._context.api_keys.has_admins):
+                return
+            handler = for_admins(handler)
+        method, path = route.method, route.path
+        self.add(
+            method, path, handler, route.answers, body=route.body, query=route.query, needs_awake=route.needs_awake
+        )
 
 
 def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponsePreparer) -> None:

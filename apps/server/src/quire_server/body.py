@@ -17,7 +17,7 @@ from quire_server.errors import ClientGoneError, HTTPError
 from quire_server.protocol import Body
 from quire_server.schema_text import decode_around_schemas
 
-__all__ = ["parse_body", "parse_checked", "read_body", "read_model"]
+__all__ = ["check_fields", "parse_body", "parse_checked", "read_body", "read_model"]
 
 if TYPE_CHECKING:
     from quire_server.context import ServerContext
@@ -31,15 +31,24 @@ SMALL_BYTES = 1 << 14
 """Up to here nothing is gained by care: it is parsed within 0.5 ms, whatever it holds."""
 
 
-async def read_model(context: ServerContext, request: Request, model: type[Model]) -> Model:
+async def read_model(
+    context: ServerContext, request: Request, model: type[Model], *, any_content_type: bool = False
+) -> Model:
     """The body of a request, checked.
+
+    Args:
+        context: Of the server.
+        request: Whose body is read.
+        model: What it must be.
+        any_content_type: As for `read_body`.
 
     Raises:
         HTTPError: as `read_body`.
         ClientGoneError: as `read_body`.
         RequestError: as `parse_checked`.
     """
-    return await parse_checked(context, await read_body(request, context.config), model)
+    data = await read_body(request, context.config, any_content_type=any_content_type)
+    return await parse_checked(context, data, model)
 
 
 async def parse_checked(context: ServerContext, data: bytes, model: type[Model]) -> Model:
@@ -54,8 +63,14 @@ async def parse_checked(context: ServerContext, data: bytes, model: type[Model])
     return await asyncio.to_thread(parse_body, data, model)
 
 
-async def read_body(request: Request, config: ServerConfig) -> bytes:
+async def read_body(request: Request, config: ServerConfig, *, any_content_type: bool = False) -> bytes:
     """The whole body, inflated. A client that sends it too slowly is refused: an open request holds memory.
+
+    Args:
+        request: Whose body is read.
+        config: Its bounds.
+        any_content_type: Read it as JSON whatever the client calls it, as Ollama and llama.cpp do: their pages show
+            `curl -d` without a content type, which is then that of a form.
 
     Raises:
         HTTPError: 413 above `max_body_bytes`, as it is sent or as it is inflated (noticed before it is all there), 415
@@ -66,7 +81,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     """
     max_bytes, timeout_s = config.max_body_bytes, config.body_timeout_s
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not any_content_type and kind != "application/json" and not kind.endswith("+json"):
         raise HTTPError(415, f"the content type must be application/json, got {kind!r}", code="unsupported_media_type")
     encoding = encoding_of(request.headers.getlist("content-encoding"))
     too_large = HTTPError(
@@ -110,15 +125,24 @@ def parse_body(data: bytes, model: type[Model]) -> Model:
         raise RequestError(
             f"the request body must be a JSON object, got {type(value).__name__}", param="body", code="invalid_json"
         )
+    parsed = check_fields(value, model)
+    if isinstance(parsed, Body) and len(data) > SMALL_BYTES:
+        parsed.mark_large()
+    return parsed
+
+
+def check_fields(fields: dict[str, Any], model: type[Model]) -> Model:
+    """Fields to a checked model.
+
+    Raises:
+        RequestError: a field is wrong, named in `param`.
+    """
     try:
-        parsed = model.model_validate(value)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise _field_error(error, model) from None
     except RecursionError:
         raise RequestError("the request body is nested too deeply", param="body", code="invalid_json") from None
-    if isinstance(parsed, Body) and len(data) > SMALL_BYTES:
-        parsed.mark_large()
-    return parsed
 
 
 def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError:

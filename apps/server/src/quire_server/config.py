@@ -241,6 +241,11 @@ class ServerConfig(Settings):
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
+    allow_pull: bool = setting(
+        False,
+        help="Whether POST /api/pull may download models of the Hugging Face hub into its cache, for administrators "
+        "alone where some key is theirs.",
+    )
     pooling_model: str | None = setting(
         None,
         help="Second model beside the served one, for embeddings, classes and scores: a folder or a name of the hub. "

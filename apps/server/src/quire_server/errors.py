@@ -1,4 +1,5 @@
-"""From our error tree to HTTP: status codes and error bodies, OpenAI's and, below `/v1/messages`, Anthropic's."""
+"""From our error tree to HTTP: status codes and error bodies, OpenAI's, below `/v1/messages` Anthropic's, and below
+`/api/` Ollama's."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ from quire_interfaces import (
 )
 
 __all__ = [
+    "OLLAMA_PATHS",
     "ClientGoneError",
     "HTTPError",
     "error_body",
     "error_response",
     "messages_error_body",
     "naming_fields",
+    "ollama_error_body",
     "status_of",
 ]
 
@@ -54,6 +57,8 @@ _MESSAGES_TYPES = {
     503: "overloaded_error",
 }
 _MESSAGES_PATH = "/v1/messages"
+OLLAMA_PATHS = "/api/"
+"""All routes of Ollama's API begin so."""
 
 
 class ClientGoneError(Exception):
@@ -161,6 +166,11 @@ def _too_long_for_messages(error: BaseException) -> str | None:
     return f"prompt is too long: {error.num_prompt_tokens} tokens > {most} maximum"
 
 
+def ollama_error_body(error: BaseException) -> dict[str, Any]:
+    """The body of an error as Ollama's clients read it: a text."""
+    return {"error": error_body(error)["error"]["message"]}
+
+
 def error_response(error: BaseException, scope: Scope) -> Response:
     """A whole response to the request of this scope, with Retry-After where it helps."""
     headers = dict(error.headers) if isinstance(error, HTTPError) else {}
@@ -174,6 +184,8 @@ def error_response(error: BaseException, scope: Scope) -> Response:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path == _MESSAGES_PATH or path.startswith(_MESSAGES_PATH + "/"):
         body = messages_error_body(error, scope.get("state", {}).get("request_id"))
+    elif path.startswith(OLLAMA_PATHS):
+        body = ollama_error_body(error)
     else:
         body = error_body(error)
     content = msgspec.json.encode(body)

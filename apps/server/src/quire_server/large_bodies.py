@@ -27,7 +27,7 @@ __all__ = ["BodyInspector", "find_too_large", "find_too_many", "main"]
 
 CONSTRAINT_FIELDS = (
     "structured_outputs", "response_format", "text", "output_config", "output_format", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar",
+    "guided_choice", "guided_grammar", "format", "json_schema", "grammar",
 )  # fmt: skip
 TOOLS_FACTOR = 4
 """The schemas of all tools together may have so many times the size of one constraint."""

@@ -15,13 +15,17 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from quire_server.errors import OLLAMA_PATHS
+
 __all__ = [
     "BATCH_PAGE",
     "BYTES",
+    "EVENTS",
     "FILE_PAGE",
     "HTML",
     "ITEM_PAGE",
     "JSON",
+    "JSON_LINES",
     "JSON_OR_EVENTS",
     "LIST",
     "LISTS",
@@ -60,6 +64,7 @@ LISTS: Media = {"application/json": {"type": "array"}}
 BYTES: Media = {"application/octet-stream": {"type": "string", "format": "binary"}}
 EVENTS: Media = {"text/event-stream": {"description": "Server-sent events, each with JSON behind `data:`."}}
 JSON_OR_EVENTS: Media = {**JSON, **EVENTS}
+JSON_LINES: Media = {"application/x-ndjson": {"description": "A JSON object on each line."}}
 TEXT: Media = {"text/plain": {"type": "string"}}
 HTML: Media = {"text/html": {"type": "string"}}
 
@@ -97,6 +102,9 @@ _ERROR = {
 }
 
 
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+
 def json_of(*structs: type[msgspec.Struct], events: bool = False) -> Media:
     """One of the structs as JSON; with `events` also as a stream, for those who ask for one."""
     return {"application/json": structs, **(EVENTS if events else {})}
@@ -106,7 +114,7 @@ class RouteDocument:
     """Collects what routes say of themselves, and adds the schemas that they name to the app's document."""
 
     def __init__(self, app: FastAPI) -> None:
-        self._schemas: dict[str, Any] = {"Error": _ERROR}
+        self._schemas: dict[str, Any] = {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR}
         inner = app.openapi
 
         def openapi() -> dict[str, Any]:
@@ -128,7 +136,8 @@ class RouteDocument:
             schemas = [self._body(each) for each in (body if isinstance(body, tuple) else (body,))]
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        name = "OllamaError" if path.startswith(OLLAMA_PATHS) else "Error"
+        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
         good: dict[str, Any] = {"description": "Done."}
         if answers:
             good["content"] = {media: {"schema": self._schema(form)} for media, form in answers.items()}

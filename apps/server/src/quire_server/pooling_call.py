@@ -20,7 +20,7 @@ from quire_server.pooling_run import Pooled, PoolingItem, PoolingJob, pool_items
 from quire_server.request_ids import answer_id
 from quire_server.responses import json_response
 
-__all__ = ["PoolingCall", "read_call"]
+__all__ = ["PoolingCall", "call_of", "read_call"]
 
 Fields = TypeVar("Fields", bound=CommonFields)
 
@@ -88,19 +88,31 @@ class PoolingCall(Generic[Fields]):
         return await in_thread_when(self.body.is_large, answer)
 
 
-async def read_call(context: ServerContext, request: Request, kind: type[Fields]) -> PoolingCall[Fields]:
+async def read_call(
+    context: ServerContext, request: Request, kind: type[Fields], *, any_content_type: bool = False
+) -> PoolingCall[Fields]:
     """The request, with the model that it names.
 
     Args:
         context: Of the server.
         request: Whose body is read.
         kind: Its model.
+        any_content_type: As for `read_body`.
 
     Raises:
         HTTPError: the model sleeps, or as `read_model`.
         RequestError: the body is wrong, another model is asked for, or something that is not served.
     """
-    body = await read_model(context, request, kind)
+    return call_of(context, request, await read_model(context, request, kind, any_content_type=any_content_type))
+
+
+def call_of(context: ServerContext, request: Request, body: Fields) -> PoolingCall[Fields]:
+    """The request of a body, with the model that it names.
+
+    Raises:
+        HTTPError: the model sleeps.
+        RequestError: another model is asked for, or something that is not served.
+    """
     chosen = context.for_pooling(body.model)
     if chosen is context:
         context.check_awake()

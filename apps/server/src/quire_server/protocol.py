@@ -492,7 +492,8 @@ def check_thinking_budget(budget: int | None, param: str = "thinking_token_budge
 
 
 class TokenizeRequest(Body):
-    """Body of POST /tokenize: a prompt, or messages; or as TEI takes it, a text or several as `inputs`."""
+    """Body of POST /tokenize: a prompt, or messages; or as TEI takes it, a text or several as `inputs`; or as llama.cpp
+    does, a text as `content`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -508,6 +509,9 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
+    content: str | None = None
+    add_special: bool = False
+    with_pieces: bool = False
 
 
 class DetokenizeRequest(Body):

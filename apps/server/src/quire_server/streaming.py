@@ -31,6 +31,7 @@ class EventStream(Response):
         end: What ends the stream: `[DONE]` in OpenAI's older APIs.
         watches: Whether to look for the client's leaving; off where the events themselves come from its body.
         on_error: The last event of a stream that fails, in the form its clients know.
+        media_type: What the events are.
     """
 
     media_type = "text/event-stream"
@@ -42,8 +43,9 @@ class EventStream(Response):
         end: bytes = DONE,
         on_error: Callable[[BaseException], bytes] = lambda error: sse(error_body(error)),
         watches: bool = True,
+        media_type: str | None = None,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._end = end

@@ -40,7 +40,7 @@ from quire_server.token_protocol import (
 from quire_server.tool_choice import check_tools
 from quire_server.turn import raise_failed
 
-__all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "generate"]
+__all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "abortable", "generate"]
 
 
 class TokenLogprob(msgspec.Struct):
@@ -163,7 +163,7 @@ def _outputs(
     ) -> AsyncGenerator[RequestOutput, None]:
         engine_id = f"{name}/{secrets.token_hex(8)}"
         outputs = context.llm.engine.generate(prompt, params, options, request_id=engine_id)
-        return _abortable(context, name, engine_id, outputs)
+        return abortable(context, name, engine_id, outputs)
 
     prompt = RenderedPrompt(token_ids=body.token_ids, media=media)
     bounds, options = body.thinking, context.request_options(body)
@@ -189,10 +189,17 @@ def _outputs(
     )
 
 
-async def _abortable(
+async def abortable(
     context: ServerContext, name: str, engine_id: str, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs, while which `abort_requests` knows the request."""
+    """The outputs, while which `abort_requests` knows the request.
+
+    Args:
+        context: Of the server.
+        name: The client's for the request.
+        engine_id: The engine's.
+        outputs: Of the engine.
+    """
     key = (context.caller.owner, name)
     running = context.generating.setdefault(key, set())
     running.add(engine_id)

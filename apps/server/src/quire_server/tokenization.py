@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in the shapes of vLLM, TEI and llama.cpp; GET /tokenizer_info, in vLLM's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = ["detokenize", "tokenize", "tokenizer_info"]
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
-    """A prompt or a conversation to token ids; `inputs`, which are TEI's, to tokens and their places."""
+    """A prompt or a conversation to token ids; `inputs`, which are TEI's, to tokens and their places; `content`, which
+    is llama.cpp's, to token ids alone or with their texts."""
     body = await read_model(context, request, TokenizeRequest)
     if body.model is not None:
         context = context.for_pooling(body.model)
@@ -29,6 +30,10 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         if body.prompt is not None or body.messages is not None:
             raise RequestError("inputs stand alone: leave prompt and messages out", param="inputs")
         return await tokens_of_inputs(context.for_pooling(body.model), body)
+    if body.content is not None:
+        if body.prompt is not None or body.messages is not None:
+            raise RequestError("content stands alone: leave prompt and messages out", param="content")
+        return await _pieces(context, body, body.content)
     token_ids = (await _rendered(context, body)).token_ids
 
     def answer() -> Response:
@@ -41,6 +46,26 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         if body.return_token_strs:
             fields["token_strs"] = [context.llm.renderer.tokenizer.id_to_token(token_id) for token_id in token_ids]
         return json_response(fields)
+
+    return await in_thread_when(body.is_large, answer)
+
+
+async def _pieces(context: ServerContext, body: TokenizeRequest, text: str) -> Response:
+    """The tokens of a text as llama.cpp tells them, with their texts, or bytes where these are no text alone."""
+    renderer = context.llm.renderer
+
+    def piece(token_id: int) -> str | list[int]:
+        data = renderer.tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return list(data)
+
+    def answer() -> Response:
+        token_ids = renderer.render_prompt(text, add_special_tokens=body.add_special).token_ids
+        if not body.with_pieces:
+            return json_response({"tokens": token_ids})
+        return json_response({"tokens": [{"id": token_id, "piece": piece(token_id)} for token_id in token_ids]})
 
     return await in_thread_when(body.is_large, answer)
 
@@ -79,7 +104,8 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
 
     def answer() -> Response:
         check_token_ids(body.tokens, context.llm.engine.info.vocab_size, "tokens")
-        return json_response({"prompt": context.llm.renderer.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        text = context.llm.renderer.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text, "content": text})  # vLLM's name, and llama.cpp's
 
     return await in_thread_when(body.is_large, answer)
 

@@ -48,8 +48,10 @@ __all__ = [
     "check_request_template",
     "prepare_turn",
     "raise_failed",
+    "reaches_past",
     "render_held",
     "render_turn",
+    "run_turn",
     "start_turn",
 ]
 
@@ -257,13 +259,19 @@ async def start_turn(
     """
     prepared = await prepare_turn(context, make_turn, is_large=is_large)
     try:
-        return await asyncio.to_thread(_run, context, prepared) if is_large else _run(context, prepared)
+        return await asyncio.to_thread(run_turn, context, prepared) if is_large else run_turn(context, prepared)
     except BaseException:
         prepared.release_media()
         raise
 
 
-def _run(context: ServerContext, prepared: PreparedTurn) -> RunningTurn:
+def run_turn(context: ServerContext, prepared: PreparedTurn) -> RunningTurn:
+    """Hand a prepared turn to the engine. Its media are released with its outputs.
+
+    Raises:
+        RequestError: the engine cannot run it.
+        OverloadedError: the queue is full.
+    """
     outputs = _generate(context, prepared)
     return prepared.running(outputs if prepared.media is None else released_after(outputs, prepared.media))
 
@@ -300,7 +308,7 @@ async def prepare_turn(
 def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat, held: HeldMedia | None) -> PreparedTurn:
     prompt, use = render_held(context, turn, held), turn.tool_use
     params = turn.params
-    if turn.fills_context and _reaches_past(context, prompt, params):
+    if turn.fills_context and reaches_past(context, prompt, params):
         params = dataclasses.replace(params, max_tokens=None)
     if use.is_forced and params.structured_outputs is not None:
         # The form is that of a text answer, and this one is a call.
@@ -329,7 +337,7 @@ def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat, held: He
     return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, plan=plan, media=held)
 
 
-def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
+def reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
     """Whether so many tokens do not fit behind the prompt. Prompts that an encoder reads take no room."""
     info = context.llm.engine.info
     used = 0 if info.max_encoder_len else len(prompt.token_ids)
