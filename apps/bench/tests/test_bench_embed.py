@@ -65,6 +65,7 @@ def test_beside_transformers(tmp_path: Path, quire: Callable[..., int], capsys: 
     case = ENCODER_CASES["BertModel"]
     write_checkpoint(model, "BertModel", replace(case, fields={**case.fields, "vocab_size": 300}))
     write_tokenizer(model, vocab_size=300)
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')  # of texts, not of the network
     asked = ("--task", "embed", "--situations", "embed-40,embed-mixed,latency-16,memory", "--peers", "transformers")
     shape = ("--repeats", 1, "--num-threads", 1, "--token-range", "10:99", "--json", file)
     assert quire("bench", "peers", model, *asked, *shape) == 0
@@ -208,6 +209,7 @@ def test_this_process_is_measured(tmp_path: Path, quire: Callable[..., int]) -> 
     case = ENCODER_CASES["BertModel"]
     write_checkpoint(model, "BertModel", replace(case, fields={**case.fields, "vocab_size": 300}))
     write_tokenizer(model, vocab_size=300)
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')  # of texts, not of the network
     counts = ("--num-prompts", 5, "--input-len", 20, "--length-spread", 0.5, "--num-latencies", 2)
     assert quire("bench", "embed", model, *counts, "--output-json", file) == 0
     figures = json.loads(file.read_text())

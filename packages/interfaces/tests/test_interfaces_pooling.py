@@ -104,17 +104,16 @@ def test_older_names_are_taken() -> None:
     )
     assert (config.use_activation, config.logit_mean, config.logit_sigma) == (False, 0.5, 0.25)
     assert config.returned_token_ids == (5,)
+    for name in ("task", "pooling_task", "pooling_target"):
+        assert PoolerConfig.from_dict({name: "token_classify"}).task == "token_classify"
     with pytest.raises(ConfigError, match="normalize and use_activation say two things"):
         PoolerConfig.from_dict({"use_activation": True, "normalize": False})
     with pytest.raises(ConfigError, match="logit_bias and logit_mean say two things"):
         PoolerConfig(logit_bias=1.0, logit_mean=2.0)
 
 
-def test_unknown_and_useless_settings_are_refused() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no field 'pooling'; it has .*pooling_type"):
         PoolerConfig.from_dict({"pooling": "MEAN"})
     with pytest.raises(ConfigError, match="must be an object"):
         PoolerConfig.from_dict([])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="enable_chunked_processing"):
-        PoolerConfig(max_embed_len=4096)
-    assert PoolerConfig(max_embed_len=4096, enable_chunked_processing=True).max_embed_len == 4096

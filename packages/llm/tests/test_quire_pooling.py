@@ -231,6 +231,25 @@ def test_long_texts_in_chunks_are_averaged_by_their_tokens(model: SentenceModel)
         assert cut.num_prompt_tokens == 300
 
 
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_texts_may_be_bounded_below_what_the_network_reads(model: SentenceModel, in_chunks: bool) -> None:
+    pooler = {"enable_chunked_processing": in_chunks, "max_embed_len": 20}
+    text = sample_text(40, 3)
+    with LLM(model.folder, pooler_config=pooler, **SETTINGS) as llm:
+        assert llm.engine_info.max_embed_len == 20
+        ids = llm.tokenizer.encode(text)
+        assert len(ids) > 20
+        with pytest.raises(ContextLengthError, match="context is 20"):
+            llm.embed([ids[:20], ids[:21]], use_tqdm=False)
+        for kept in (-1, 30):
+            (cut,) = llm.embed(text, pooling_params=PoolingParams(truncate_prompt_tokens=kept), use_tqdm=False)
+            assert cut.num_prompt_tokens == 20
+        (tokens,) = llm.encode(text, pooling_task="token_embed", use_tqdm=False)
+        assert tokens.outputs.data.shape[0] == len(ids)
+    with LLM(model.folder, pooler_config={"max_embed_len": 5000}, **SETTINGS) as llm:
+        assert llm.engine_info.max_embed_len == llm.engine_info.max_model_len
+
+
 def test_a_call_of_many_texts_holds_few_at_a_time(model: SentenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(model.folder, max_num_seqs=4, **SETTINGS) as llm:
         calls = llm._pooling_calls()

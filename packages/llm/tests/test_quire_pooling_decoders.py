@@ -14,6 +14,7 @@ import peft
 import pytest
 import torch
 import transformers
+from llm_published_folders import write_network, write_qwen_tokenizer
 
 from quire import LLM, AsyncLLM, ConfigError, PoolingParams, QuireConfig, RequestError, SamplingParams
 from quire_testkit.checkpoints import make_checkpoint
@@ -191,6 +192,23 @@ def test_generative_rerankers_answer_by_rows_of_the_lm_head(folder: Path) -> Non
             llm.score("a query", TEXTS, use_tqdm=False)
     with pytest.raises(ConfigError, match="tokens; it must be one"):
         LLM(folder, runner="pooling", hf_overrides={"classifier_from_token": ["n", "certainly not"]}, **SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["task", "pooling_task"])
+def test_classes_of_texts_by_token_where_the_server_asks_for_them(name: str, tmp_path: Path) -> None:
+    network = write_network(tmp_path, "Qwen3ForSequenceClassification", "Qwen3ForCausalLM", num_labels=3)
+    write_qwen_tokenizer(tmp_path, ends=False)
+    with LLM(tmp_path, pooler_config={name: "token_classify"}, max_num_batched_tokens=16, **SETTINGS) as llm:
+        assert llm.engine_info.pooling_tasks == ("token_classify", "classify")
+        (tokens,) = llm.encode(TEXTS[0], use_tqdm=False)
+        (whole,) = llm.classify(TEXTS[0], use_tqdm=False)
+        ids = torch.tensor([llm.tokenizer.encode(TEXTS[0])])
+    with torch.inference_mode():
+        expected = network.score(network.model(ids).last_hidden_state[0]).softmax(1)
+    assert (tokens.outputs.data - expected).abs().max() < 2e-6
+    assert (torch.tensor(whole.outputs.probs) - expected[-1]).abs().max() < 2e-6
+    with pytest.raises(ConfigError, match="task must be one of this model's, classify; is 'embed'"):
+        LLM(tmp_path, pooler_config={"task": "embed"}, **SETTINGS)
 
 
 def test_adapters_change_embeddings(folder: Path, tmp_path: Path) -> None:

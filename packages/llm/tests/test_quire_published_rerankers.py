@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from llm_published_folders import edit_json, write_network, write_qwen_tokenizer
+from llm_published_folders import edit_json, write_metaspace_bpe, write_network, write_qwen_tokenizer
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 
-from quire import LLM, PoolingParams
+from quire import LLM, ConfigError, PoolingParams
 from quire_testkit.tokenizers import sample_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -113,6 +113,68 @@ def test_the_checkpoint_converted_into_a_classifier(tmp_path: Path) -> None:
     with LLM(tmp_path, **SETTINGS) as llm:
         for length in LENGTHS:
             assert_near(scores(llm, length), published_scores(tmp_path, network, length))
+
+
+def test_one_token_behind_the_start_that_a_template_leaves_out(tmp_path: Path) -> None:
+    """As BGE-reranker-v2-gemma is served: the logit of one token, behind <bos> and vLLM's template for it."""
+    network = write_network(tmp_path, "GemmaForCausalLM", weight_scale=0.1, max_position_embeddings=2048)
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    write_metaspace_bpe(tmp_path, special, "<bos> $A", **names)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    words = [token[1:] for token in tokenizer.get_vocab() if token.startswith("\u2581") and token[1:].isalpha()]
+    answer = min(words)
+    (token_id,) = tokenizer.encode(answer, add_special_tokens=False)
+    template = "A: {{ messages[0].content }}\nB: {{ messages[1].content }}\nIs it so?"
+    texts = [f"A: {QUERY}\nB: {document}\nIs it so?" for document in DOCUMENTS[1:]]
+    expected = []
+    for text in texts:
+        with torch.inference_mode():
+            expected.append(network(torch.tensor([tokenizer.encode(text)])).logits[0, -1, token_id])
+    overrides = {"architectures": ["GemmaForSequenceClassification"], "classifier_from_token": [answer]}
+    with LLM(tmp_path, hf_overrides={**overrides, "method": "no_post_processing"}, **SETTINGS) as llm:
+        for written in (template, f"<bos>{template}"):
+            outputs = llm.score(QUERY, DOCUMENTS[1:], chat_template=written, use_tqdm=False)
+            assert [each.prompt_token_ids for each in outputs] == [tokenizer.encode(text) for text in texts]
+            assert_near([each.outputs.score for each in outputs], [float(each.sigmoid()) for each in expected])
+        raw = PoolingParams(use_activation=False)
+        outputs = llm.score(QUERY, DOCUMENTS[1:], pooling_params=raw, chat_template=template, use_tqdm=False)
+        assert_near([each.outputs.score for each in outputs], [float(each) for each in expected])
+        short = PoolingParams(truncate_prompt_tokens=20)
+        outputs = llm.score(QUERY, DOCUMENTS[1:], pooling_params=short, chat_template=template, use_tqdm=False)
+        assert {(each.num_prompt_tokens, each.prompt_token_ids[0]) for each in outputs[2:]} == {(20, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "method", "tasks"),
+    [
+        ([FALSE, TRUE], "no_post_processing", ("classify",)),
+        ([FALSE, TRUE, "a"], None, ("classify",)),
+        ([TRUE], None, ("classify", "score")),
+    ],
+)
+def test_tokens_are_classes_of_their_own(tokens: list[str], method: str | None, tasks: Any, tmp_path: Path) -> None:
+    network = write_reranker(tmp_path, TEMPLATE)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    overrides = {"classifier_from_token": tokens, **({} if method is None else {"method": method})}
+    with LLM(tmp_path, hf_overrides=overrides, **SETTINGS) as llm:
+        assert llm.engine_info.pooling_tasks == tasks
+        (output,) = llm.classify("a text", use_tqdm=False)
+    rows = network.lm_head.weight[tokenizer.convert_tokens_to_ids(tokens)]
+    with torch.inference_mode():
+        hidden = network.model(torch.tensor([tokenizer.encode("a text")])).last_hidden_state[0, -1]
+    logits = rows @ hidden
+    assert_near(output.outputs.probs, (logits.sigmoid() if len(tokens) == 1 else logits.softmax(0)).tolist())
+
+
+def test_methods_that_do_not_fit_the_tokens_are_refused(tmp_path: Path) -> None:
+    write_reranker(tmp_path, TEMPLATE)
+    for fields, message in (
+        ({"classifier_from_token": [TRUE], "method": "from_2_way_softmax"}, "takes two tokens"),
+        ({"classifier_from_token": [FALSE, TRUE], "method": "mean"}, "method must be"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(tmp_path, hf_overrides=fields, **SETTINGS)
 
 
 @pytest.mark.parametrize("prompt", [None, "Find the word"])

@@ -78,12 +78,22 @@ def test_vectors_do_not_depend_on_chunks_and_neighbours(model: RetrievalModel) -
         assert (torch.as_tensor(output.outputs.data) - vectors).abs().max() <= 2e-6
 
 
-def test_what_is_no_document_is_refused(model: RetrievalModel) -> None:
+def test_a_text_beside_an_image_stands_in_the_place_of_the_processors(model: RetrievalModel) -> None:
     part, text = {"type": "image_pil", "image_pil": IMAGES[0]}, {"type": "text", "text": "beside it"}
     with make_llm(model) as llm:
-        with pytest.raises(RequestError, match="a document of this model is a text or an image"):
-            llm.score("a", [{"content": [part, text]}], use_tqdm=False)
-        with pytest.raises(RequestError, match="text_pair goes with texts"):
+        (output,) = llm.encode({"content": [part, text]}, pooling_task="token_embed", use_tqdm=False)
+    own = model.processor.visual_prompt_prefix
+    model.processor.visual_prompt_prefix = own.replace("Describe the image.", "beside it")
+    try:
+        expected = model.expected(image=IMAGES[0])
+    finally:
+        model.processor.visual_prompt_prefix = own
+    assert (torch.as_tensor(output.outputs.data) - expected).abs().max() <= 2e-6
+
+
+def test_what_is_no_document_is_refused(model: RetrievalModel) -> None:
+    with make_llm(model) as llm:
+        with pytest.raises(RequestError, match="text_pair goes with a prompt"):
             llm.encode({**image_document(IMAGES[0]), "text_pair": "a"}, pooling_task="token_embed", use_tqdm=False)
         with pytest.raises(RequestError, match="takes no audio"):
             llm.encode({"multi_modal_data": {"audio": b"x"}}, pooling_task="token_embed", use_tqdm=False)

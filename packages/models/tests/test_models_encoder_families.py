@@ -8,17 +8,20 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire_attention import EncoderBatch
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.layers.rotary import inverse_frequencies
+from quire_ops import LoraTokens
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
-from quire_testkit.parity.oracle import load_oracle, write_checkpoint
+from quire_testkit.parity.oracle import write_checkpoint
+from quire_testkit.task_adapters import TASKS, JinaModel
 
 TOLERANCE = 1e-5
 """Of the largest number: both sides compute in float32."""
@@ -79,49 +82,40 @@ def test_nomic_bert_in_the_names_of_gpt2(tmp_path: Path) -> None:
             ModelConfig.from_path(tmp_path, overrides={field: value})
 
 
-def write_jina(folder: Path, task: int | None) -> Any:
-    """Jina v3 as its first checkpoints have it, with adapters of five tasks beside each weight.
-
-    Returns:
-        Transformers' network, with the adapter of a task in its weights.
-    """
-    oracle = write(folder, "JinaEmbeddingsV3Model", rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
-    fields = {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "lora_alpha": 2, "lora_rank": 4}
-    names = {"architectures": ["XLMRobertaModel"], "lora_adaptations": list(TASKS)}
-    set_config(folder, {**names, **fields}, "rope_parameters")
-    choose, tensors = torch.Generator().manual_seed(1), {}
-    weights = load_file(folder / "model.safetensors")
-    for name, tensor in weights.items():
-        if not name.endswith(("mixer.Wqkv.weight", "fc1.weight", "word_embeddings.weight")):
-            tensors[f"roberta.{name}"] = tensor
-            continue
-        stem = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
-        outer, inner = tensor.shape
-        left, right = (0.3 * torch.randn(5, *size, generator=choose) for size in ((outer, 4), (4, inner)))
-        is_table = name.endswith("word_embeddings.weight")
-        tensors |= {f"{stem}.original": tensor, f"{stem}.0.lora_A": left if is_table else right}
-        tensors[f"{stem}.0.lora_B"] = right if is_table else left
-        if task is not None:
-            weights[name] = tensor + 0.5 * left[task] @ right[task]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    oracle.save_pretrained(folder / "merged")
-    save_file(weights, folder / "merged" / "model.safetensors", metadata={"format": "pt"})
-    return load_oracle(folder / "merged")
-
-
-TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
-
-
-@pytest.mark.parametrize("task", [None, 1, 4])
-def test_jina_with_the_adapter_of_a_task(task: int | None, tmp_path: Path) -> None:
-    oracle = write_jina(tmp_path, task)
+@pytest.mark.parametrize("task", [None, TASKS[1], TASKS[4]])
+def test_jina_with_the_adapter_of_a_task(task: str | None, tmp_path: Path) -> None:
+    oracle = JinaModel(tmp_path).network(task)
     if task is not None:
-        set_config(tmp_path, {"default_task": TASKS[task]})
+        set_config(tmp_path, {"default_task": task})
     check(tmp_path, oracle)
 
 
+def test_texts_of_jina_choose_their_tasks(tmp_path: Path) -> None:
+    """Side by side, each with the bits that it has alone."""
+    model = JinaModel(tmp_path)
+    network = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32")
+    assert isinstance(network, EncoderOnly)
+
+    def hidden(texts: list[tuple[list[int], int]]) -> list[Tensor]:
+        lens = [len(ids) for ids, _ in texts]
+        slots = np.repeat(np.asarray([slot for _, slot in texts], dtype=np.int32), lens)
+        ids = [token for text, _ in texts for token in text]
+        positions = torch.cat([torch.arange(length) for length in lens])
+        batch = EncoderBatch(input_ids=torch.tensor(ids), positions=positions, lens=lens, lora=LoraTokens.of(slots))
+        return list(network.encode_batch(batch).split(lens))
+
+    texts = [(TEXTS[0], 1), (TEXTS[2], -1), (TEXTS[1], 4), (TEXTS[2], 1), (TEXTS[0], 0)]
+    found = hidden(texts)
+    for (ids, slot), each in zip(texts, found, strict=True):
+        with torch.inference_mode():
+            oracle = model.network(None if slot < 0 else TASKS[slot])
+            expected = oracle(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        assert float((each - expected).abs().max() / expected.abs().max()) < TOLERANCE
+        assert torch.equal(hidden([(ids, slot)])[0], each)
+
+
 def test_a_task_without_an_adapter_is_refused(tmp_path: Path) -> None:
-    write_jina(tmp_path, None)
+    JinaModel(tmp_path)
     with pytest.raises(CheckpointError, match="default_task 'search' has no adapter; there are "):
         ModelConfig.from_path(tmp_path, overrides={"default_task": "search"})
 

@@ -438,6 +438,8 @@ def test_a_normalization_between_layers_is_computed(tmp_path: Path) -> None:
 
 def test_the_task_whose_adapter_counts_is_told(tmp_path: Path) -> None:
     config = {"lora_adaptations": ["retrieval.query", "separation"]}
-    assert "hf_overrides default_task chooses one of retrieval.query, separation" in read(tmp_path, config).notes[-1]
+    free = read(tmp_path, config)
+    assert "requests choose a task (retrieval.query, separation)" in free.notes[-1]
+    assert (free.embedding_tasks, free.merged_task) == (("retrieval.query", "separation"), None)
     assert "for the task separation" in read(tmp_path, config | {"default_task": "separation"}).notes[-1]
     assert not any("task" in note for note in read(tmp_path).notes)

@@ -53,6 +53,22 @@ def test_settings_of_the_server_go_before_the_checkpoint() -> None:
         spec.with_config(PoolerConfig(dimensions=3))
 
 
+def test_the_task_of_requests_that_name_none() -> None:
+    spec = PoolerSpec(hidden_size=8)
+    assert spec.resolve(PoolingParams()).task == "embed"
+    by_token = spec.with_config(PoolerConfig(task="token_embed"))
+    assert by_token.resolve(PoolingParams()).task == "token_embed"
+    assert by_token.resolve(PoolingParams(task="embed")).task == "embed"
+    rewards = PoolerSpec(hidden_size=8, tasks=frozenset({"classify", "score", "token_classify"}))
+    assert rewards.default_task == "token_classify"
+    classes = PoolerSpec(hidden_size=8, tasks=frozenset({"classify"}))
+    assert classes.with_config(PoolerConfig(task="token_classify")).tasks == {"classify", "token_classify"}
+    assert classes.with_config(PoolerConfig()).tasks == {"classify"}
+    with pytest.raises(ConfigError, match="one of this model's, embed, token_embed; is 'token_classify'") as error:
+        spec.with_config(PoolerConfig(task="token_classify"))
+    assert error.value.field == "task"
+
+
 def test_steps_are_those_of_the_request_or_else_of_the_checkpoint() -> None:
     spec = PoolerSpec(
         hidden_size=8,

@@ -339,7 +339,8 @@ def run_embed(args: argparse.Namespace) -> int:
 
             asked = {name: getattr(args, name) for name in ("dtype", "quantization", "num_threads")}
             given = {name: value for name, value in asked.items() if value is not None}
-            with LLM(args.model, runner="pooling", **given) as llm:
+            longest = max(map(len, texts), default=None)
+            with LLM(args.model, runner="pooling", max_model_len=longest, **given) as llm:
                 embed = embed_offline(llm)
                 figures = measure_embedding(embed, texts, **counts, on_run=lambda: progress.advance(task))
     _show("embed", figures, args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,11 +22,15 @@ async def cohere_embed(context: ServerContext, request: Request) -> Response:
     call = await read_call(context, request, CohereEmbedRequest)
     body = call.body
     job = call.job(call.task("embed"))
-    job.prompt_options["prompt_name"] = body.prompt_name(call.context.pooler.prompts)
+    pooler = call.context.pooler
+    name = body.prompt_name(pooler.prompts)
+    job.prompt_options["prompt_name"] = name
+    if name in pooler.embedding_tasks and pooler.merged_task is None:
+        job.params = dataclasses.replace(job.params, embedding_task=name)
     job.check = lambda param, prompt: body.check_length(param, len(prompt.token_ids))
     outputs = await call.run(body.prompts(), job)
     version = "1" if request.url.path.endswith("/v1/embed") else "2"
-    name = call.answer_id("embd-")
+    answer_id = call.answer_id("embd-")
 
     def answer() -> Response:
         vectors = [None if (output := output_of(each)) is None else output.data for each in outputs]
@@ -32,7 +38,7 @@ async def cohere_embed(context: ServerContext, request: Request) -> Response:
         is_floats = version == "1" and body.embedding_types is None
         return json_response(
             CohereEmbeddings(
-                id=name,
+                id=answer_id,
                 embeddings=forms["float"] if is_floats else forms,
                 texts=body.texts or [],
                 meta=CohereMeta.of(version, usage_of(outputs).prompt_tokens, has_images=body.has_images),

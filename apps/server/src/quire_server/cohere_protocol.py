@@ -20,13 +20,14 @@ from quire_server.vector_encoding import Buffer, base64_vector, binary_vector, f
 __all__ = ["CohereEmbedRequest", "CohereEmbeddings", "CohereMeta", "vectors_by_type"]
 
 _INPUT_TYPES: dict[str, tuple[str, ...]] = {
-    "search_query": ("query",),
-    "search_document": ("document", "passage", "corpus"),
+    "search_query": ("query", "retrieval.query"),
+    "search_document": ("document", "passage", "corpus", "retrieval.passage"),
     "classification": (),
-    "clustering": (),
+    "clustering": ("separation",),
     "image": (),
 }
-"""Cohere's names -> names of prompts in sentence-transformers' checkpoints, of which the first one is taken."""
+"""Cohere's names -> names of prompts in sentence-transformers' checkpoints, Jina's among them, of which the first one
+is taken."""
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 

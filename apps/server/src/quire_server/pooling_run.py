@@ -97,7 +97,7 @@ async def pool_items(
         ClientGoneError: the client closed the connection.
     """
     keep, info = job.params.truncate_prompt_tokens, context.llm.engine.info
-    most = max(info.max_model_len, info.max_embed_len if job.params.task == "embed" else 0)
+    most = (info.max_embed_len if job.params.task == "embed" else 0) or info.max_model_len
     if keep is not None and keep > most:
         raise RequestError(
             f"truncate_prompt_tokens must be at most {most}, which this model reads, got {keep}. Please request a "
@@ -139,8 +139,9 @@ async def _rendered_conversation(
     if first.messages is None and second is None:
         return await in_thread_when(job.is_large, lambda: _rendered_texts(context, item, job))
     try:
-        if second is not None or first.messages is None:
-            raise RequestError("pairs are of texts alone: send no images, videos or sounds", code="unsupported_media")
+        if second is not None:
+            return await _rendered_pair(context, first, second, job, media)
+        assert first.messages is not None
         turn = ChatTurn(
             messages=readable_messages(first.messages, context.modalities),
             params=SamplingParams(),
@@ -158,6 +159,32 @@ async def _rendered_conversation(
         return _checked(context, first, PoolingPrompt(prompt, _prompts(context).spec.resolve(job.params)), job)
     except QuireError as error:
         return _named(error, item, job)
+
+
+async def _rendered_pair(
+    context: ServerContext, first: PoolingInput, second: PoolingInput, job: PoolingJob, media: contextlib.ExitStack
+) -> PoolingPrompt:
+    """A pair of which one side or both have images, videos or sounds; `media` releases them."""
+    contents = [each.prompt if each.messages is None else each.messages[0]["content"] for each in (first, second)]
+    try:
+        held = await hold_media(context, [{"content": content} for content in contents], job.mm_processor_kwargs)
+        if held is None:
+            raise RequestError(
+                "this model takes texts alone: send no images, videos or sounds", code="unsupported_media"
+            )
+        media.callback(held.release)
+        query, document = ({"content": content} for content in contents)
+        prompt = {"prompt": query, "text_pair": document}
+        rendered = await in_thread_when(
+            job.is_large, lambda: _prompts(context).render(prompt, job.params, held, **job.prompt_options)
+        )
+    except RequestError as error:
+        for place, each in (("messages[0]", first), ("messages[1]", second)):
+            if (error.param or "").startswith(place):
+                error.param = f"{each.param}{str(error.param).removeprefix(place)}"
+                error.args = (str(error).replace(place, each.param, 1), *error.args[1:])
+        raise
+    return _checked(context, first, rendered, job)
 
 
 def _document(
@@ -181,6 +208,8 @@ def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
     """The error with the item's place in the body. Raises it unless items fail alone."""
     first, second = item
     param = getattr(error, "param", None)
+    if param == "embedding_task":  # as Jina's API calls it
+        error.param = param = "task"  # type: ignore[attr-defined]
     head, bracket, rest = (param or "").partition("[")
     if head in ("prompt", "messages") or param is None:
         place = first.param + bracket + rest

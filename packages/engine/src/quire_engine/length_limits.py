@@ -28,15 +28,14 @@ def check_prompt_length(info: EngineInfo, num_prompt_tokens: int, params: Sampli
 
 
 def check_whole_prompt(info: EngineInfo, num_prompt_tokens: int, longest: int = 0) -> None:
-    """Raises ContextLengthError when a prompt of so many tokens does not fit the context by itself, nor is at most
-    `longest`."""
-    if num_prompt_tokens <= max(info.max_model_len, longest):
+    """Raises ContextLengthError when a prompt of so many tokens is longer than `longest`, or does not fit the context
+    by itself where that is 0."""
+    if num_prompt_tokens <= (limit := longest or info.max_model_len):
         return
     raise ContextLengthError(
-        f"the prompt has {num_prompt_tokens} tokens, but this model's context is {info.max_model_len} "
-        "tokens: shorten the prompt",
+        f"the prompt has {num_prompt_tokens} tokens, but this model's context is {limit} tokens: shorten the prompt",
         num_prompt_tokens=num_prompt_tokens,
-        max_model_len=info.max_model_len,
+        max_model_len=limit,
         max_tokens=0,
     )
 

@@ -185,7 +185,8 @@ class EngineInfo:
     embedding_size: int = 0
     """Numbers of an embedding; 0 where no task makes any."""
     max_embed_len: int = 0
-    """Most tokens of a prompt that is embedded: where more than `max_model_len`, in chunks that are averaged."""
+    """Most tokens of a prompt that is embedded: where more than `max_model_len`, in chunks that are averaged; 0 for
+    `max_model_len`."""
     returns_routed_experts: bool = False
     """Outputs tell which experts the routers chose for each token."""
     mm_encoder_only: bool = False

@@ -65,6 +65,9 @@ class PoolingParams:
     skip_token_ids: tuple[int, ...] | None = None
     """Tokens whose vectors are left out of the tasks per token, such as punctuation in documents of ColBERT (arXiv
     2004.12832, section 3.3); None for the checkpoint's own."""
+    embedding_task: str | None = None
+    """What the text is embedded for, a task that the checkpoint has an adapter of (Jina Embeddings v3, arXiv
+    2409.10173, section 3); None for none, or for the one that the server was started for."""
     truncate_prompt_tokens: int | None = None
     """Most tokens of the prompt to read, the rest is cut off; -1 for as many as the model reads, None to refuse longer
     prompts."""
@@ -90,6 +93,8 @@ class PoolingParams:
             raise wrong_value("use_activation", self.use_activation, "be true or false")
         if self.truncate_prompt_tokens != -1:
             _check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, also=" or -1")
+        if self.embedding_task is not None and not isinstance(self.embedding_task, str):
+            raise wrong_value("embedding_task", self.embedding_task, "be the name of a task")
         if self.truncation_side not in (None, "left", "right"):
             raise wrong_value("truncation_side", self.truncation_side, 'be "left" or "right"')
         if self.extra_kwargs is not None and not isinstance(self.extra_kwargs, dict):
@@ -177,7 +182,10 @@ class PoolerConfig(Settings):
         check=_boolean,
     )
     max_embed_len: int | None = setting(
-        None, help="Longest prompt that is taken when it is embedded in chunks.", unit="tokens", check=at_least(1)
+        None,
+        help="Longest prompt that is embedded: above the context where prompts are embedded in chunks, else below it.",
+        unit="tokens",
+        check=at_least(1),
     )
     logit_mean: float | None = setting(
         None, help="Subtracted from logits of classes before the activation (Platt scaling).", check=_finite
@@ -206,12 +214,6 @@ class PoolerConfig(Settings):
             self._take("logit_mean", self.logit_bias, "logit_bias")
         if self.logit_scale is not None:
             self._take("logit_sigma", 1 / self.logit_scale, "logit_scale")
-        if self.max_embed_len is not None and not self.enable_chunked_processing:
-            raise ConfigError(
-                f"max_embed_len ({self.max_embed_len}) bounds prompts that are embedded in chunks; set "
-                "enable_chunked_processing, or leave it out",
-                field="max_embed_len",
-            )
 
     def _take(self, name: str, value: Any, source: str) -> None:
         """Set the field `name` to what its other name `source` says."""
@@ -222,14 +224,15 @@ class PoolerConfig(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PoolerConfig:
         """The configuration of a JSON object. `normalize`, `activation` and `softmax` are older names of
-        `use_activation`.
+        `use_activation`, `pooling_task` and `pooling_target` other ones of `task`.
 
         Raises:
             ConfigError: an unknown field, a wrong value, or values that contradict each other.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"pooler_config must be an object, is {values!r}", field="pooler_config")
-        fields = {"normalize": "use_activation", "activation": "use_activation", "softmax": "use_activation"}
+        fields = dict.fromkeys(("normalize", "activation", "softmax"), "use_activation")
+        fields |= dict.fromkeys(("pooling_task", "pooling_target"), "task")
         fields |= {field.name: field.name for field in dataclasses.fields(cls)}
         arguments: dict[str, Any] = {}
         for name, value in values.items():

@@ -455,8 +455,8 @@ def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | None:
     spec, folder = blueprint.pooler, blueprint.folder
     if spec is None:
         return None
-    weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
-    return Pooler(spec, weights, network.device)
+    stored = load_pooler_weights(spec, folder, network_folder(folder), blueprint.model.language_names)
+    return Pooler(spec, {**network.head_weights, **stored}, network.device)
 
 
 def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineParts:

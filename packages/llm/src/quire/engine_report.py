@@ -94,7 +94,7 @@ def with_pooling(info: EngineInfo, choice: PoolingChoice, spec: PoolerSpec) -> E
         choice: What it is for.
         spec: Its pooler.
     """
-    tasks = pooling_tasks(spec)
+    tasks, longest = pooling_tasks(spec), spec.max_embed_len or 0
     pooling = {
         "runner": f"{choice.runner}: {choice.reason}",
         "pooling": f"{' and '.join(spec.methods)}; {', '.join(tasks)}",
@@ -105,6 +105,7 @@ def with_pooling(info: EngineInfo, choice: PoolingChoice, spec: PoolerSpec) -> E
         pooling_tasks=tasks,
         cached_pooling_tasks=cached_pooling_tasks(spec),
         embedding_size=spec.embedding_size if "embed" in spec.tasks else 0,
+        max_embed_len=longest if spec.embeds_in_chunks else min(longest, info.max_model_len),
         choices={**pooling, **info.choices},
         extra={**info.extra, "notes": [*info.extra["notes"], *spec.notes]},
     )

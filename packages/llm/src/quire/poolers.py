@@ -34,6 +34,8 @@ POOLER_FIELDS = (*CLASSIFIER_FIELDS, "is_matryoshka", "matryoshka_dimensions", "
 """Fields of config.json that poolers read and networks do not."""
 _ENDS = {"embed": "Model", "classify": "ForSequenceClassification", "reward": "ForRewardModel"}
 """`--convert` -> end of the name of the class that the network is loaded as."""
+_GENERATORS = ("ForConditionalGeneration", "ForCausalLM", "ForVisionText2Text", "LMHeadModel")
+"""Ends of names of classes with towers that generate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ def choose_pooling(config: QuireConfig, folder: Path, model: ModelConfig) -> Poo
         return PoolingChoice(runner="pooling", pools=True, reason="as asked")
     if (folder / "modules.json").is_file() and convert == "auto":
         return PoolingChoice(runner="pooling", pools=True, reason=_why_pooling(config, folder, model))
+    if convert == "auto" and classifier_tokens(config, folder):
+        return PoolingChoice(runner="pooling", pools=True, reason="classifier_from_token names tokens of classes")
     return PoolingChoice(runner="generate", pools=False, reason="the checkpoint's class")
 
 
@@ -105,16 +109,35 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
         ConfigError: as `choose_pooling`.
     """
     choice = choose_pooling(config, folder, model)
-    if choice.runner != "pooling" or not model.generates or not model.is_native or model.media is not None:
+    if choice.runner != "pooling" or not model.generates:
         return None
     end = _ENDS.get(config.model.convert, "Model")
     if classifier_tokens(config, folder):
         end = "Model"  # its classes are rows of the LM head, which the pooler reads
+    if model.language_names is not None:  # with towers
+        return _converted_towers(config, folder, model, end)
+    if not model.is_native:
+        return None
     for stem_end in ("ForCausalLM", "LMHeadModel"):
         name = model.architecture.removesuffix(stem_end) + end
         if model.architecture.endswith(stem_end) and architecture_entry(name).is_native:
             return {**network_overrides(config, folder), "architectures": [name]}
     return None
+
+
+def _converted_towers(config: QuireConfig, folder: Path, model: ModelConfig, end: str) -> dict[str, Any] | None:
+    """As `converted_overrides`, of a network with towers: one that embeds stays as it is, and its LM head unused."""
+    if end == "Model":
+        return None
+    if end != _ENDS["classify"] or not model.is_native:
+        kind = "has towers" if model.is_native else "runs through Transformers"
+        raise ConfigError(
+            f"{model.architecture} {kind} and cannot be converted so; with convert=classify and the tokens of its "
+            "answers as classifier_from_token (hf_overrides) it gives classes, with convert=embed embeddings",
+            field="convert",
+        )
+    stem = next((each for each in _GENERATORS if model.architecture.endswith(each)), "")
+    return {**network_overrides(config, folder), "architectures": [model.architecture.removesuffix(stem) + end]}
 
 
 def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
@@ -125,6 +148,24 @@ def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
     return tuple(tokens)
 
 
+def _classifier_method(config: QuireConfig, folder: Path, num_tokens: int) -> str:
+    """What the logits of the tokens become: "from_2_way_softmax", the probability of the second one against the first,
+    as it is of two tokens unless config.json says other; or "no_post_processing", a class each."""
+    method = _json_fields(config, folder).get("method")
+    if method is None:
+        return "from_2_way_softmax" if num_tokens == 2 else "no_post_processing"
+    if method not in ("from_2_way_softmax", "no_post_processing"):
+        raise ConfigError(
+            f"method must be from_2_way_softmax or no_post_processing, is {method!r}", field="hf_overrides"
+        )
+    if method == "from_2_way_softmax" and num_tokens != 2:
+        raise ConfigError(
+            f"method from_2_way_softmax takes two tokens, and classifier_from_token names {num_tokens}",
+            field="hf_overrides",
+        )
+    return str(method)
+
+
 def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
     """Overrides of config.json that the network reads.
 
@@ -133,11 +174,14 @@ def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
     """
     overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
     names = overrides.get("architectures")
-    if isinstance(names, list) and classifier_tokens(config, folder):
-        end = _ENDS["classify"]
-        names = [name.removesuffix(end) + "Model" if str(name).endswith(end) else name for name in names]
-        return {**overrides, "architectures": names}
-    return overrides
+    if not isinstance(names, list) or not classifier_tokens(config, folder):
+        return overrides
+    own = read_json(path) if (path := network_folder(folder) / "config.json").is_file() else {}
+    if any(str(name).endswith("ForConditionalGeneration") for name in own.get("architectures") or ()):
+        return {name: value for name, value in overrides.items() if name != "architectures"}
+    end = _ENDS["classify"]
+    names = [name.removesuffix(end) + "Model" if str(name).endswith(end) else name for name in names]
+    return {**overrides, "architectures": names}
 
 
 def read_pooler_spec(
@@ -168,7 +212,8 @@ def read_pooler_spec(
     if model.architecture in RETRIEVERS:
         spec = with_retrieval_texts(spec, network_folder(folder), _json_fields(config, folder))
     if tokens := classifier_tokens(config, folder):
-        spec = _with_token_classes(spec, tokens, tokenizer, lm_head)
+        is_pair = _classifier_method(config, folder, len(tokens)) == "from_2_way_softmax"
+        spec = _with_token_classes(spec, tokens, tokenizer, lm_head, is_pair=is_pair)
     return spec.with_config(PoolerConfig.from_dict(config.model.pooler_config or {}))
 
 
@@ -198,10 +243,14 @@ def _json_fields(config: QuireConfig, folder: Path) -> dict[str, Any]:
 
 
 def _with_token_classes(
-    spec: PoolerSpec, tokens: tuple[str, ...], tokenizer: Tokenizer | None, lm_head: str
+    spec: PoolerSpec, tokens: tuple[str, ...], tokenizer: Tokenizer | None, lm_head: str, *, is_pair: bool
 ) -> PoolerSpec:
-    """A pooler whose classes are rows of the LM head: of two tokens, the probability of the second one against the
-    first (Zhang et al., "Qwen3 Embedding", arXiv 2506.05176, section 2)."""
+    """A pooler whose classes are rows of the LM head.
+
+    Args:
+        is_pair: Two tokens are one class, the probability of the second one against the first (Zhang et al., "Qwen3
+            Embedding", arXiv 2506.05176, section 2).
+    """
     if tokenizer is None:
         raise CheckpointError("classifier_from_token names texts of tokens, and this model has no tokenizer")
     token_ids = []
@@ -213,7 +262,6 @@ def _with_token_classes(
                 field="hf_overrides",
             )
         token_ids += ids
-    is_pair = len(token_ids) == 2
     rows, minus_rows = (token_ids[1:], token_ids[:1]) if is_pair else (token_ids, [])
     dense = DenseSpec(
         weight=lm_head,
@@ -226,8 +274,8 @@ def _with_token_classes(
         spec,
         methods=("LAST",),
         head=PoolingHeadSpec(steps=(dense,)),
-        activation="sigmoid" if is_pair else "softmax",
+        activation="sigmoid" if len(rows) == 1 else "softmax",
         normalize=False,
-        tasks=frozenset({"classify", "score"} if is_pair else {"classify"}),
+        tasks=frozenset({"classify", "score"} if len(rows) == 1 else {"classify"}),
         labels=tokens[1:] if is_pair else tokens,
     )

@@ -77,6 +77,7 @@ def build_pooling_parts(
         cast("EncoderOnly", network),
         pooler,
         dataclasses.replace(config.runner, max_model_len=plan.max_encoder_len),
+        () if spec.merged_task else spec.embedding_tasks,
     )
     depth = config.engine.depth(config.runner.device)
     executor: Executor = ThreadedExecutor(runner, reads_apart=device.type != "cpu") if depth else runner
@@ -140,4 +141,4 @@ def _info(
         timings_s=timings_s,
         extra={"folder": str(folder), "notes": []},
     )
-    return dataclasses.replace(with_pooling(info, choice, spec), max_embed_len=longest_embedded_text(config))
+    return with_pooling(info, choice, spec)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from quire.media import HeldMedia, MediaFront, content_sources, prompt_sources
+from quire.pooling_pairs import pair_content, pair_sources, side_text
 from quire.prompts import Prompt, taking
 from quire_interfaces import PoolingParams, PromptMedia, RenderedPrompt, RequestError, RequestOptions
 from quire_pooling import PoolerSpec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolingPrompt", "PoolingPrompts", "PromptOptions", "as_prompts"]
 
+_START_CHARS = 64
+"""Characters of a text that show which special tokens stand before it."""
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 _KEYS = ("prompt", "prompt_token_ids", "content", "text_pair", "cache_salt", *_MEDIA_KEYS)
 
@@ -69,7 +72,7 @@ class PoolingPrompts:
         renderer: The model's.
         spec: Its pooler.
         max_model_len: Most tokens that the model reads.
-        max_embed_len: Most tokens of a text that is embedded in chunks; 0 where none is.
+        max_embed_len: Most tokens of a text that is embedded; 0 for `max_model_len`.
         media: Prepares what stands in prompts; None where the model takes text only.
         is_prefix_lm: All tokens of a prompt see one another.
     """
@@ -92,7 +95,7 @@ class PoolingPrompts:
         self._max_text_len = min(max_model_len, spec.max_seq_length or max_model_len)
         late = spec.late_interaction
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
-        self._max_embed_len = max_embed_len
+        self._max_embed_len = max_embed_len or max_model_len
 
     @property
     def takes_documents(self) -> bool:
@@ -125,8 +128,8 @@ class PoolingPrompts:
 
         Args:
             prompt: Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`; with `text_pair`, the second
-                text of a pair, whose first one is `prompt`; or with `content`, parts of a message in the chat API's
-                form.
+                text of a pair, whose first one is `prompt`, each a text or an object with `content`; or with `content`,
+                parts of a message in the chat API's form.
             params: What to pool, how, and where to cut the prompt.
             media: What `prepare` made of the prompt's media. Such a prompt is not cut; without a text it is a document,
                 for models of late interaction that see.
@@ -137,19 +140,22 @@ class PoolingPrompts:
                 parameters say.
         """
         if media is not None:
-            return self._render_media(prompt, self.spec.resolve(params), media)
+            return self._render_media(prompt, self.spec.resolve(params), media, options)
         rendered = self._render_text(prompt, params, options)
         if not self._is_prefix_lm:
             return rendered
         whole = PromptMedia(spans=()).as_prefix(rendered.rendered.token_ids)
         return rendered._replace(rendered=dataclasses.replace(rendered.rendered, media=whole))
 
-    def _render_media(self, prompt: Prompt, params: PoolingParams, media: HeldMedia) -> PoolingPrompt:
-        """A prompt with media, as `LLM.generate` takes it."""
+    def _render_media(
+        self, prompt: Prompt, params: PoolingParams, media: HeldMedia, options: PromptOptions
+    ) -> PoolingPrompt:
+        """A prompt with media, as `LLM.generate` takes it, or a pair through a chat template."""
         assert isinstance(prompt, Mapping)
         fields = _fields(prompt, may_be_media_alone=True)
-        if fields.get("text_pair") is not None:
-            raise RequestError("text_pair goes with texts, and not with multi_modal_data", param="text_pair")
+        if (second := fields.get("text_pair")) is not None:
+            contents = pair_content(fields.get("prompt"), "prompt"), pair_content(second, "text_pair")
+            return PoolingPrompt(self._render_pair_media(contents, media, options), params, None, media)
         written = next(
             (each for name in ("prompt_token_ids", "prompt") if (each := fields.get(name)) is not None), None
         )
@@ -158,26 +164,52 @@ class PoolingPrompts:
         rendered = self._renderer.render_prompt(written, media=media)
         return PoolingPrompt(rendered, params, fields.get("cache_salt"), media)
 
+    def _render_pair_media(
+        self, contents: tuple[str | list[Any], str | list[Any]], media: HeldMedia, options: PromptOptions
+    ) -> RenderedPrompt:
+        chat_template = options.get("chat_template")
+        if chat_template is None and not self._renderer.has_pair_template:
+            raise RequestError(
+                "pairs with images, videos or sounds are written by a chat template with roles 'query' and 'document', "
+                "which this model does not have: give one as chat_template",
+                param="chat_template",
+            )
+        return self._renderer.render_pair(
+            contents,
+            media,
+            chat_template,
+            options.get("chat_template_kwargs"),
+            instruction=self._instruction(options.get("prompt_name")),
+        )
+
     def _image_document(self, fields: Mapping[str, Any]) -> str:
-        """The text of a document that is an image."""
+        """The text of a document that is an image; a text beside it stands in the place of the processor's."""
         late = self.spec.late_interaction
         if late is None or not self.takes_documents:
             raise RequestError(
                 "images stand where a prompt has the model's placeholder: give a prompt, or messages", param="prompt"
             )
-        if _content_text(fields):
+        if not (text := _content_text(fields)):
+            return late.image_document
+        if not late.image_prompt:
             raise RequestError(
-                "a document of this model is a text or an image: leave texts beside the image out", param="prompt"
+                "a document of this model is a text or an image, since its processor_config.json has a prompt of its "
+                "own: leave texts beside the image out",
+                param="prompt",
             )
-        return late.image_document
+        return late.image_document.replace(late.image_prompt, text, 1)
 
     def _render_text(self, prompt: Prompt, params: PoolingParams, options: PromptOptions) -> PoolingPrompt:
+        if (task := params.embedding_task) is not None:
+            options = {**options, "prompt_name": options.get("prompt_name") or self._prompt_of_task(task)}
+            if not self.spec.embedding_tasks and task in self.spec.prompts:
+                params = dataclasses.replace(params, embedding_task=None)
         params = self.spec.resolve(params)
         prompt_name, add_special_tokens = options.get("prompt_name"), options.get("add_special_tokens", True)
         max_tokens = params.truncate_prompt_tokens
         if max_tokens is not None:
-            longest = max(self._max_model_len, self._max_embed_len if params.task == "embed" else 0)
-            max_tokens = self._max_text_len if max_tokens == -1 else min(max_tokens, longest)
+            longest = self._max_embed_len if params.task == "embed" else self._max_model_len
+            max_tokens = min(self._max_text_len if max_tokens == -1 else max_tokens, longest)
         salt = None
         if isinstance(prompt, Mapping):
             fields = _fields(prompt)
@@ -239,9 +271,7 @@ class PoolingPrompts:
     ) -> RenderedPrompt:
         """A pair through a chat template, the request's or the checkpoint's, or as the tokenizer writes pairs. The
         instruction is a message of role "system", or stands before the first text, as sentence-transformers has it."""
-        if not isinstance(first, str) or not isinstance(second, str):
-            raise RequestError("text_pair goes with a prompt that is text, and is text itself", param="text_pair")
-        first, second = self._cased(first), self._cased(second)
+        first, second = self._cased(side_text(first, "prompt")), self._cased(side_text(second, "text_pair"))
         instruction = self._instruction(options.get("prompt_name"))
         chat_template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
         if chat_template is None and not self._renderer.has_pair_template:
@@ -258,13 +288,36 @@ class PoolingPrompts:
                 truncation_side=params.truncation_side,
             )
         text = self._renderer.render_pair_template(first, second, chat_template, variables, instruction=instruction)
+        start = self._start_of_template(text, chat_template)
+        if max_tokens is not None:
+            max_tokens = max(max_tokens - len(start), 1)
         rendered = self._bounded.render(
             text, max_tokens=max_tokens, truncation_side=params.truncation_side, add_special_tokens=False
         )
-        if len(rendered.token_ids) != max_tokens or params.truncation_side == "left":
-            return rendered
-        end = self._renderer.pair_template_end(chat_template, variables, instruction=instruction)[-max_tokens:]
-        return dataclasses.replace(rendered, token_ids=[*rendered.token_ids[: max_tokens - len(end)], *end])
+        token_ids = rendered.token_ids
+        if len(token_ids) == max_tokens and params.truncation_side != "left":
+            end = self._renderer.pair_template_end(chat_template, variables, instruction=instruction)[-max_tokens:]
+            token_ids = [*token_ids[: max_tokens - len(end)], *end]
+        return dataclasses.replace(rendered, token_ids=[*start, *token_ids])
+
+    def _start_of_template(self, text: str, chat_template: str | None) -> list[int]:
+        """Special tokens that the tokenizer puts before a text that a template made which did not come with the
+        checkpoint, as vLLM's templates expect; none where the template writes them, or the checkpoint's own is used."""
+        tokenizer = self._renderer.tokenizer
+        templates = getattr(getattr(tokenizer, "files", None), "chat_templates", {})
+        if chat_template is None and self._renderer.tokenizer_config.get("chat_template") == templates.get("default"):
+            return []
+        begin = text[:_START_CHARS]
+        plain = tokenizer.encode(begin, add_special_tokens=False)
+        special = tokenizer.encode(begin, add_special_tokens=True)
+        places = range(len(special) - len(plain) + 1)
+        num = next((place for place in places if special[place : place + len(plain)] == plain), 0)
+        start = special[:num]
+        return [] if plain[: len(start)] == start else start
+
+    def _prompt_of_task(self, task: str) -> str | None:
+        """Name of the prompt that texts of a task get where their request names none: the one of its own name."""
+        return task if task in self.spec.prompts else None
 
     def _instruction(self, prompt_name: str | None) -> str:
         """The text that goes before a prompt."""
@@ -294,9 +347,8 @@ def _media_of(prompt: Prompt) -> tuple[list[MediaSource], Mapping[str, Any] | No
     if not isinstance(prompt, Mapping):
         return [], None
     fields: Mapping[str, Any] = prompt
-    return [*content_sources(fields.get("content"), "content"), *prompt_sources(fields)], fields.get(
-        "mm_processor_kwargs"
-    )
+    sources = [*content_sources(fields.get("content"), "content"), *prompt_sources(fields), *pair_sources(fields)]
+    return sources, fields.get("mm_processor_kwargs")
 
 
 def _content_text(fields: Mapping[str, Any]) -> str:

@@ -378,6 +378,8 @@ def _check_overrides(overrides: Mapping[str, Any], known: set[str], architecture
         check_overrides_read(overrides, known | set(TOWER_FIELDS), architecture)
         return
     rest = {name: value for name, value in overrides.items() if name != outer}
-    check_overrides_read(rest, {*INHERITED, *TOWER_FIELDS, "tie_word_embeddings"}, architecture)
+    of_classes = ("id2label", "num_labels", "problem_type") if classifier_kind(architecture) is not None else ()
+    whole = {*INHERITED, *TOWER_FIELDS, *of_classes, "architectures", "tie_word_embeddings"}
+    check_overrides_read(rest, whole, architecture)
     if isinstance(value := overrides.get(outer), Mapping):
         _check_overrides(value, known, architecture, inner)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from quire_interfaces import Fields, Modality
+from quire_models.pooling_heads import tower_class
 from quire_models.towers.registry import tower_spec
 from quire_models.towers.tower_spec import TowerSpec
 
@@ -131,7 +132,7 @@ def media_spec(
     tower = tower_spec(values, hidden_size) if is_native else None
     takes_all = tower is not None and tower.inputs.keys() >= set(modalities)
     return MediaSpec(
-        architecture=architecture,
+        architecture=tower_class(architecture),
         modalities=modalities,
         width=_cross_width(text, cross) if cross else hidden_size * (1 + len(deepstack)),
         cross_attention_layers=cross,

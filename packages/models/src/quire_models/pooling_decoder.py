@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.pooling_heads import HeadKind, decoder_pooler
-from quire_models.spec import NetworkSpec
+from quire_models.spec import NetworkSpec, recast
+from quire_models.transformers_backend.config import FallbackSpec, fallback_spec
 
-__all__ = ["as_pooling_decoder"]
+__all__ = ["FallbackBodySpec", "as_pooling_decoder", "fallback_body_spec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackBodySpec(FallbackSpec):
+    """Of a network that Transformers runs without an LM head."""
+
+    built_by: ClassVar[str] = "quire_models.transformers_backend.pooled:TransformersBody"
 
 
 def as_pooling_decoder(network: NetworkSpec, config: Fields, head: HeadKind) -> NetworkSpec:
@@ -38,3 +47,18 @@ def as_pooling_decoder(network: NetworkSpec, config: Fields, head: HeadKind) -> 
         pooler=decoder_pooler(config, head, network.hidden_size),
         checkpoint=replace(checkpoint, ignored_prefixes=ignored),
     )
+
+
+def fallback_body_spec(config: Fields, head: HeadKind) -> NetworkSpec:
+    """A decoder that Transformers runs, in a class with a head of classes: as `fallback_spec`.
+
+    Args:
+        config: config.json.
+        head: What the class has.
+
+    Raises:
+        CheckpointError: A field of the head is wrong.
+    """
+    network = fallback_spec(config)
+    pooler = decoder_pooler(config, head, network.hidden_size)
+    return replace(recast(FallbackBodySpec, network), has_lm_head=False, pooler=pooler)

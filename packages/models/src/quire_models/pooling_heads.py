@@ -30,6 +30,7 @@ __all__ = [
     "roberta_heads",
     "text_classifier",
     "token_classifier",
+    "tower_class",
 ]
 
 HeadKind = Literal["none", "text_classifier", "token_classifier", "masked_lm", "reward", "process_reward", "value_head"]
@@ -57,6 +58,13 @@ _BIDIRECTIONAL_METHODS: dict[str, PoolingMethod] = {"last": "LAST", "avg": "MEAN
 def classifier_kind(architecture: str) -> HeadKind | None:
     """The classes that a class with towers tells apart, by its name; None where it has none."""
     return next((kind for end, kind in _CLASSIFIERS.items() if architecture.endswith(end)), None)
+
+
+def tower_class(architecture: str) -> str:
+    """The class whose towers a class has: of one with classes, which Transformers may not have, that which generates
+    with the same network."""
+    end = next((end for end in _CLASSIFIERS if architecture.endswith(end)), "")
+    return f"{architecture.removesuffix(end)}ForConditionalGeneration" if end else architecture
 
 
 def class_names(config: Fields) -> tuple[str, ...]:

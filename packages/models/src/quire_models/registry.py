@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.bidirectional import as_encoder, is_bidirectional
-from quire_models.pooling_decoder import as_pooling_decoder
+from quire_models.pooling_decoder import as_pooling_decoder, fallback_body_spec
 from quire_models.pooling_heads import DECODER_HEADS, HeadKind
 from quire_models.spec import NetworkSpec
 from quire_models.transformers_backend.config import fallback_spec
@@ -45,7 +45,7 @@ class Architecture(NamedTuple):
             CheckpointError: A field that is missing or wrong.
         """
         if not self.is_native:
-            return fallback_spec(config)
+            return fallback_spec(config) if self.head is None else fallback_body_spec(config, self.head)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
         network: NetworkSpec = getattr(module, self.function)(config)
         if not network.is_encoder and not network.max_encoder_len:
@@ -197,6 +197,11 @@ _OWN_CODE: dict[str, Architecture] = {
 """Classes that came with code of their own, and of which Transformers has none to be held to."""
 
 
+_FALLBACK_BODIES = frozenset({"HunYuanMoEV1", "JetMoe", "MiniCPM3", "Mistral4", "Phimoe"})
+"""Decoders that run through Transformers, and whose classes with classes of texts or tokens do, too: a layer `score` in
+place of the LM head."""
+
+
 def with_head(architecture: str) -> Architecture | None:
     """A class of a native network with another head than that of `ARCHITECTURES`, or whose attention is bidirectional:
     BertForSequenceClassification, Qwen3Model, LlamaBidirectionalModel; one that Transformers has not; None for a class
@@ -206,6 +211,8 @@ def with_head(architecture: str) -> Architecture | None:
     stem = _ALIASES.get(stem, stem)
     if architecture in _OWN_CODE:
         return _OWN_CODE[architecture]
+    if stem in _FALLBACK_BODIES and head in ("text_classifier", "token_classifier"):
+        return FALLBACK._replace(head=head)
     if (
         stem.endswith("Bidirectional")
         and (entry := with_head(f"{stem.removesuffix('Bidirectional')}{end}")) is not None

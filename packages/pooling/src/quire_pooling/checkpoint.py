@@ -95,7 +95,12 @@ def read_pooler(
     else:
         pooler = _of_body(hidden_size, is_encoder)
     pooler = _with_matryoshka(_with_bge_m3(pooler, folder, fields), fields)
-    pooler = dataclasses.replace(pooler, notes=(*pooler.notes, *_task_notes(fields)))
+    pooler = dataclasses.replace(
+        pooler,
+        notes=(*pooler.notes, *_task_notes(fields)),
+        embedding_tasks=fields.texts("lora_adaptations"),
+        merged_task=fields.text("default_task", default=None),
+    )
     return _with_texts(pooler, folder / (modules[0].path if modules else ""), settings)
 
 
@@ -262,8 +267,8 @@ def _task_notes(config: Fields) -> list[str]:
     if task is not None:
         return [f"all texts are embedded for the task {task}; the checkpoint has {', '.join(tasks)}"]
     return [
-        "texts are embedded for no task, by the weights without an adapter: hf_overrides default_task chooses one of "
-        + ", ".join(tasks)
+        f"requests choose a task ({', '.join(tasks)}), without which texts are embedded by the weights alone; "
+        "hf_overrides default_task makes one part of the weights, which is faster"
     ]
 
 

@@ -19,6 +19,7 @@ _NUM_AUGMENTATION_TOKENS = 10
 """Padding tokens behind a query."""
 _IMAGE_TOKEN = "<image>"
 """PaliGemma's."""
+_DESCRIBE = "Describe the image."
 _COLQWEN2_IMAGE = (
     "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 )
@@ -39,10 +40,11 @@ def with_retrieval_texts(pooler: PoolerSpec, folder: Path, config: Mapping[str, 
     bos = _token(tokenizer.get("bos_token"), "<bos>") if is_colpali else ""
     padding = _token(tokenizer.get("pad_token"), "<pad>" if is_colpali else "<|endoftext|>")
     prefix = processor.get("query_prefix") or ("Question: " if is_colpali else "Query: ")
-    image = processor.get("visual_prompt_prefix") or ("Describe the image." if is_colpali else _COLQWEN2_IMAGE)
+    image = processor.get("visual_prompt_prefix") or (_DESCRIBE if is_colpali else _COLQWEN2_IMAGE)
     texts = LateInteractionSpec(
         query_suffix=f"{padding * _NUM_AUGMENTATION_TOKENS}\n",
         image_document=f"{_IMAGE_TOKEN}{bos}{image}\n" if is_colpali else image,
+        image_prompt=image if is_colpali else _DESCRIBE if _DESCRIBE in image else "",
     )
     return dataclasses.replace(pooler, prompts={"query": f"{bos}{prefix}"}, late_interaction=texts)
 

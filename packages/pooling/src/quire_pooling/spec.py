@@ -164,6 +164,8 @@ class LateInteractionSpec:
     augmentation, arXiv 2407.01449, section 4.1)."""
     image_document: str = ""
     """Text of a document that is an image, with the token that stands for it; empty where documents are texts."""
+    image_prompt: str = ""
+    """The part of it that a text beside the image takes the place of; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,9 @@ class PoolerSpec:
     default_dimensions: int | None = None
     """Dimensions that embeddings are cut to, unless the request says otherwise; None for all."""
     tasks: frozenset[PoolingTask] = frozenset({"embed", "token_embed"})
+    task: PoolingTask | None = None
+    """Task of requests that name none, one of `tasks`; None for the first that there is, in the order of
+    `default_task`."""
     token_tasks: Mapping[PoolingTask, TokenTaskSpec] = field(default_factory=dict)
     """Tasks per token whose head is not `head`."""
     labels: tuple[str, ...] = ()
@@ -203,6 +208,10 @@ class PoolerSpec:
     """Token whose states method STEP keeps; None for all tokens."""
     returned_token_ids: tuple[int, ...] | None = None
     """Columns of the outputs that method STEP keeps; None for all."""
+    embedding_tasks: tuple[str, ...] = ()
+    """Tasks that the checkpoint has adapters of, by number (Jina Embeddings v3)."""
+    merged_task: str | None = None
+    """The one of them whose adapter is part of the weights; None where texts choose."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Name -> text that is put before a text."""
     default_prompt_name: str | None = None
@@ -213,6 +222,10 @@ class PoolerSpec:
     """How embeddings are compared: "cosine", "dot", "euclidean" or "manhattan"; None where the checkpoint is silent."""
     max_seq_length: int | None = None
     """Tokens of a text that are read; None for as many as the network takes."""
+    max_embed_len: int | None = None
+    """Tokens of the longest text that is embedded; None for as many as the network takes."""
+    embeds_in_chunks: bool = False
+    """Texts longer than the network takes are embedded in chunks, up to `max_embed_len`."""
     do_lower_case: bool = False
     """Texts are put in lower case before they are tokenized."""
     late_interaction: LateInteractionSpec | None = None
@@ -233,12 +246,15 @@ class PoolerSpec:
 
     @property
     def default_task(self) -> PoolingTask:
-        """Task of a request that names none.
+        """Task of a request that names none. A model with classes of texts and of tokens is one of rewards, which are
+        asked for by token.
 
         Raises:
             RequestError: The checkpoint has no task.
         """
-        order: tuple[PoolingTask, ...] = ("embed", "classify", "score", "token_classify", "token_embed")
+        if self.task is not None:
+            return self.task
+        order: tuple[PoolingTask, ...] = ("embed", "token_classify", "classify", "score", "token_embed")
         for task in order:
             if task in self.tasks:
                 return task
@@ -258,6 +274,7 @@ class PoolerSpec:
                 param="task",
                 code="unsupported_task",
             )
+        self._check_embedding_task(params.embedding_task)
         if self.token_method != "STEP" or params.task not in TOKEN_TASKS:
             for name in ("step_tag_id", "returned_token_ids"):
                 if getattr(params, name) is not None:
@@ -272,6 +289,26 @@ class PoolerSpec:
             step_tag_id=self.step_tag_id if params.step_tag_id is None else params.step_tag_id,
             returned_token_ids=params.returned_token_ids or self.returned_token_ids,
         )
+
+    def _check_embedding_task(self, task: str | None) -> None:
+        if task is None:
+            return
+        if not self.embedding_tasks:
+            raise RequestError(
+                f"this model has no adapters of tasks, {task!r} or others; leave task out", param="embedding_task"
+            )
+        if task not in self.embedding_tasks:
+            raise RequestError(
+                f"this model has no adapter of task {task!r}; it has those of {', '.join(self.embedding_tasks)}",
+                param="embedding_task",
+            )
+        if self.merged_task not in (None, task):
+            raise RequestError(
+                f"this server embeds all texts for the task {self.merged_task} (default_task); start it without "
+                "default_task to have requests choose",
+                param="embedding_task",
+                code="unsupported_combination",
+            )
 
     def _with_dimensions(self, params: PoolingParams) -> PoolingParams:
         if params.dimensions is None:
@@ -294,17 +331,29 @@ class PoolerSpec:
         return params
 
     def with_config(self, config: PoolerConfig) -> PoolerSpec:
-        """This pooler with what `config` sets.
+        """This pooler with what `config` sets. Classes of texts are also given by token where the task of `config` is
+        "token_classify": each token goes through the head.
 
         Raises:
-            ConfigError: Embeddings cannot be cut to the dimensions that `config` names.
+            ConfigError: Embeddings cannot be cut to the dimensions that `config` names, or there is no such task.
         """
+        tasks = self.tasks
+        if config.task == "token_classify" and "classify" in tasks:
+            tasks |= {"token_classify"}
+        if config.task is not None and config.task not in tasks:
+            raise ConfigError(
+                f"task must be one of this model's, {', '.join(sorted(tasks))}; is {config.task!r}", field="task"
+            )
         changes = {
+            "task": config.task,
+            "tasks": tasks,
             "methods": config.seq_pooling_type and (config.seq_pooling_type,),
             "token_method": config.tok_pooling_type,
             "normalize": config.use_activation,
             "use_activation": config.use_activation,
             "default_dimensions": config.dimensions,
+            "max_embed_len": config.max_embed_len,
+            "embeds_in_chunks": config.enable_chunked_processing,
             "logit_mean": config.logit_mean,
             "logit_sigma": config.logit_sigma,
             "step_tag_id": config.step_tag_id,

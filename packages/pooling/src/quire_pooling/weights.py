@@ -4,7 +4,7 @@ rows of an LM head. Nothing in a file is ever run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,13 +17,19 @@ from quire_pooling.spec import DenseSpec, PoolerSpec
 __all__ = ["load_pooler_weights"]
 
 
-def load_pooler_weights(spec: PoolerSpec, folder: Path, network_folder: Path | None = None) -> dict[str, Tensor]:
+def load_pooler_weights(
+    spec: PoolerSpec,
+    folder: Path,
+    network_folder: Path | None = None,
+    rename: Callable[[str], str | None] | None = None,
+) -> dict[str, Tensor]:
     """The tensors of `spec` that do not come with the network's.
 
     Args:
         spec: What the pooler does, as `read_pooler` gives it.
         folder: The checkpoint's.
         network_folder: Where the weights of its network are; None for `folder`.
+        rename: Name of a tensor in its files -> that in the network, or None for one of a tower; None for the same.
 
     Returns:
         Name -> tensor, on the CPU, in the dtype of its file. With those of the network's own head they are the
@@ -46,7 +52,7 @@ def load_pooler_weights(spec: PoolerSpec, folder: Path, network_folder: Path | N
             weights[f"{place}/{name}"] = tensors[name]
     for step in spec.head.steps:
         if isinstance(step, DenseSpec) and step.rows:
-            weights[step.weight] = _rows(network_folder or folder, step)
+            weights[step.weight] = _rows(network_folder or folder, step, rename)
     return weights
 
 
@@ -80,13 +86,15 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     return {str(name): tensor.detach() for name, tensor in tensors.items()}
 
 
-def _rows(folder: Path, step: DenseSpec) -> Tensor:
+def _rows(folder: Path, step: DenseSpec, rename: Callable[[str], str | None] | None) -> Tensor:
     """Rows of a matrix of the network, without reading the rest; float32 [out_features, in_features]."""
     for file in _network_files(folder):
         with _opened(file) as reader:
-            if step.weight not in reader.keys():  # noqa: SIM118 (not a dict)
+            names = reader.keys()
+            stored = next((name for name in names if (rename(name) if rename else name) == step.weight), None)
+            if stored is None:
                 continue
-            matrix = reader.get_slice(step.weight)
+            matrix = reader.get_slice(stored)
             size = matrix.get_shape()[0]
             if (largest := max(step.rows + step.minus_rows)) >= size:
                 raise CheckpointError(f"{file}: {step.weight} has {size} rows, and token {largest} is asked for")

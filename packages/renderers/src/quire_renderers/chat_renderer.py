@@ -20,14 +20,12 @@ from quire_renderers.fill_in_middle import FillInMiddle
 from quire_renderers.messages import prepare_messages, prepare_tools
 from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
 from quire_renderers.segments import SupportsLiteralText
+from quire_renderers.template_content import PAIR_ROLES
 from quire_renderers.template_sandbox import TemplateSandbox
 from quire_renderers.token_pieces import TokenPieces
 from quire_renderers.tokenizer_files import TokenizerFiles
 
 __all__ = ["ChatRenderer"]
-
-PAIR_ROLES = ("query", "document")
-"""Roles of the messages of a pair, as vLLM and sentence-transformers name them."""
 
 
 class ChatRenderer:
@@ -193,6 +191,34 @@ class ChatRenderer:
         messages = [("system", instruction)] if instruction else []
         messages += zip(PAIR_ROLES, (query, document), strict=True)
         return self._templates.render_as_given(messages, chat_template, chat_template_kwargs)
+
+    def render_pair(
+        self,
+        contents: tuple[str | list[Any], str | list[Any]],
+        media: PreparedMedia,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        instruction: str = "",
+    ) -> RenderedPrompt:
+        """A query and a document with media through a chat template.
+
+        Args:
+            contents: Of the query and of the document, as text or as parts in the chat API's form.
+            media: What stands in them, the query's first.
+            chat_template: Replaces the model's own, and the others as for `render_pair_template`.
+
+        Raises:
+            RequestError: naming "messages[0]" or "messages[1]" with a part that cannot be read; or as
+                `render_pair_template`.
+        """
+        given = [{"role": role, "content": content} for role, content in zip(PAIR_ROLES, contents, strict=True)]
+        prepared = prepare_messages(given, media.placeholders)
+        self._check_length(sum(len(str(message["content"])) for message in prepared), "messages")
+        messages = [("system", instruction)] if instruction else []
+        messages += [(message["role"], message["content"]) for message in prepared]
+        text = self._templates.render_as_given(messages, chat_template, chat_template_kwargs)
+        return self._encode(text, False, "prompt", media)
 
     def pair_template_end(
         self,

@@ -121,14 +121,14 @@ class ChatTemplates:
 
     def render_as_given(
         self,
-        messages: Sequence[tuple[str, str]],
+        messages: Sequence[tuple[str, str | list[dict[str, Any]]]],
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Messages as text, in their order and with their roles, which no conversation has.
 
         Args:
-            messages: (role, content) of each.
+            messages: (role, content) of each; a content is text, or parts as prepare_messages returns them.
             chat_template: As for `render`.
             chat_template_kwargs: Further variables of the template.
 
@@ -143,7 +143,8 @@ class ChatTemplates:
             continue_final_message=False,
             extra=chat_template_kwargs,
         )
-        return self._render(template, conversation, conversation.messages)
+        of_pairs = template._replace(content=template.content.of_pairs)
+        return self._render(of_pairs, conversation, conversation.messages)
 
     def render(self, conversation: Conversation, chat_template: str | None = None) -> str:
         """The conversation as text.

@@ -15,10 +15,12 @@ from typing import Any
 
 from quire_renderers.messages import joined_text
 
-__all__ = ["TemplateContent"]
+__all__ = ["PAIR_ROLES", "TemplateContent"]
 
 Messages = list[dict[str, Any]]
 
+PAIR_ROLES = ("query", "document")
+"""Roles of the messages that a pair of texts is to a chat template, as sentence-transformers names them."""
 _WORD = "marble"
 _TEXT_PART = {"type": "text", "text": _WORD}
 
@@ -30,6 +32,9 @@ class TemplateContent:
         render: A small conversation as text; None where the template refuses or fails.
         placeholders: Token that stands for an item in a prompt, by modality.
     """
+
+    roles: tuple[str, ...] = ("user",)
+    """Of the messages of the small conversations."""
 
     def __init__(self, render: Callable[[Messages], str | None], placeholders: Mapping[str, str]) -> None:
         self._render = render
@@ -50,6 +55,11 @@ class TemplateContent:
         return self._writes(_WORD) or not self.takes_parts
 
     @functools.cached_property
+    def of_pairs(self) -> TemplateContent:
+        """What the template takes in messages with the roles of a pair."""
+        return _PairContent(self._render, self._placeholders)
+
+    @functools.cached_property
     def takes_parts(self) -> bool:
         """Whether the text of a content's parts is written, and not the list."""
         return self._writes([_TEXT_PART])
@@ -64,7 +74,7 @@ class TemplateContent:
         )
 
     def _writes(self, content: Any, placeholder: str = "") -> bool:
-        text = self._render([{"role": "user", "content": content}])
+        text = self._render([{"role": role, "content": content} for role in self.roles])
         return text is not None and _WORD in text and placeholder in text and not _shows_list(text)
 
     def _content(self, content: str | list[dict[str, Any]]) -> Any:
@@ -82,6 +92,12 @@ class TemplateContent:
 
     def _part_text(self, part: dict[str, Any]) -> str:
         return str(part["text"]) if part["type"] == "text" else self._placeholders[part["type"]]
+
+
+class _PairContent(TemplateContent):
+    """What one template takes as the contents of a query and a document."""
+
+    roles = PAIR_ROLES
 
 
 def _shows_list(text: str) -> bool:

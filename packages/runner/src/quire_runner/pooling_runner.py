@@ -6,7 +6,7 @@ output. Knows no logits, no KV cache, and no pooling methods.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_attention import EncoderBatch
 from quire_interfaces.pooling import PooledOutput
 from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
-from quire_ops import to_device
+from quire_ops import LoraTokens, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.config import RunnerConfig
 from quire_runner.output import PendingResult, ReadyResult
@@ -32,13 +32,17 @@ class PoolingRunner:
         network: The encoder, on its device, weights loaded.
         pooler: Makes outputs of hidden states, on the same device.
         config: The device, the threads and cores of a step, and the length from which on texts are read in chunks.
+        embedding_tasks: Tasks whose adapters are in the network's slots, by the number of the slot.
     """
 
-    def __init__(self, network: EncodesTexts, pooler: PoolsTexts, config: RunnerConfig) -> None:
+    def __init__(
+        self, network: EncodesTexts, pooler: PoolsTexts, config: RunnerConfig, embedding_tasks: Sequence[str] = ()
+    ) -> None:
         self._network = network
         self._pooler = pooler
         self._device = torch.device(config.device)
         self._chunk_tokens = config.max_model_len
+        self._task_slots = {task: slot for slot, task in enumerate(embedding_tasks)}
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
         self._bind_first = bool(self._cores)
         num_threads = len(self._cores) or config.num_threads
@@ -115,7 +119,7 @@ class PoolingRunner:
         """The output of each text, on the device: of a text in chunks, the mean of theirs by their tokens."""
         pieces = [chunk_lens(len(text.token_ids), self._chunk_tokens) for text in texts]
         lens = [length for each in pieces for length in each]
-        batch = encoder_batch(texts, lens, self._device)
+        batch = encoder_batch(texts, lens, self._device, self._task_slots)
         params = [text.pooling_params for text, each in zip(texts, pieces, strict=True) for _ in each]
         hidden = self._network.encode_batch(batch)
         pooled = self._pooler.pool(hidden, lens, params, batch.input_ids)  # type: ignore[arg-type]
@@ -128,13 +132,16 @@ class PoolingRunner:
         return outputs
 
 
-def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device) -> EncoderBatch:
+def encoder_batch(
+    texts: Sequence[NewRow], lens: list[int], device: torch.device, task_slots: Mapping[str, int]
+) -> EncoderBatch:
     """Texts side by side.
 
     Args:
         texts: Each with its tokens, and the place where the second text of a pair begins.
         lens: Number of tokens of each, or of each chunk of them: positions begin anew.
         device: Where the batch is to be.
+        task_slots: Task that texts are embedded for -> slot of its adapter; empty where there are none.
     """
     token_ids = np.concatenate([np.asarray(text.token_ids, dtype=np.int64) for text in texts])
     positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lens])
@@ -152,7 +159,15 @@ def encoder_batch(texts: Sequence[NewRow], lens: list[int], device: torch.device
         lens=lens,
         token_type_ids=types,
         key_lens=key_lens,
+        lora=_adapters_of(texts, device, task_slots) if task_slots else None,
     )
+
+
+def _adapters_of(texts: Sequence[NewRow], device: torch.device, task_slots: Mapping[str, int]) -> LoraTokens | None:
+    """The adapters of the tokens of all texts; None where no text has one."""
+    tasks = [None if text.pooling_params is None else text.pooling_params.embedding_task for text in texts]
+    slots = [-1 if task is None else task_slots[task] for task in tasks]
+    return LoraTokens.of(np.repeat(np.asarray(slots, dtype=np.int32), [len(text.token_ids) for text in texts]), device)
 
 
 def _expansion_len(text: NewRow) -> int:

@@ -16,6 +16,7 @@ def load(settings: dict[str, Any]) -> tuple[Run, str]:
         dtype=settings["dtype"],
         quantization=settings.get("quantization"),
         num_threads=settings["num_threads"],
+        max_model_len=settings["max_model_len"],  # which may be more than its files have texts cut to
         max_num_batched_tokens=max(8192, settings["max_model_len"]),
     )
 

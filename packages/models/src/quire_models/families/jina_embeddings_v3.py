@@ -21,11 +21,15 @@ NAMES = ProjectionNames("q_proj", "k_proj", "v_proj", "out_proj")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec(EncoderSpec):
-    """An encoder whose checkpoint has adapters of several tasks beside its weights (section 3), one of which is made
-    part of the weights when they are loaded."""
+    """An encoder whose checkpoint has adapters of several tasks beside its weights (section 3): one of them is made
+    part of the weights when they are loaded, or each text has its own."""
 
-    task_index: int
-    """Which of the adapters it is."""
+    num_tasks: int
+    """Number of the adapters of each weight."""
+    task_index: int | None = None
+    """Which of them becomes part of the weights; None where texts choose."""
+    lora_rank: int
+    """Rank of each adapter."""
     lora_scale: float
     """Factor of what it adds to a weight."""
     built_by: ClassVar[str] = "quire_models.families.jina_embeddings_v3_layers:TaskEncoder"
@@ -33,7 +37,7 @@ class TaskSpec(EncoderSpec):
 
 def spec(config: Fields) -> NetworkSpec:
     """Norms behind the sums, biases everywhere. The first checkpoints have adapters of tasks beside each weight: that
-    of `default_task` counts for all texts, and none where config.json does not name one."""
+    of `default_task` counts for all texts, and each text chooses where config.json does not name one."""
     named = config.named(rms_norm_eps="layer_norm_eps", num_key_value_heads="-")
     if config.get("rotary_emb_base") is not None:
         named = named.named(rope_theta="rotary_emb_base")
@@ -65,14 +69,21 @@ def spec(config: Fields) -> NetworkSpec:
     )
     network = sizes.encoder_network(layers, embedding=embedding, checkpoint=names)
     tasks, task = config.texts("lora_adaptations"), config.text("default_task", default=None)
-    if task is None:
+    if task is None and not tasks:
         return network
-    if task not in tasks:
+    if task is not None and task not in tasks:
         raise CheckpointError(
             f"{config.source}: default_task {task!r} has no adapter; there are {', '.join(tasks) or 'none'}"
         )
-    scale = config.number("lora_alpha", default=1.0) / config.integer("lora_rank", default=4, minimum=1)
-    return recast(TaskSpec, network, task_index=tasks.index(task), lora_scale=scale)
+    rank = config.integer("lora_rank", default=4, minimum=1)
+    return recast(
+        TaskSpec,
+        network,
+        num_tasks=len(tasks),
+        task_index=None if task is None else tasks.index(task),
+        lora_rank=rank,
+        lora_scale=config.number("lora_alpha", default=1.0) / rank,
+    )
 
 
 def pooler(config: Fields, kind: HeadKind, network: NetworkSpec) -> PoolerSpec:

@@ -79,7 +79,8 @@ class EncoderOnly(Network):
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """[E] tokens of all inputs -> their hidden states behind the last layer, [E, hidden_size]."""
         rotations = [table(batch.positions, max(batch.lens)) for table in self._tables]
-        x = self.embedding(batch.input_ids, batch.positions, None, token_type_ids=batch.token_type_ids)
+        self.use_adapters(batch.lora)
+        x = self.embedding(batch.input_ids, batch.positions, batch.lora, token_type_ids=batch.token_type_ids)
         if batch.key_lens is not None:  # op `encoder_stack` does not have it
             return self.layer_by_layer(x, batch.lens, rotations, batch.key_lens)
         return self.run_layers(x, batch.lens, rotations)
