@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from quire import LLM, PoolingParams
+from quire_interfaces import CheckpointError
 
 H, D, QUERY_LENGTH, DOCUMENT_LENGTH = 32, 8, 10, 14
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", *string.ascii_lowercase, ".", ","]
@@ -83,6 +84,36 @@ def vectors(folder: Path, text: str, *, is_query: bool) -> Tensor:
     out = torch.nn.functional.normalize(hidden @ load_file(folder / "1_Dense/model.safetensors")["linear.weight"].T)
     counts = [is_query or WORDS[token : token + 1] not in (["."], [","]) for token in ids]
     return out[torch.tensor(counts)]
+
+
+def test_the_format_of_colberts_own_code(folder: Path, tmp_path: Path) -> None:
+    """The same network and texts as pylate's, with names and settings as ColBERT writes them."""
+    pylate = json.loads((folder / "config_sentence_transformers.json").read_text())
+    metadata = {
+        "query_token_id": "[Q] ", "doc_token_id": "[D] ", "query_maxlen": QUERY_LENGTH, "doc_maxlen": DOCUMENT_LENGTH,
+        "dim": D, "similarity": "cosine", "mask_punctuation": True,
+        "attend_to_mask_tokens": pylate["attend_to_expansion_tokens"],
+    }  # fmt: skip
+    (tmp_path / "artifact.metadata").write_text(json.dumps(metadata))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    body = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    linear = load_file(folder / "1_Dense" / "model.safetensors")
+    save_file({**body, **linear}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert llm.engine_info.pooling_tasks == ("token_embed",)
+        documents = [vectors(folder, text, is_query=False) for text in DOCUMENTS]
+        for text in QUERIES:
+            query = vectors(folder, text, is_query=True)
+            scores = [output.outputs.score for output in llm.score(text, DOCUMENTS, use_tqdm=False)]
+            assert scores == pytest.approx([float((query @ each.T).amax(1).sum()) for each in documents], abs=2e-5)
+    (tmp_path / "artifact.metadata").write_text(json.dumps({**metadata, "similarity": "l2"}))
+    with pytest.raises(CheckpointError, match="similarity 'l2' is not supported"):
+        LLM(str(tmp_path), dtype="float32")
+    with pytest.raises(CheckpointError, match="HF_ColBERT of model_type 'albert' is not supported; there are bert"):
+        LLM(str(tmp_path), dtype="float32", hf_overrides={"model_type": "albert"})
 
 
 def test_the_same_bits_beside_texts_of_another_kind(llm: LLM) -> None:

@@ -11,9 +11,10 @@ from quire_interfaces import CheckpointError, ConfigError, PoolerConfig, Pooling
 from quire_models.config import ModelConfig
 from quire_models.overrides import overridden
 from quire_models.registry import architecture_entry
-from quire_models.retrieval import RETRIEVERS
+from quire_models.retrieval import COLBERT, RETRIEVERS
 from quire_pooling import DenseSpec, PoolerSpec, PoolingHeadSpec, read_pooler
 from quire_pooling.checkpoint import network_folder
+from quire_pooling.colbert import colbert_metadata, with_colbert_texts
 from quire_pooling.retrieval_texts import with_retrieval_texts
 from quire_pooling.spec import TOKEN_TASKS
 
@@ -174,9 +175,11 @@ def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
     """
     overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
     names = overrides.get("architectures")
+    own = read_json(path) if (path := network_folder(folder) / "config.json").is_file() else {}
+    if names is None and COLBERT in (own.get("architectures") or ()):
+        return {"dim": colbert_metadata(network_folder(folder)).integer("dim", default=128), **overrides}
     if not isinstance(names, list) or not classifier_tokens(config, folder):
         return overrides
-    own = read_json(path) if (path := network_folder(folder) / "config.json").is_file() else {}
     if any(str(name).endswith("ForConditionalGeneration") for name in own.get("architectures") or ()):
         return {name: value for name, value in overrides.items() if name != "architectures"}
     end = _ENDS["classify"]
@@ -209,6 +212,8 @@ def read_pooler_spec(
         network=network.pooler,
         lm_head=lm_head,
     )
+    if COLBERT in (_json_fields(config, folder).get("architectures") or ()):
+        spec = with_colbert_texts(spec, network_folder(folder))
     if model.architecture in RETRIEVERS:
         spec = with_retrieval_texts(spec, network_folder(folder), _json_fields(config, folder))
     if tokens := classifier_tokens(config, folder):

@@ -29,7 +29,7 @@ from quire_pooling.spec import (
     TokenTaskSpec,
 )
 
-__all__ = ["BGE_M3_FILES", "network_folder", "read_pooler"]
+__all__ = ["BGE_M3_FILES", "network_folder", "read_pooler", "special_token"]
 
 SENTENCE_FILES = ("sentence_bert_config.json", *(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -201,7 +201,7 @@ def _late_interaction(settings: Fields, chain: ModuleChain, *, is_of_pylate: boo
         return LateInteractionSpec(skiplist_words=chain.skiplist_words)
     words = settings.texts("skiplist_words") if settings.get("skiplist_words") is not None else string.punctuation
     expands = settings.flag("do_query_expansion", default=True)
-    expansion_token = _special_token(chain.folder / "tokenizer_config.json", "mask_token", "eos_token")
+    expansion_token = special_token(chain.folder / "tokenizer_config.json", "mask_token", "eos_token")
     return LateInteractionSpec(
         expansion_token=expansion_token,
         query_prefix=settings.text("query_prefix", default="[Q] "),
@@ -214,7 +214,7 @@ def _late_interaction(settings: Fields, chain: ModuleChain, *, is_of_pylate: boo
     )
 
 
-def _special_token(file: Path, *names: str) -> str:
+def special_token(file: Path, *names: str) -> str:
     """The first of the special tokens that a tokenizer_config.json has; empty where it has none."""
     settings = read_json(file) if file.exists() else {}
     for name in names:
