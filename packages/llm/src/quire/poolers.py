@@ -82,10 +82,9 @@ def choose_pooling(config: QuireConfig, folder: Path, model: ModelConfig) -> Poo
                 field="convert",
             )
         return PoolingChoice(runner="pooling", pools=True, reason="as asked")
-    if (folder / "modules.json").is_file() and convert == "auto":
+    has_classes = "classifier_from_token" in (config.model.hf_overrides or {})
+    if convert == "auto" and (has_classes or (folder / "modules.json").is_file()):
         return PoolingChoice(runner="pooling", pools=True, reason=_why_pooling(config, folder, model))
-    if convert == "auto" and classifier_tokens(config, folder):
-        return PoolingChoice(runner="pooling", pools=True, reason="classifier_from_token names tokens of classes")
     return PoolingChoice(runner="generate", pools=False, reason="the checkpoint's class")
 
 
@@ -94,6 +93,8 @@ def _why_pooling(config: QuireConfig, folder: Path, model: ModelConfig) -> str:
         return "as asked"
     if (folder / "modules.json").is_file():
         return "a sentence-transformers folder (modules.json)"
+    if model.generates:
+        return "classifier_from_token names tokens of classes"
     return f"{model.architecture} is an encoder" if model.is_encoder else f"{model.architecture} has no LM head"
 
 
@@ -110,8 +111,11 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
         ConfigError: as `choose_pooling`.
     """
     choice = choose_pooling(config, folder, model)
-    if choice.runner != "pooling" or not model.generates:
-        return None
+    return _converted(config, folder, model) if choice.runner == "pooling" and model.generates else None
+
+
+def _converted(config: QuireConfig, folder: Path, model: ModelConfig) -> dict[str, Any] | None:
+    """`converted_overrides` of a network that generates, and is to pool."""
     end = _ENDS.get(config.model.convert, "Model")
     if classifier_tokens(config, folder):
         end = "Model"  # its classes are rows of the LM head, which the pooler reads
@@ -174,13 +178,19 @@ def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
     are rows of the LM head: the body alone is loaded then.
     """
     overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
-    names = overrides.get("architectures")
-    own = read_json(path) if (path := network_folder(folder) / "config.json").is_file() else {}
-    if names is None and COLBERT in (own.get("architectures") or ()):
-        return {"dim": colbert_metadata(network_folder(folder)).integer("dim", default=128), **overrides}
+    is_plain = "architectures" not in overrides and not (network_folder(folder) / "artifact.metadata").is_file()
+    return overrides if is_plain else _class_overrides(config, network_folder(folder), overrides)
+
+
+def _class_overrides(config: QuireConfig, folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Overrides where they name a class, or where ColBERT's own code has written the checkpoint."""
+    own = read_json(path) if (path := folder / "config.json").is_file() else {}
+    classes, names = own.get("architectures") or (), overrides.get("architectures")
+    if names is None and COLBERT in classes:
+        return {"dim": colbert_metadata(folder).integer("dim", default=128), **overrides}
     if not isinstance(names, list) or not classifier_tokens(config, folder):
         return overrides
-    if any(str(name).endswith("ForConditionalGeneration") for name in own.get("architectures") or ()):
+    if any(str(name).endswith("ForConditionalGeneration") for name in classes):
         return {name: value for name, value in overrides.items() if name != "architectures"}
     end = _ENDS["classify"]
     names = [name.removesuffix(end) + "Model" if str(name).endswith(end) else name for name in names]
