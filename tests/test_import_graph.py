@@ -21,6 +21,7 @@ from import_graph import (
 
 LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
+    "quire.async_llm": "engines of other hosts are rare",
     "quire.assemble": "loads torch; the demo model is optional",
     "quire.kernel_builds": "loads torch",
     "quire.draft_plan": "the demo model is optional",

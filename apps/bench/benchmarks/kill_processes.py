@@ -5,11 +5,13 @@
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what all-engines --engines 2   # both at once
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what rank --ranks 2
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what store --store
+    python apps/bench/benchmarks/kill_processes.py --kills 200 --what api-server --api-servers 3
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what engine,store,api --engines 2 --store
 
-`engine`, `all-engines` and `rank` (one beside rank 0) are started again by the server, `store` (`quire kv-serve`) and
-`api` (the process that answers HTTP) by this program, as a service manager does. The streams of an API process end with
-it: what they had must be the beginning of the right answer, and the request is sent again.
+`engine`, `all-engines`, `rank` (one beside rank 0) and `api-server` (one of several that answer HTTP) are started again
+by the server, `store` (`quire kv-serve`) and `api` (the server's own process, and all with it) by this program, as a
+service manager does. The streams of an API process end with it: what they had must be the beginning of the right
+answer, and the request is sent again.
 
 Ends with status 1 when an answer differs, is lost or hangs, or when a process, a file in /dev/shm or a folder of
 sockets is left behind. A stream hangs that gets nothing for longer than `--hang-s` beyond the restart, which lasts
@@ -91,7 +93,12 @@ END_S = 30.0
 """How long processes get to end behind the server."""
 POLL_S = 0.05
 COMMAND = [sys.executable, "-m", "quire_server.cli"]
-WORDS_OF = {"engine": b"quire_engine.child", "all-engines": b"quire_engine.child", "rank": b"quire_distributed.worker"}
+WORDS_OF = {
+    "engine": b"quire_engine.child",
+    "all-engines": b"quire_engine.child",
+    "rank": b"quire_distributed.worker",
+    "api-server": b"quire_server.api_process",
+}
 """What stands in the command line of the processes of a kind."""
 WHAT = (*WORDS_OF, "store", "api")
 
@@ -268,7 +275,9 @@ class Fleet:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.clear_s = max(self.clear_s, time.monotonic())
-        if what == "api":
+        if what == "api-server":
+            self.num_api_kills += 1
+        elif what == "api":
             self.num_api_kills += 1
             self.clear_s = float("inf")
             assert self.server is not None
@@ -294,8 +303,8 @@ class Fleet:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         # Names hold the number of the process that made them; other servers may run beside these.
-        ours = {name for name in _shm() - self._shm_before if self._pids & set(re.findall(r"\d+", name))}
-        left += [f"/dev/shm/{name}" for name in sorted(ours - _in_use())]
+        ours = {name for name in _shm() - self._shm_before if self._pids & set(re.findall(r"\b\d+\b", name))}
+        left += [f"/dev/shm/{name}" for name in sorted((ours - _in_use()) & _shm())]
         left += [str(path) for path in self._sockets.iterdir()]
         return left
 
@@ -499,6 +508,7 @@ async def measure(args: argparse.Namespace) -> int:
     print(f"undisturbed: longest wait {calm_wait_s:.1f} s", flush=True)
     flags = [*common, "--max-restarts", str(args.kills + 10)]
     flags += ["--data-parallel-size", str(args.engines)] if args.engines > 1 else []
+    flags += ["--api-server-count", str(args.api_servers)]
     flags += ["--tensor-parallel-size", str(args.ranks)] if args.ranks > 1 else []
     fleet = Fleet([*flags, *args.flags], has_store=args.store)
     left: list[str] = []
@@ -511,6 +521,10 @@ async def measure(args: argparse.Namespace) -> int:
             await fleet.wait_until_ready(session)
             watcher = asyncio.create_task(fleet.watch(session))
             load = Load(fleet, session, answers)
+            for kind in KINDS:  # schemas are compiled once, as in the undisturbed run
+                await load.read(kind, {})
+            load.longest_gap_s = load.longest_wait_s = 0.0
+            load.waits.clear()
             workers = [asyncio.create_task(load.keep_streaming()) for _ in range(args.streams)]
             start_s = time.monotonic()
             await kill_processes(fleet, load, args.what, args.kills, random.Random(args.seed))
@@ -550,6 +564,7 @@ def main() -> int:
     parser.add_argument("--what", type=_kinds, default=["engine"], help=f"some of {','.join(WHAT)}")
     parser.add_argument("--engines", type=int, default=1, help="--data-parallel-size")
     parser.add_argument("--ranks", type=int, default=1, help="--tensor-parallel-size")
+    parser.add_argument("--api-servers", type=int, default=1, help="--api-server-count")
     parser.add_argument("--store", action="store_true", help="a block store behind the engines (--kv-tier)")
     parser.add_argument("--streams", type=int, default=8, help="requests at the same time")
     parser.add_argument("--hang-s", type=float, default=2.0, help="see above")
@@ -558,6 +573,8 @@ def main() -> int:
     args = parser.parse_args()
     if ("rank" in args.what and args.ranks < 2) or ("store" in args.what and not args.store):
         parser.error("to kill a rank takes --ranks 2, to kill the store takes --store")
+    if "api-server" in args.what and args.api_servers < 2:
+        parser.error("to kill one of several API processes takes --api-servers 2")
     return asyncio.run(measure(args))
 
 

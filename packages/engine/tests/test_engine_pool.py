@@ -7,13 +7,21 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire_engine import AddRequest, EngineConfig, EnginePool, OutputStream, ProcessClient, pack_token_ids
+from quire_engine import AddRequest, EngineConfig, EnginePool, OutputStream, ProcessClient, pack_token_ids, process
 from quire_engine.prefix_router import PrefixRouter
-from quire_interfaces import EngineDeadError, FinishReason, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    FinishReason,
+    RequestError,
+    RequestOptions,
+    SamplingParams,
+)
 from quire_testkit.conformance.engine_client import collect, make_message
 from quire_testkit.fake_engine import FACTORY
 from quire_testkit.fake_runner import expected_output
@@ -63,6 +71,10 @@ async def until(condition: Callable[[], bool]) -> None:
 def kill(engine: ProcessClient) -> None:
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
+
+
+async def last_output(stream: OutputStream) -> EngineCoreOutput:
+    return [output async for output in stream][-1]
 
 
 async def first_token(stream: OutputStream) -> list[int]:
@@ -224,11 +236,12 @@ async def test_a_request_that_kills_every_engine_is_given_up_and_the_others_are_
 
 
 async def test_a_request_that_saw_several_deaths_goes_on_as_long_as_it_may() -> None:
-    """It waits for its trial after two deaths; a process that is killed before shows that it is not the cause."""
+    """Who is killed by somebody else each time it has no token yet is tried apart in the end; a process that is killed
+    before shows that it is not the cause."""
     async with running(1, {"step_time_s": 0.5}, max_restarts=20) as pool:
         engine = pool.engines[0]
         stream = pool.open([message("a", [1], 3)])
-        for num_deaths in range(7):
+        for num_deaths in range(10):
             await until(lambda: not engine.is_loading)
             await asyncio.sleep(0.1)
             kill(engine)
@@ -237,19 +250,31 @@ async def test_a_request_that_saw_several_deaths_goes_on_as_long_as_it_may() -> 
             assert (await collect(stream))["a"][1] == FinishReason.LENGTH
 
 
-async def test_a_request_with_which_every_process_is_killed_is_given_up() -> None:
+@pytest.mark.parametrize(("memory_ran_out", "num_deaths"), [(True, 5), (False, 9)])
+async def test_a_request_with_which_every_process_is_killed_is_given_up(
+    memory_ran_out: bool, num_deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later where nothing was killed for want of memory: then somebody else did it."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 7\noom_kill 3\n")
+    monkeypatch.setattr(process, "VMSTAT", vmstat)
     async with running(1, {"step_time_s": 30.0}, max_restarts=20) as pool:
         engine = pool.engines[0]
-        task = asyncio.create_task(collect(pool.open([message("a", [1], 3)])))
+        task = asyncio.create_task(last_output(pool.open([message("a", [1], 3)])))
         while not task.done():
             await until(lambda: not engine.is_loading)
             await until(lambda: task.done() or (bool(engine.num_requests()) and not engine._suspects))
             if not task.done():
                 await asyncio.sleep(0.05)
+                if memory_ran_out:
+                    vmstat.write_text(f"oom_kill {10 + engine.num_restarts}\n")
                 kill(engine)
                 await until(lambda: engine.is_loading or task.done())
-        assert (await task)["a"][1] == FinishReason.ERROR
-        assert engine.num_restarts == 5
+        output = await task
+        assert output.finish_reason == FinishReason.ERROR
+        assert output.failure is not None
+        assert output.failure.signal == "SIGKILL"
+        assert engine.num_restarts == num_deaths
 
 
 async def test_a_pause_reaches_an_engine_that_dies_before_it_has_answered() -> None:

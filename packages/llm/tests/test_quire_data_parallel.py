@@ -64,8 +64,10 @@ def test_settings_make_ranks(settings: dict[str, Any], expected: tuple[int, int]
     ("settings", "remedy"),
     [
         ({"data_parallel_size": 2, "data_parallel_size_local": 3}, "raise data_parallel_size"),
-        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "--data-parallel-hybrid-lb"),
-        ({"data_parallel_size": 4, "data_parallel_start_rank": 2}, "add --data-parallel-hybrid-lb"),
+        (
+            {"data_parallel_size": 4, "data_parallel_start_rank": 2},
+            "add --headless where the server is on another host, or --data-parallel-hybrid-lb",
+        ),
         ({"data_parallel_size": 4, "data_parallel_hybrid_lb": True}, "wants data_parallel_size_local"),
         ({"data_parallel_size": 4, "data_parallel_external_lb": True}, "wants data_parallel_rank"),
         ({"data_parallel_size": 4, "data_parallel_rank": 4}, "less than data_parallel_size, which is 4, got 4"),

@@ -210,3 +210,15 @@ def test_it_ends_when_it_is_closed(vocabulary):
     trials.close()
     trials.close()
     assert process.returncode == 0
+
+
+def test_what_another_engine_had_compiled_waits_for_no_trial(backend):
+    with contextlib.closing(GrammarCompiler(StructuredOutputConfig(), lambda: backend, tries_apart=True)) as compiler:
+        before = children_of(os.getpid())
+        spec = GrammarSpec("regex", "[a-z]{3}")
+        grammar = compiler.submit(spec, was_compiled=True).result(60)
+        assert children_of(os.getpid()) == before, "no trial process was started for it"
+        expected = backend.compile(spec)
+        assert allowed_tokens(grammar.new_matcher(), len(TOKENS)) == allowed_tokens(expected.new_matcher(), len(TOKENS))
+        compiler.submit(GrammarSpec("regex", "[a-z]{4}")).result(60)
+        assert children_of(os.getpid()) != before

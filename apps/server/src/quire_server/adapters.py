@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from quire_engine import HubClient
 from quire_interfaces import ModelNotFoundError, RequestError
 from quire_server.adapter_sources import allowed_adapter
 from quire_server.body import read_model
@@ -60,6 +61,12 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
             f"an adapter {body.lora_name!r} is loaded already; choose another name, or {remedy}",
             param="lora_name",
             code="adapter_exists",
+        )
+    if engine_name != body.lora_name and isinstance(context.llm.client, HubClient):
+        raise RequestError(
+            "adapters of one caller go with one API process: start the server with --api-server-count 1, or have an "
+            "administrator load it for all",
+            code="unsupported",
         )
     place = await asyncio.to_thread(allowed_adapter, body.lora_path, context.config)
     if engine_name != body.lora_name:  # before it is there for all

@@ -90,5 +90,5 @@ def _append(wholes: dict[int, CompletionOutput], delta: CompletionOutput) -> Non
     if delta.logprobs is not None:
         whole.logprobs = [*(whole.logprobs or []), *delta.logprobs]
     whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
-    whole.error, whole.error_code, whole.error_param = delta.error, delta.error_code, delta.error_param
+    whole.take_error(delta)
     whole.routed_experts = delta.routed_experts

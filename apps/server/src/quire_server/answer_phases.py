@@ -257,7 +257,7 @@ class _Answer:
             piece = self._held.take(self._num_safe() - len(self._output_ids))
         if end is None:
             piece.finish_reason, piece.stop_reason = delta.finish_reason, delta.stop_reason
-            piece.error, piece.error_code, piece.error_param = delta.error, delta.error_code, delta.error_param
+            piece.take_error(delta)
             piece.routed_experts = delta.routed_experts
         return self._add(output, piece, finished=finished)
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from quire import __version__
+from quire_engine import HubClient
 from quire_interfaces import EngineDeadError, QuireError, RequestError
 from quire_observability import CONTENT_TYPE
 from quire_server.access_log import AccessLog
@@ -118,7 +119,7 @@ from quire_server.token_protocol import (
     DerenderCompletionStreamRequest,
     GenerateRequest,
 )
-from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_requests, generate
+from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_here, abort_requests, generate
 from quire_server.tokenization import detokenize, tokenize, tokenizer_info
 
 __all__ = ["make_app", "post_handlers"]
@@ -152,6 +153,8 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
+    context.state.on_notices["cancel_response"] = responses.cancel_here
+    context.state.on_notices["abort_requests"] = functools.partial(abort_here, context)
     files = FilesService(context.config, has_several_owners=context.api_keys.num_keys > 1)
     routes = _Routes(app, context, files)
     chat, completion = json_of(ChatCompletion, events=True), json_of(Completion, events=True)
@@ -437,7 +440,9 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def load(context: ServerContext, request: Request) -> Response:
     """How many requests are being answered, in vLLM's shape."""
-    return JSONResponse({"server_load": context.num_requests})
+    client = context.llm.client
+    num_requests = await client.call("num_requests") if isinstance(client, HubClient) else context.num_requests
+    return JSONResponse({"server_load": num_requests})
 
 
 async def models(context: ServerContext, request: Request) -> Response:
@@ -479,6 +484,9 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
 
 async def metrics(context: ServerContext, request: Request) -> Response:
     """Prometheus text; what was counted remains readable when the engine is gone, restarts, or is deep in a step."""
+    client = context.llm.client
+    if isinstance(client, HubClient):  # who has the engines counts for all API processes
+        return Response(await client.call("exposition", timeout_s=STATS_TIMEOUT_S), media_type=CONTENT_TYPE)
     with contextlib.suppress(EngineDeadError, TimeoutError):
         async with asyncio.timeout(STATS_TIMEOUT_S):
             await context.llm.client.stats()

@@ -50,6 +50,13 @@ class ServerConfig(Settings):
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.")
     port: int = setting(8000, help="Port to listen on; 0 takes a free one.", check=between(0, 65535))
     uds: str | None = setting(None, help="Unix socket to listen on, instead of host and port.")
+    api_server_count: int | None = setting(
+        None,
+        help="Processes that answer HTTP, in front of the engines: they share address, engines and figures. Empty: as "
+        "many as this server has engines (data_parallel_size).",
+        unit="processes",
+        check=at_least(1),
+    )
     ssl_certfile: str | None = setting(None, help="File with the certificate, as PEM; then the server speaks HTTPS.")
     ssl_keyfile: str | None = setting(None, help="File with its key, if it is not in the same file.")
     ssl_ca_certs: str | None = setting(None, help="File with the authorities that sign clients' certificates.")

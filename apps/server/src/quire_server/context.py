@@ -45,6 +45,8 @@ class ServerState:
     """Without its KV cache: requests are refused until it is woken."""
     background: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     """What runs beside the requests, from the start of the HTTP server to its end."""
+    on_notices: dict[str, Callable[..., None]] = field(default_factory=dict)
+    """What other API processes of this server may tell -> who hears it (`HubClient.tell_others`)."""
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
     """Name in the engine -> an adapter that belongs to one caller; others are the server's, for all."""
 

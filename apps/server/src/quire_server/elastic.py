@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire_engine import EnginePool
+from quire_engine import EngineClient, EnginePool, HubClient
 from quire_interfaces import RequestError
 from quire_server.body import read_model
 from quire_server.context import ServerContext
 
-__all__ = ["ScaleRequest", "is_scaling", "restart_engines", "scale"]
+__all__ = ["ScaleRequest", "is_scaling", "pool_of", "restart_engines", "scale"]
 
 DRAIN_TIMEOUT_S = 120.0
 
@@ -33,13 +33,19 @@ async def scale(context: ServerContext, request: Request) -> Response:
     """Add engines of the next ranks, or drain those of the highest ranks and end them. Requests are served meanwhile,
     and none is lost."""
     body = await read_model(context, request, ScaleRequest)
-    await _pool_of(context).resize(body.new_data_parallel_size, body.drain_timeout)
+    client = context.llm.client
+    if isinstance(client, HubClient):
+        await client.call("resize", size=body.new_data_parallel_size, drain_s=body.drain_timeout)
+    else:
+        await pool_of(client).resize(body.new_data_parallel_size, body.drain_timeout)
     return JSONResponse({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})
 
 
 async def is_scaling(context: ServerContext, request: Request) -> Response:
     """Whether engines are being added, ended or restarted."""
-    return JSONResponse({"is_scaling_elastic_ep": _pool_of(context).is_resizing})
+    client = context.llm.client
+    is_resizing = await client.call("is_resizing") if isinstance(client, HubClient) else pool_of(client).is_resizing
+    return JSONResponse({"is_scaling_elastic_ep": is_resizing})
 
 
 async def restart_engines(context: ServerContext, request: Request) -> Response:
@@ -54,13 +60,17 @@ async def restart_engines(context: ServerContext, request: Request) -> Response:
         raise RequestError(
             f"drain_timeout must be seconds from 0 to 86400, got {reprlib.repr(text)}", param="drain_timeout"
         )
-    pool = _pool_of(context)
-    await pool.restart(drain_s)
-    return JSONResponse({"message": f"Restarted {len(pool.engines)} data parallel engines"})
-
-
-def _pool_of(context: ServerContext) -> EnginePool:
     client = context.llm.client
+    if isinstance(client, HubClient):
+        num_engines = await client.call("restart", drain_s=drain_s)
+    else:
+        await pool_of(client).restart(drain_s)
+        num_engines = len(pool_of(client).engines)
+    return JSONResponse({"message": f"Restarted {num_engines} data parallel engines"})
+
+
+def pool_of(client: EngineClient) -> EnginePool:
+    """The engines of a server that may have more or fewer. Raises RequestError where it has one for good."""
     if not isinstance(client, EnginePool):
         raise RequestError(
             "this server has one engine for good: start it with --data-parallel-size 2 or more, or with "

@@ -76,11 +76,14 @@ class HTTPError(QuireError):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        signal: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.signal = signal
+        """Name of the signal that ended the process that computed the request; None where none did."""
         self.headers = headers or {}
 
 
@@ -118,12 +121,14 @@ def error_body(error: BaseException) -> dict[str, Any]:
     status = status_of(error)
     message = str(error) if isinstance(error, QuireError) else "internal error; the server's log has the details"
     message = _too_long_for_chat(error) or message
+    signal = getattr(error, "signal", None)
     return {
         "error": {
             "message": message,
             "type": _TYPES.get(status, "internal_error"),
             "param": getattr(error, "param", None),
             "code": getattr(error, "code", None),
+            **({} if signal is None else {"signal": signal}),
         }
     }
 

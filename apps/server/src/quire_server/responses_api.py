@@ -6,6 +6,7 @@ it runs in `responses_run.py`. Source of the shapes: OpenAI's public API referen
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -16,6 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from quire_engine import HubClient
 from quire_interfaces import RequestError
 from quire_server.body import read_model
 from quire_server.compaction import naming_full_context, summary_of
@@ -39,6 +41,8 @@ from quire_server.turn import raise_failed, render_turn
 
 __all__ = ["ResponsesService"]
 
+CANCEL_POLLS, CANCEL_POLL_S = 40, 0.05
+"""How often, and in which intervals, to look whether another API process has ended a response."""
 MAX_LIVE_KEPT = 256
 """Finished background responses whose events can still be read as a stream."""
 
@@ -51,6 +55,7 @@ class ResponsesService:
         self.preparer = ResponsePreparer(config, self._history)
         """Also for who speaks another protocol than HTTP."""
         self._live: dict[str, LiveResponse] = {}
+        self._cancelling: set[asyncio.Future[None]] = set()
 
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses."""
@@ -85,6 +90,12 @@ class ResponsesService:
         if request.query_params.get("stream", "").lower() not in ("true", "1"):
             return JSONResponse(response)
         if live is None:
+            if isinstance(context.llm.client, HubClient) and response.get("background"):
+                raise RequestError(
+                    "this response runs, or ran, in another API process (--api-server-count): read it without stream",
+                    param="stream",
+                    code="unsupported",
+                )
             raise RequestError("only responses made in the background can be read as a stream", param="stream")
         return await _event_stream(live.events(whole_number(request.query_params, "starting_after", -1) + 1))
 
@@ -93,6 +104,8 @@ class ResponsesService:
         name, live, is_known = request.path_params["id"], self._live_of(context, request), False
         if live is not None:
             await live.cancel()
+        else:
+            await self._cancel_elsewhere(context, name)
         if self._history.store is not None:
             is_known = await self._history.store.ask(lambda store: store.delete(name, owner=context.caller.owner))
         if live is None and not is_known:
@@ -110,9 +123,34 @@ class ResponsesService:
                     "Cannot cancel a synchronous response. Only those made with background=true can be cancelled",
                     param="id",
                 )
+            if await self._cancel_elsewhere(context, stored.id):
+                stored = await self._stored(context, request)
             return JSONResponse(stored.response)
         await live.cancel()
         return JSONResponse(live.run.latest)
+
+    async def _cancel_elsewhere(self, context: ServerContext, name: str) -> bool:
+        """Cancel a response that another API process of this server may run; whether there are others. Waits until it
+        is kept as ended, as long as that usually takes."""
+        client = context.llm.client
+        if not isinstance(client, HubClient):
+            return False
+        client.tell_others("cancel_response", name, context.caller.owner)
+        owner, store = context.caller.owner, self._history.store
+        for _ in range(CANCEL_POLLS if store is not None else 0):
+            stored = await store.ask(lambda store: store.get(name, owner=owner)) if store is not None else None
+            if stored is None or stored.response.get("status") not in ("queued", "in_progress"):
+                break
+            await asyncio.sleep(CANCEL_POLL_S)
+        return True
+
+    def cancel_here(self, name: str, owner: str) -> None:
+        """Cancel a response that runs in this process, if it does."""
+        live = self._live.get(name)
+        if live is not None and live.run.owner == owner:
+            task = asyncio.ensure_future(live.cancel())
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
 
     async def input_items(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/responses/ID/input_items: everything that the response answered."""

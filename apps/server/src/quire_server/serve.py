@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire import AsyncLLM, QuireConfig, __version__
 from quire.data_parallel import engine_ranks
@@ -21,6 +22,7 @@ from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, EngineDeadError, RequestError
 from quire_observability import EngineMetrics, ThroughputLog, configure_logging
 from quire_renderers import checked_template_kwargs
+from quire_server.api_servers import HubProcess, num_api_processes
 from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.exit_status import EngineStartError, ExitStatus
@@ -31,10 +33,15 @@ from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
 from quire_server.stopping import Stopping, stopping_on_signals
 
-__all__ = ["ready_engine", "serve", "start_progress"]
+if TYPE_CHECKING:
+    from quire_server.context import ServerContext
+
+__all__ = ["ready_engine", "serve", "serve_http", "start_progress"]
 
 _logger = logging.getLogger(__name__)
 
+Announce = Callable[["ServerContext", EngineInfo], None]
+"""Called when the server answers."""
 SWITCH_INTERVAL_S = 0.001
 """How long worker threads, which read large requests, keep the event loop waiting for the interpreter lock. Python's
 own 5 ms are lost with every write of every stream."""
@@ -55,23 +62,10 @@ def serve(
     """
     start_s = time.monotonic()
     config = seeing_demo(config)
-    configure_logging(server.log_level, server.log_format)
-    gc.disable()  # until everything is there that stays
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    chat_template = read_template(server.chat_template)
-    mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
+    chat_template, mcp_servers = _begin(server)
     check_tls(server)
-    check_response_store(server)
-    check_files_dir(server)
-    if server.io_processor_plugin is not None:
-        load_io_processor(server.io_processor_plugin)
-    read_api_keys(server)
-    _check_template_kwargs(server.default_chat_template_kwargs)
-    run: Callable[[Coroutine[Any, Any, ExitStatus]], ExitStatus] = asyncio.run
-    with contextlib.suppress(ImportError):  # not there on every platform
-        import uvloop
-
-        run = uvloop.run
+    num_processes = num_api_processes(config, server)
+    run = _runner()
     try:
         with stopping_on_signals() as stopping, bind(server) as listening:
             if server.uds is not None:
@@ -81,14 +75,91 @@ def serve(
             second = _pooling_llm(config, server)
             _logger.info("Quire %s loads %s", __version__, config.model.model or "the embedded demo model")
             for each in (llm,) if second is None else (llm, second.llm):
-                stopping.before_end(each.client.kill)
+                stopping.before_end(each.kill)
                 try:
                     each.client.start()
                 except OSError as error:
                     raise EngineStartError(f"the engine process cannot be started: {error.strerror}") from None
-            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers, stopping, second))
+
+            def announce(pooling: EngineInfo | None, info: EngineInfo) -> None:
+                _announce(info, pooling, server, listening, time.monotonic() - start_s)
+
+            if num_processes > 1:
+                processes = HubProcess(llm, server, metrics, listening, num_processes, stopping)
+                stopping.before_end(processes.kill)
+                throughput = ThroughputLog()
+                death = functools.partial(_engine_death, (llm,))
+                log = functools.partial(_log_throughput, throughput, metrics, server)
+                status = run(processes.run(_engines_ready, functools.partial(announce, None), (death, log)))
+                if not server.disable_log_stats:
+                    throughput.tell_totals(metrics.stats, metrics.num_finished)
+                return status
+
+            def announce_all(context: ServerContext, info: EngineInfo) -> None:
+                announce(None if second is None else second.llm.engine.info, info)
+
+            return run(_serve(llm, server, metrics, listening, mcp_servers, stopping, second, announce_all))
     finally:
         gc.enable()
+
+
+def serve_http(
+    server: ServerConfig,
+    stopping: Stopping,
+    listening: socket.socket,
+    make_llm: Callable[[str | None], AsyncLLM],
+    metrics: EngineMetrics,
+    announce: Announce,
+) -> ExitStatus:
+    """Serve on one of several API processes, whose engine is another process's. Returns the exit status.
+
+    Args:
+        server: Settings.
+        stopping: Signals.
+        listening: What connections come from; others may take some, too.
+        make_llm: Makes the front of the engine, with a chat template.
+        metrics: What the requests of this process are counted in.
+        announce: Called when it answers.
+
+    Raises:
+        QuireError: the model is wrong, or the engine could not start.
+    """
+    chat_template, mcp_servers = _begin(server)
+    llm = make_llm(chat_template)
+    stopping.before_end(llm.kill)
+    try:
+        return _runner()(_serve(llm, server, metrics, listening, mcp_servers, stopping, None, announce))
+    finally:
+        gc.enable()
+
+
+def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
+    """Set this process up, and check settings that name files. The chat template, and MCP servers by label.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    configure_logging(server.log_level, server.log_format)
+    gc.disable()  # until everything is there that stays
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    chat_template = read_template(server.chat_template)
+    mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
+    check_response_store(server)
+    check_files_dir(server)
+    if server.io_processor_plugin is not None:
+        load_io_processor(server.io_processor_plugin)
+    read_api_keys(server)
+    _check_template_kwargs(server.default_chat_template_kwargs)
+    return chat_template, mcp_servers
+
+
+def _runner() -> Callable[[Coroutine[Any, Any, ExitStatus]], ExitStatus]:
+    """What runs an event loop."""
+    with contextlib.suppress(ImportError):  # not there on every platform
+        import uvloop
+
+        return uvloop.run
+    return asyncio.run
 
 
 class PoolingModel(NamedTuple):
@@ -119,10 +190,10 @@ async def _serve(
     server: ServerConfig,
     metrics: EngineMetrics,
     listening: socket.socket,
-    start_s: float,
     mcp_servers: dict[str, MCPServer],
     stopping: Stopping,
     second: PoolingModel | None,
+    announce: Announce,
 ) -> ExitStatus:
     # The engine loads in its own process while this one imports its libraries.
     from quire_server.context import ServerContext
@@ -162,8 +233,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.enable()
-        pooling_info = None if second is None else second.llm.engine.info
-        _announce(info, pooling_info, server, listening, time.monotonic() - start_s)
+        announce(context, info)
         dead = asyncio.ensure_future(_engine_death(context.llms))
         watchers = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
@@ -185,8 +255,21 @@ async def _serve(
 
 
 async def ready_engine(llm: AsyncLLM) -> EngineInfo:
-    try:
+    with _start_errors():
         return await llm.ready()
+
+
+async def _engines_ready(llm: AsyncLLM) -> EngineInfo:
+    """The same, where nothing but the engines is in this process."""
+    with _start_errors():
+        return await llm.client.ready()
+
+
+@contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    """Raise what an engine that could not start means for this program."""
+    try:
+        yield
     except EngineDeadError as error:
         raise (ConfigError if error.is_wrong_setting else EngineStartError)(str(error)) from None
 

@@ -43,6 +43,10 @@ class Stopping:
         self._loop = asyncio.get_running_loop()
         return self._asked
 
+    def end_now(self, status: int) -> None:
+        """End this process at once, after the cleanups; from any thread."""
+        self._end(status)
+
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
         if self._loop is None or self._asked is None or self.signal is not None or self._loop.is_closed():
@@ -51,7 +55,7 @@ class Stopping:
         self.signal = number
         self._loop.call_soon_threadsafe(self._asked.set)
 
-    def _end(self) -> None:
+    def _end(self, status: int = 0) -> None:
         """End now. No exception would do: what is just being imported may catch it, or die of it with a traceback."""
         for cleanup in self._cleanups:
             with contextlib.suppress(Exception):
@@ -59,7 +63,7 @@ class Stopping:
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr.isatty():
                 os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress bar hides the cursor
-        os._exit(0)
+        os._exit(status)
 
 
 @contextlib.contextmanager

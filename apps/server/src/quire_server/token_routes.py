@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire_engine import CompletionOutput, Logprob, RequestOutput
+from quire_engine import CompletionOutput, HubClient, Logprob, RequestOutput
 from quire_interfaces import OutputKind, PromptMedia, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.answer_phases import AnswerPlan, phased_answer
@@ -218,9 +218,15 @@ async def abort_requests(context: ServerContext, request: Request) -> Response:
     "abort". Ids that nothing of the caller's runs under are ignored."""
     body = await read_model(context, request, AbortRequest)
     names = [body.request_ids] if isinstance(body.request_ids, str) else body.request_ids
-    owner = context.caller.owner
-    context.llm.engine.abort([engine_id for name in names for engine_id in context.generating.get((owner, name), ())])
+    abort_here(context, context.caller.owner, names)
+    if isinstance(context.llm.client, HubClient):
+        context.llm.client.tell_others("abort_requests", context.caller.owner, names)
     return Response()
+
+
+def abort_here(context: ServerContext, owner: str, names: Sequence[str]) -> None:
+    """End what this process runs for an owner under these ids."""
+    context.llm.engine.abort([engine_id for name in names for engine_id in context.generating.get((owner, name), ())])
 
 
 def _thinking_parsers(form: ChatFormat, bounds: ThinkingBounds) -> Callable[[], OutputParser]:

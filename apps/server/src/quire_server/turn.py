@@ -445,4 +445,4 @@ def raise_failed(output: RequestOutput) -> None:
                 # In bodies, fields for logits processors stand beside the others.
                 param = (completion.error_param or "").removeprefix("extra_args.") or None
                 raise RequestError(message, param=param, code=completion.error_code)
-            raise HTTPError(500, message, code="generation_failed")
+            raise HTTPError(500, message, code="generation_failed", signal=completion.error_signal)

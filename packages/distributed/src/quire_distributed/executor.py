@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_distributed.rank_handle import AGREE_S, RankHandle, exit_text
+from quire_distributed.rank_handle import AGREE_S, RankEnd, RankHandle, end_of_process
 from quire_distributed.worker import RankSpec, SharedMemoryGroup
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -79,8 +79,8 @@ class RankProcess(RankHandle):
         self._channel.close()
         self._watcher.join()
 
-    def _cause_of_end(self) -> str:
-        return exit_text(self._process.wait())
+    def _cause_of_end(self) -> RankEnd:
+        return end_of_process(self._process.wait())
 
 
 def start_ranks(size: int, build: str, payloads: Sequence[Any], group_fd: int) -> list[RankProcess]:

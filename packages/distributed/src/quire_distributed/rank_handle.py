@@ -6,16 +6,25 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire_distributed.messages import Channel
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput
 
-__all__ = ["AGREE_S", "RankHandle", "exit_text"]
+__all__ = ["AGREE_S", "RankEnd", "RankHandle", "end_of_process"]
 
 AGREE_S = 1.0
 """How long the ranks may take to agree that a step has failed."""
+
+
+class RankEnd(NamedTuple):
+    """Why a rank has ended."""
+
+    cause: str
+    """As part of a sentence."""
+    signal: str | None = None
+    """Name of the signal that ended its process; None where none did, or nobody knows."""
 
 
 class RankHandle(ABC):
@@ -42,7 +51,7 @@ class RankHandle(ABC):
         self._watcher = threading.Thread(target=self._watch, name=f"quire-rank-{self.rank}", daemon=True)
 
     @abstractmethod
-    def _cause_of_end(self) -> str:
+    def _cause_of_end(self) -> RankEnd:
         """Why the rank has ended, whose channel is closed. Called once, by the watching thread."""
 
     @abstractmethod
@@ -105,9 +114,9 @@ class RankHandle(ABC):
             while True:
                 self._take(self._channel.receive())
         except EOFError:
-            cause = self._cause_of_end()
+            end = self._cause_of_end()
         with self._changed:
-            self._end = self._end or RankDeadError(self.rank, cause)
+            self._end = self._end or RankDeadError(self.rank, *end)
             self._changed.notify_all()
         if not self._is_closing:
             self.on_failure(self._end, None)
@@ -134,12 +143,12 @@ class RankHandle(ABC):
             self.on_failure(*failure)
 
 
-def exit_text(returncode: int) -> str:
-    """How a process ended, in words."""
+def end_of_process(returncode: int) -> RankEnd:
+    """How a rank's process ended, by its exit status (negative: the signal's number)."""
     if returncode >= 0:
-        return f"its process ended with exit status {returncode}"
+        return RankEnd(f"its process ended with exit status {returncode}")
     try:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    return f"its process was ended by {name}"
+    return RankEnd(f"its process was ended by {name}", name)

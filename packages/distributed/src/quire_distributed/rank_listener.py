@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from quire_distributed.rank_handle import RankHandle, exit_text
+from quire_distributed.rank_handle import RankEnd, RankHandle, end_of_process
 from quire_distributed.signed_channel import SignedChannel, accept_channel
 from quire_distributed.worker import RankSpec
 from quire_interfaces import ConfigError, RankDeadError
@@ -63,20 +63,20 @@ class Node:
             self._channel.send(("refused", cause))
         self._channel.close()
 
-    def cause_of_end(self, rank: int) -> str:
+    def cause_of_end(self, rank: int) -> RankEnd:
         """Why the connection of a rank of this host has ended."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self._returncodes or self._is_gone, _LAST_WORDS_S)
             if rank in self._returncodes:
-                return exit_text(self._returncodes[rank])
-            return f"its host, node {self.number}, is gone" if self._is_gone else "the connection to it broke"
+                return end_of_process(self._returncodes[rank])
+            return RankEnd(f"its host, node {self.number}, is gone" if self._is_gone else "the connection to it broke")
 
-    def cause_of_absence(self, rank: int) -> str | None:
+    def cause_of_absence(self, rank: int) -> RankEnd | None:
         """Why a rank that has not connected will not; None where it may."""
         with self._changed:
             if rank in self._returncodes:
-                return exit_text(self._returncodes[rank])
-            return f"its host, node {self.number}, is gone" if self._is_gone else None
+                return end_of_process(self._returncodes[rank])
+            return RankEnd(f"its host, node {self.number}, is gone") if self._is_gone else None
 
     def close(self) -> None:
         """End all ranks that still run there."""
@@ -106,7 +106,7 @@ class RemoteRank(RankHandle):
     """
 
     def __init__(
-        self, rank: int, channel: SignedChannel, cause_of_end: Callable[[], str], release: Callable[[], None]
+        self, rank: int, channel: SignedChannel, cause_of_end: Callable[[], RankEnd], release: Callable[[], None]
     ) -> None:
         super().__init__(rank, channel)
         self._explain, self._release = cause_of_end, release
@@ -121,7 +121,7 @@ class RemoteRank(RankHandle):
         self._release()
         self._watcher.join()
 
-    def _cause_of_end(self) -> str:
+    def _cause_of_end(self) -> RankEnd:
         return self._explain()
 
 
@@ -186,7 +186,7 @@ class RankListener:
             return {number: self._nodes[number] for number in numbers}
 
     def wait_for_ranks(
-        self, causes: Mapping[int, Callable[[], str | None]], timeout_s: float
+        self, causes: Mapping[int, Callable[[], RankEnd | None]], timeout_s: float
     ) -> dict[int, SignedChannel]:
         """The connections of ranks, once they have all connected.
 
@@ -202,7 +202,7 @@ class RankListener:
             while missing := [rank for rank in causes if rank not in self._ranks]:
                 for rank in missing:
                     if (cause := causes[rank]()) is not None:
-                        raise RankDeadError(rank, cause)
+                        raise RankDeadError(rank, *cause)
                 if time.monotonic() > deadline_s:
                     raise RankDeadError(missing[0], f"it did not connect within {timeout_s:g} s")
                 self._changed.wait(0.2)

@@ -18,7 +18,7 @@ from typing import Any
 import quire_distributed
 from quire_distributed.collectives import Collectives
 from quire_distributed.host_ranks import join_with
-from quire_distributed.rank_handle import RankHandle
+from quire_distributed.rank_handle import RankEnd, RankHandle
 from quire_distributed.rank_listener import RankListener, RemoteRank
 from quire_distributed.signed_channel import connect_channel
 from quire_distributed.worker import RankSpec, SharedMemoryGroup, TorchGroup, run_rank
@@ -175,23 +175,23 @@ def _release(ray: Any, actor: Any, group: Any) -> None:
         ray.util.remove_placement_group(group)
 
 
-def _cause_of_absence(ray: Any, run: Any) -> str | None:
+def _cause_of_absence(ray: Any, run: Any) -> RankEnd | None:
     """Why an actor will not connect; None where it may."""
     return _outcome(ray, run) if ray.wait([run], timeout=0)[0] else None
 
 
-def _cause_of_end(ray: Any, run: Any) -> str:
+def _cause_of_end(ray: Any, run: Any) -> RankEnd:
     deadline_s = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline_s:
         if ray.wait([run], timeout=0.05)[0]:
             return _outcome(ray, run)
-    return "its actor's process is gone"
+    return RankEnd("its actor's process is gone")
 
 
-def _outcome(ray: Any, run: Any) -> str:
+def _outcome(ray: Any, run: Any) -> RankEnd:
     """How the call that a rank lives in has ended."""
     try:
-        return f"its actor ended with status {ray.get(run)}"
+        return RankEnd(f"its actor ended with status {ray.get(run)}")
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"its actor died: {' '.join(lines)[:400]}"
+        return RankEnd(f"its actor died: {' '.join(lines)[:400]}")

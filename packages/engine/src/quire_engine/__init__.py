@@ -10,7 +10,9 @@ from quire_engine.client import EngineClient, PauseMode
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts, StepResult
 from quire_engine.core_loop import CoreLoop, Inbox
-from quire_engine.engine_pool import EnginePool
+from quire_engine.engine_hub import EngineHub, FrontAddresses
+from quire_engine.engine_pool import EnginePool, MakeEngine
+from quire_engine.hub_client import HubClient
 from quire_engine.inproc_client import InprocClient
 from quire_engine.input_processor import InputProcessor
 from quire_engine.kv_event_publisher import KVEventPublisher
@@ -40,11 +42,14 @@ __all__ = [
     "EngineClient",
     "EngineConfig",
     "EngineCore",
+    "EngineHub",
     "EngineInfo",
     "EngineListener",
     "EngineOwner",
     "EngineParts",
     "EnginePool",
+    "FrontAddresses",
+    "HubClient",
     "Inbox",
     "InprocClient",
     "InputProcessor",
@@ -52,6 +57,7 @@ __all__ = [
     "KVEventsConfig",
     "LLMEngine",
     "Logprob",
+    "MakeEngine",
     "NullListener",
     "OutputStream",
     "PauseMode",

@@ -38,7 +38,7 @@ from quire_engine.messages import (
 )
 from quire_interfaces import ConfigError, NotEnoughMemoryError, QuireError
 
-__all__ = ["ChildSpec", "EngineFactory", "describe_failure", "load_factory", "main"]
+__all__ = ["ChildSpec", "CurveKeys", "EngineFactory", "describe_failure", "load_factory", "main"]
 
 LINGER_MS = 5000
 
@@ -46,6 +46,14 @@ _logger = logging.getLogger(__name__)
 
 EngineFactory = Callable[[dict[str, Any], Callable[[str, float], None]], EngineParts]
 """Builds an engine from plain data; reports its progress as (stage, fraction)."""
+
+
+class CurveKeys(msgspec.Struct, frozen=True):
+    """Keys of CurveZMQ, as it writes them, of the end that connects."""
+
+    server_public: str
+    public: str
+    secret: str
 
 
 class ChildSpec(msgspec.Struct, kw_only=True):
@@ -63,6 +71,8 @@ class ChildSpec(msgspec.Struct, kw_only=True):
     """Holds the sockets of these addresses until both are connected; to be removed by who outlives the other."""
     sys_path: list[str] = []
     """Further places to import the factory from."""
+    curve_keys: CurveKeys | None = None
+    """Of this end of the connections; None on one host, and on trusted networks."""
     log_level: int = logging.WARNING
     """What is logged less urgently is not sent to the parent."""
 
@@ -134,8 +144,8 @@ def main() -> int:
     send_logs(spec.log_level)
     sys.path.extend(path for path in spec.sys_path if path not in sys.path)
     context = zmq.Context(io_threads=1)
-    inbox_socket = _connect(context, zmq.PULL, spec.to_core, spec.config)
-    send_socket = _connect(context, zmq.PUSH, spec.from_core, spec.config)
+    inbox_socket = _connect(context, zmq.PULL, spec.to_core, spec)
+    send_socket = _connect(context, zmq.PUSH, spec.from_core, spec)
 
     def send(message: CoreMessage) -> None:
         send_socket.send(encode_message(message))
@@ -210,9 +220,13 @@ def _read_exactly(fd: int, length: int) -> bytes:
     return data
 
 
-def _connect(context: zmq.Context[Any], kind: int, address: str, config: EngineConfig) -> zmq.Socket[bytes]:
+def _connect(context: zmq.Context[Any], kind: int, address: str, spec: ChildSpec) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(kind)
-    socket.set_hwm(config.max_queued_messages)
+    socket.set_hwm(spec.config.max_queued_messages)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
+    if spec.curve_keys is not None:
+        socket.setsockopt_string(zmq.CURVE_SERVERKEY, spec.curve_keys.server_public)
+        socket.setsockopt_string(zmq.CURVE_PUBLICKEY, spec.curve_keys.public)
+        socket.setsockopt_string(zmq.CURVE_SECRETKEY, spec.curve_keys.secret)
     socket.connect(address)
     return socket

@@ -107,7 +107,8 @@ class CoreLoop:
             self._stop()
         except Exception as error:
             cause = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-            self._send(EngineFailed(cause=cause, remedy="Start the engine again; report the cause if it stays."))
+            remedy = "Start the engine again; report the cause if it stays."
+            self._send(EngineFailed(cause=cause, remedy=remedy, signal=getattr(error, "signal", None)))
             raise
 
     def _wait_s(self) -> float:

@@ -166,6 +166,8 @@ class EnginePool:
                 f"data_parallel_rank must be one of {', '.join(map(str, self.engines))}, got {asked}",
                 param="data_parallel_rank",
             )
+        if request.media is not None:  # prepared media lie in this host's memory
+            ranks = [rank for rank in ranks if not self.engines[rank].is_remote] or ranks
         hashes = self._router.block_hashes(request)
 
         def cost(rank: int) -> tuple[int, int]:

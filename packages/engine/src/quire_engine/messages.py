@@ -262,6 +262,9 @@ class EngineFailed(_Message):
     remedy: str = ""
     is_wrong_setting: bool = False
     """The cause is a setting that the engine refused."""
+    signal: str | None = None
+    """Name of the signal that ended a process of the engine (one of its ranks), and so the engine; None for another
+    cause."""
 
 
 class EngineStopped(_Message):

@@ -69,12 +69,11 @@ class CompletionProcessor:
             token_ids=token_ids,
             finish_reason=reason,
             stop_reason=stop_reason,
-            error=failure and failure.message,
-            error_code=failure and failure.code,
-            error_param=failure and failure.param,
             cumulative_logprob=self.cumulative_logprob,
             text_offsets=offsets,
         )
+        if failure is not None:
+            result.error, result.error_code, result.error_param, result.error_signal = failure
         if self._params.logprobs is not None:
             positions = (output.logprobs or [])[: len(token_ids)]
             is_ranked = self._params.logprob_token_ids is None
@@ -282,7 +281,8 @@ def _append(whole: CompletionOutput, delta: CompletionOutput) -> None:
     if whole.logprobs is not None and delta.logprobs is not None:
         whole.logprobs.extend(delta.logprobs)
     whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
-    whole.error, whole.error_code, whole.error_param = delta.error, delta.error_code, delta.error_param
+    if delta.error is not None:
+        whole.take_error(delta)
     whole.cumulative_logprob = delta.cumulative_logprob
 
 

@@ -57,10 +57,17 @@ class CompletionOutput:
     """With the end, where the engine returns them: the experts that routers chose, [tokens of prompt and output - 1,
     layers with routed experts, experts of a token] uint8, or uint16 where there are more than 256. The last token of
     the output was not computed, so that it has none."""
+    error_signal: str | None = None
+    """Name of the signal that ended the process that computed it, e.g. "SIGKILL"; None where none did."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def take_error(self, other: CompletionOutput) -> None:
+        """Fail as another one of this request has failed."""
+        self.error, self.error_code = other.error, other.error_code
+        self.error_param, self.error_signal = other.error_param, other.error_signal
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,14 +13,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from quire_engine.child import ChildSpec
 from quire_engine.log_relay import LogReceiver
 
-__all__ = ["EngineProcess", "explain_exit"]
+__all__ = ["EngineProcess", "explain_exit", "num_oom_kills", "signal_name"]
 
+VMSTAT = Path("/proc/vmstat")
+"""Where Linux counts what it kills for want of memory."""
 TAIL_BYTES = 16384
 TAIL_LINES = 15
 
@@ -79,6 +82,11 @@ class EngineProcess:
         """The last lines it printed."""
         return "\n".join(self._tail.strip().splitlines()[-TAIL_LINES:])
 
+    def explain(self) -> str:
+        """Why it ended without saying anything, and what to do."""
+        assert self.returncode is not None
+        return explain_exit(self.returncode, self.last_lines())
+
     def _watch_output(self) -> None:
         assert self._popen is not None
         assert self._popen.stdout is not None
@@ -103,17 +111,33 @@ class EngineProcess:
             self._popen.stdin.close()
 
 
+def num_oom_kills() -> int | None:
+    """Number of processes that this system has killed since its start because memory ran out, in control groups, too;
+    None where it does not say."""
+    try:
+        lines = VMSTAT.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def signal_name(returncode: int) -> str | None:
+    """Name of the signal that ended a process; None for one that ended by itself."""
+    if returncode >= 0:
+        return None
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
 def explain_exit(returncode: int, last_lines: str) -> str:
     """Why an engine process ended without saying anything, and what to do."""
     if returncode >= 0:
         text = f"the engine process ended with exit status {returncode}"
         remedy = "Its last lines say more."
     else:
-        try:
-            name = signal.Signals(-returncode).name
-        except ValueError:
-            name = f"signal {-returncode}"
-        text = f"the engine process was ended by {name}"
+        text = f"the engine process was ended by {signal_name(returncode)}"
         remedy = {
             -signal.SIGKILL: "Most often the system ran out of memory: see the kernel log, and give the engine less "
             "to hold (smaller KV cache, fewer sequences, smaller dtype).",

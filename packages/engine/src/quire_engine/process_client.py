@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections import deque
@@ -33,7 +32,7 @@ from quire_engine.messages import (
     decode_core_message,
     encode_message,
 )
-from quire_engine.process import EngineProcess, explain_exit
+from quire_engine.process import EngineProcess, num_oom_kills, signal_name
 from quire_engine.streaming_client import EngineOwner, StreamingClient, failure_text, first_line
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
@@ -62,6 +61,9 @@ MAX_DEATHS = 3
 other suspect was there."""
 MAX_KILLS = 5
 """Such deaths by SIGKILL."""
+MAX_OUTSIDE_KILLS = 9
+"""Such deaths by SIGKILL where the system has killed nothing for want of memory: somebody else did it. The request is
+among the suspects after `MAX_OUTSIDE_KILLS - MAX_DEATHS` of them."""
 LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
 
@@ -114,7 +116,16 @@ class ProcessClient(StreamingClient):
         """When an engine that seems to hang was asked for an answer; 0.0 is "not asked"."""
         self._last_failure: str | None = None
         """What a core said of its own failure, while its process is on its way out."""
+        self._failure_signal: str | None = None
+        """The signal of that failure, if one was its cause."""
+        self._num_oom_kills = num_oom_kills()
+        """`num_oom_kills` when the process was started."""
         self.num_restarts = 0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the engine is on another host."""
+        return False
 
     def follow(self, former: ProcessClient) -> None:
         """Begin with the adapters of another engine, and rest if it rests. To be called before `start`."""
@@ -149,8 +160,12 @@ class ProcessClient(StreamingClient):
             log_level=logging.getLogger().getEffectiveLevel(),
         )
         self._is_starting = True
-        self._process = EngineProcess(spec, forward_output=self.config.forward_output, on_exit=self._on_exit_in_thread)
+        self._num_oom_kills = num_oom_kills()
+        self._process = self._make_process(spec)
         self._process.start()
+
+    def _make_process(self, spec: ChildSpec) -> EngineProcess:
+        return EngineProcess(spec, forward_output=self.config.forward_output, on_exit=self._on_exit_in_thread)
 
     def _bind(self) -> tuple[str, str]:
         assert self._sender is not None
@@ -296,21 +311,23 @@ class ProcessClient(StreamingClient):
             return
         self._on_readable()
         assert process.returncode is not None
-        reason = _restart_reason(process.returncode) if self._last_failure is None else "failure"
+        signal = signal_name(process.returncode) if self._last_failure is None else self._failure_signal
+        self._failure_signal = None
+        reason = "failure" if self._last_failure is not None else signal or "exit"
         if self._is_stopping and process.returncode == 0:
             cause = "the engine was shut down"
         elif self._last_failure is not None:
             cause, self._last_failure = self._last_failure, None
         else:
-            cause = explain_exit(process.returncode, process.last_lines())
+            cause = process.explain()
         may_restart = self.info is not None and self._dead is None and not self._is_stopping
         if may_restart and self._has_restarts_left():
-            self._restart(cause, reason)
+            self._restart(cause, reason, signal)
             return
         self._exited.set()
         self._remove_folder()
         if self._owner is not None and not self._is_stopping:
-            self._give_up_repeaters(cause, reason)
+            self._give_up_repeaters(cause, signal)
         self._die(EngineDeadError(cause))
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
@@ -318,7 +335,7 @@ class ProcessClient(StreamingClient):
     def _on_failed(self, message: EngineFailed) -> None:
         # A core that failed while it ran ends its process next; if a restart is left, that is what counts.
         if self.info is not None and self._has_restarts_left() and not self._is_stopping:
-            self._last_failure = failure_text(message)
+            self._last_failure, self._failure_signal = failure_text(message), message.signal
             return
         super()._on_failed(message)
 
@@ -327,7 +344,7 @@ class ProcessClient(StreamingClient):
         self._restart_times_s = [when for when in self._restart_times_s if when >= horizon]
         return len(self._restart_times_s) < self.config.max_restarts
 
-    def _restart(self, cause: str, reason: str) -> None:
+    def _restart(self, cause: str, reason: str, signal: str | None) -> None:
         """Start a new process; requests in flight go on in it after the tokens they already have."""
         self.num_restarts += 1
         self._restart_times_s.append(time.monotonic())
@@ -343,7 +360,7 @@ class ProcessClient(StreamingClient):
         self._close_sockets()
         if self._process is not None:
             self._process.close()
-        self._give_up_repeaters(cause, reason)
+        self._give_up_repeaters(cause, signal)
         self._is_starting = True
         if self._owner is not None:
             self._owner.on_engine_failed(self)
@@ -423,31 +440,34 @@ class ProcessClient(StreamingClient):
         if unloads or loads:
             self._calls.send_then(forget_failed, "restore_adapters", unloads=unloads, loads=loads)
 
-    def _give_up_repeaters(self, cause: str, reason: str) -> None:
+    def _give_up_repeaters(self, cause: str, signal: str | None) -> None:
         """A request that gets no further from one death to the next may be what kills the process. Alone, it is failed;
         where several are suspected, each is tried apart from the others. SIGKILL comes from outside, mostly for
-        somebody else's sake, and counts less, and says that suspects which were not sent yet are none; a process that
-        was still starting had read none of them."""
+        somebody else's sake, and counts less, still less where memory has not run out, and says that suspects which
+        were not sent yet are none; a process that was still starting had read none of them."""
         if self._is_starting:
             return
-        was_killed = reason == "SIGKILL" or "ended by SIGKILL" in cause  # of its own process, or of one of its ranks
+        was_killed = signal == "SIGKILL"  # its own process, or one of its ranks
+        num_restarts = self.config.max_restarts
+        most_deaths = max(MAX_DEATHS, min(MAX_KILLS, num_restarts)) if was_killed else MAX_DEATHS
+        if was_killed and self._num_oom_kills is not None and num_oom_kills() == self._num_oom_kills:
+            most_deaths = max(most_deaths, min(MAX_OUTSIDE_KILLS, num_restarts - 1))
+        num_trusted = max(2, most_deaths - MAX_DEATHS)
         unsent, is_trial = set(self._suspects), self._is_trial()
         self._suspects.clear()
         for entry in self._book:
             if entry.request.request_id not in unsent:
-                entry.count_death(was_killed=was_killed)
+                entry.count_death(was_killed=was_killed, num_trusted=num_trusted)
             elif was_killed and not is_trial:
                 entry.num_deaths = 0
         suspects = [entry for entry in self._book if entry.is_suspect]
-        if was_killed:
-            most_deaths = max(MAX_DEATHS, min(MAX_KILLS, self.config.max_restarts))
-        else:
-            most_deaths = MAX_DEATHS if len(suspects) > 1 else 2
+        if not was_killed and len(suspects) == 1:
+            most_deaths = 2
         for entry in suspects:
             if entry.num_deaths >= most_deaths:
                 request_id = entry.request.request_id
                 self._book.finish(request_id, FinishReason.ERROR)
-                failure = RequestFailure(cause)
+                failure = RequestFailure(cause, signal=signal)
                 entry.reader.push(EngineCoreOutput(request_id, [], FinishReason.ERROR, failure=failure))
 
     # The end.
@@ -484,13 +504,3 @@ class ProcessClient(StreamingClient):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _restart_reason(returncode: int) -> str:
-    """Why a process ended without a word of its own; see `EngineListener.on_restart`."""
-    if returncode >= 0:
-        return "exit"
-    try:
-        return signal.Signals(-returncode).name
-    except ValueError:
-        return "signal"

@@ -41,6 +41,8 @@ class InFlight(Generic[Reader]):
     """Number of output tokens when the last one of them died."""
     was_killed: bool = False
     """Whether SIGKILL ended the last of them, which mostly comes from outside."""
+    num_trusted: int = 2
+    """Number of deaths from which on it may be their cause."""
     is_adopted: bool = False
     """Whether another engine had it before."""
 
@@ -51,12 +53,12 @@ class InFlight(Generic[Reader]):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what kills engine processes: two died before it had another token."""
-        return self.num_deaths >= 2 and self.num_tokens_at_death == len(self.token_ids)
+        """Whether it may be what kills engine processes: as many died before it had another token."""
+        return self.num_deaths >= self.num_trusted and self.num_tokens_at_death == len(self.token_ids)
 
-    def count_death(self, *, was_killed: bool = False) -> None:
-        """Count the death of the engine process that had it, by SIGKILL or otherwise."""
-        self.was_killed = was_killed
+    def count_death(self, *, was_killed: bool = False, num_trusted: int = 2) -> None:
+        """Count the death of the engine process that had it, by SIGKILL or otherwise; see `num_trusted`."""
+        self.was_killed, self.num_trusted = was_killed, num_trusted
         is_repeated = self.num_tokens_at_death == len(self.token_ids)
         self.num_deaths = self.num_deaths + 1 if is_repeated else 1
         self.num_tokens_at_death = len(self.token_ids)

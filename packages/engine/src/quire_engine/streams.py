@@ -34,9 +34,20 @@ class OutputStream:
         self._pending: dict[str, EngineCoreOutput] = {}
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._on_output: Callable[[EngineCoreOutput], None] | None = None
+        self._on_error: Callable[[Exception], None] | None = None
+
+    def redirect(self, on_output: Callable[[EngineCoreOutput], None], on_error: Callable[[Exception], None]) -> None:
+        """Hand over each output, and the error that ends the stream, when they come; nobody reads then."""
+        self._on_output, self._on_error = on_output, on_error
 
     def push(self, output: EngineCoreOutput) -> None:
         """Add an output of one of the requests (called by the client)."""
+        if self._on_output is not None:
+            self._on_output(output)
+            if output.finish_reason is not None:
+                self._alive.pop(output.request_id, None)
+            return
         pending = self._pending.get(output.request_id)
         self._pending[output.request_id] = output if pending is None else merge_outputs(pending, output)
         if output.finish_reason is not None:
@@ -45,6 +56,8 @@ class OutputStream:
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error, behind the outputs that came before."""
+        if self._on_error is not None:
+            self._on_error(error)
         self._error = error
         self._wake()
 

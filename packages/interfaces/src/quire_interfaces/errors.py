@@ -152,9 +152,11 @@ class RankDeadError(EngineDeadError):
     Args:
         rank: The rank that is gone, by its number in the group.
         cause: What ended it, as part of a sentence ("its process ended").
+        signal: Name of the signal that ended its process, e.g. "SIGKILL"; None where none did, or nobody knows.
     """
 
-    def __init__(self, rank: int, cause: str) -> None:
+    def __init__(self, rank: int, cause: str, signal: str | None = None) -> None:
         super().__init__(f"rank {rank} is gone: {cause}; start the engine again")
         self.rank = rank
         self.cause = cause
+        self.signal = signal

@@ -43,6 +43,8 @@ class RequestFailure(NamedTuple):
     computing it failed."""
     param: str | None = None
     """Its field at fault (`RequestError.param`)."""
+    signal: str | None = None
+    """Name of the signal that ended the process that computed it, e.g. "SIGKILL"; None where none did."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:

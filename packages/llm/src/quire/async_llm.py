@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks
+from quire.data_parallel import has_remote_engines, pool_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
@@ -32,6 +32,7 @@ from quire_engine import (
     EngineListener,
     EngineOwner,
     EnginePool,
+    HubClient,
     ProcessClient,
     RequestOutput,
 )
@@ -78,6 +79,7 @@ class AsyncLLM:
         chat_template: Replaces the checkpoint's own template.
         factory: The engine as "module:function" with its plain-data configuration; None runs `config`. For engines of
             another make, and for tests without weights.
+        client: Reaches engines of another process; None starts them.
 
     Raises:
         ConfigError: settings of data parallel that contradict each other.
@@ -91,10 +93,11 @@ class AsyncLLM:
         listener_of: Callable[[int], EngineListener] | None = None,
         chat_template: str | None = None,
         factory: tuple[str, dict[str, Any]] | None = None,
+        client: HubClient | None = None,
     ) -> None:
         self.config = config
         self._chat_template = chat_template
-        self.client = _make_client(config, listener_of or (lambda rank: listener), factory)
+        self.client = client or _make_client(config, listener_of or (lambda rank: listener), factory)
         """The engine process, or processes: start and end, pauses, adapters, statistics, health."""
         self._engine: AsyncEngine | None = None
         self._renderer: ChatRenderer | None = None
@@ -278,6 +281,12 @@ class AsyncLLM:
         media = await self.pooling_prompts.prepare(prompt)
         return self.pooling_prompts.render(prompt, pooling_params or PoolingParams(), media, **options)
 
+    def kill(self) -> None:
+        """End the engine process now and remove prepared media; for an end of this process that waits for nothing."""
+        self.client.kill()
+        if self.media is not None:
+            self.media.remove_store()
+
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """End the engine process, which may finish its requests for `timeout_s`, and what prepares media."""
         await self.client.shutdown(timeout_s)
@@ -304,8 +313,8 @@ def _make_client(
     listener_of: Callable[[int], EngineListener | None],
     factory: tuple[str, dict[str, Any]] | None,
 ) -> ProcessClient | EnginePool:
-    """The client of one engine, or of all that this host runs. Raises as `engine_ranks`."""
-    ranks = engine_ranks(config.data_parallel)
+    """The client of one engine, or of all of this server. Raises as `engine_ranks`."""
+    ranks = pool_ranks(config.data_parallel)
     if ranks.is_alone and not config.data_parallel.enable_elastic_ep:
         name, data = factory or (FACTORY, config.to_dict())
         return ProcessClient(name, data, config.engine, listener_of(0))
@@ -314,6 +323,10 @@ def _make_client(
         name, data = factory or (FACTORY, rank_config(config, rank).to_dict())
         return ProcessClient(name, data, config.engine, listener_of(rank), owner=owner)
 
+    if has_remote_engines(config.data_parallel):
+        from quire.engine_nodes import make_hosts_pool
+
+        return make_hosts_pool(config, make_engine, listener_of)
     return EnginePool(make_engine, ranks.size, config.engine, first_rank=ranks.first)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire_interfaces import ConfigError, Settings, at_least, setting
+from quire_interfaces import ConfigError, Settings, at_least, between, setting
 
-__all__ = ["DataParallelConfig", "EngineRanks", "engine_ranks"]
+__all__ = ["DataParallelConfig", "EngineRanks", "engine_ranks", "has_remote_engines", "pool_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class DataParallelConfig(Settings):
     )
     data_parallel_size_local: int | None = setting(
         None,
-        help="Engines of this server, of the data_parallel_size of all servers together; empty: all of them.",
+        help="Engines of this host, of the data_parallel_size of all hosts together; empty: all of them.",
         unit="engines",
-        check=at_least(1),
+        check=at_least(0),
     )
     data_parallel_rank: int | None = setting(
         None,
@@ -38,7 +38,7 @@ class DataParallelConfig(Settings):
     )
     data_parallel_start_rank: int | None = setting(
         None,
-        help="Rank of this server's first engine, with --data-parallel-hybrid-lb; empty: 0.",
+        help="Rank of this host's first engine, with --headless or --data-parallel-hybrid-lb; empty: 0.",
         check=at_least(0),
     )
     data_parallel_hybrid_lb: bool = setting(
@@ -56,18 +56,27 @@ class DataParallelConfig(Settings):
             None if value == "mp" else "be mp: engines are processes of this host; Ray does not place them"
         ),
     )
+    data_parallel_address: str = setting(
+        "127.0.0.1",
+        help="Address of the host that has the server, as all hosts reach it, where others have engines (--headless).",
+        nonempty=True,
+    )
+    data_parallel_rpc_port: int = setting(
+        29550, help="Port of that host where the others find the server.", check=between(1, 65535)
+    )
     enable_elastic_ep: bool = setting(
         False,
         help="Let POST /scale_elastic_ep add engines to a server that begins with one; with several it may anyway.",
     )
     headless: bool = setting(
         False,
-        help="No server: this host runs ranks of an engine whose server is on the host of node_rank 0 (--nnodes).",
+        help="No server: this host runs engines of a server on another host (--data-parallel-start-rank), or ranks of "
+        "an engine whose server is on the host of node_rank 0 (--nnodes).",
     )
 
 
 class EngineRanks(NamedTuple):
-    """The engines of one server."""
+    """The engines of one host, or of one server."""
 
     first: int
     size: int
@@ -78,8 +87,25 @@ class EngineRanks(NamedTuple):
         return self == (0, 1)
 
 
+def pool_ranks(config: DataParallelConfig) -> EngineRanks:
+    """Which engines this server sends requests to, those of other hosts among them. Raises as `engine_ranks`."""
+    own = engine_ranks(config)
+    return EngineRanks(0, config.data_parallel_size) if has_remote_engines(config) else own
+
+
+def has_remote_engines(config: DataParallelConfig) -> bool:
+    """Whether engines of other hosts (--headless) belong to this server."""
+    local, is_internal = (
+        config.data_parallel_size_local,
+        not (
+            config.data_parallel_hybrid_lb or config.data_parallel_external_lb or config.data_parallel_rank is not None
+        ),
+    )
+    return is_internal and not config.headless and local is not None and local < config.data_parallel_size
+
+
 def engine_ranks(config: DataParallelConfig) -> EngineRanks:
-    """Which engines this server has.
+    """Which engines this host has.
 
     Raises:
         ConfigError: settings that contradict each other.
@@ -98,6 +124,12 @@ def _ranks_of_several(config: DataParallelConfig) -> EngineRanks:
             "data_parallel_rank for servers with one: leave out one of them",
             field="data_parallel_hybrid_lb",
         )
+    if config.headless and (is_external or config.data_parallel_hybrid_lb):
+        raise ConfigError(
+            "headless is for engines of a server on another host, and data_parallel_hybrid_lb, "
+            "data_parallel_external_lb and data_parallel_rank for hosts with a server of their own: leave out one",
+            field="headless",
+        )
     if is_external:
         return _external_ranks(config)
     if local is not None and local > size:
@@ -106,6 +138,16 @@ def _ranks_of_several(config: DataParallelConfig) -> EngineRanks:
             "servers: raise data_parallel_size",
             field="data_parallel_size_local",
         )
+    if config.headless and (local is not None or start is not None):
+        first = start or 0
+        local = size - first if local is None else local
+        if not local or first + local > size:
+            raise ConfigError(
+                f"data_parallel_start_rank {first} and data_parallel_size_local {local} are no ranks of "
+                f"data_parallel_size {size}",
+                field="data_parallel_start_rank",
+            )
+        return EngineRanks(first, local)
     if config.data_parallel_hybrid_lb:
         if local is None:
             raise ConfigError(
@@ -119,18 +161,13 @@ def _ranks_of_several(config: DataParallelConfig) -> EngineRanks:
                 field="data_parallel_start_rank",
             )
         return EngineRanks(start or 0, local)
-    if local is not None and local < size:
-        raise ConfigError(
-            f"data_parallel_size_local {local} leaves {size - local} engines to other hosts, and a server has only "
-            "those of its own: start one on each host with --data-parallel-hybrid-lb, behind a load balancer",
-            field="data_parallel_size_local",
-        )
     if start:
         raise ConfigError(
-            f"data_parallel_start_rank {start} is for servers of several hosts: add --data-parallel-hybrid-lb",
+            f"data_parallel_start_rank {start} is for hosts behind the first one: add --headless where the server is "
+            "on another host, or --data-parallel-hybrid-lb where each has one",
             field="data_parallel_start_rank",
         )
-    return EngineRanks(0, size)
+    return EngineRanks(0, size if local is None else local)
 
 
 def _external_ranks(config: DataParallelConfig) -> EngineRanks:

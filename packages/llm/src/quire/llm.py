@@ -78,7 +78,7 @@ class LLM(PoolingMethods):
             if model is not None:
                 settings["model"] = str(model)
             config = QuireConfig.from_environment(**settings)
-        if not engine_ranks(config.data_parallel).is_alone:
+        if not engine_ranks(config.data_parallel).is_alone or config.data_parallel.data_parallel_size_local:
             raise ConfigError(
                 "LLM runs its model in this process, with one engine: use AsyncLLM for data_parallel_size above 1, or "
                 "an LLM in each of several processes",

@@ -149,6 +149,10 @@ class MediaFront:
         """End the preparing processes and remove what they prepared."""
         self.preparer.close()
 
+    def remove_store(self) -> None:
+        """Remove what was prepared, and nothing else; for an end of this process that waits for nothing."""
+        self.preparer.remove_store()
+
     def _release_abandoned(self) -> None:
         while self.abandoned:
             self.preparer.release(self.abandoned.popleft())

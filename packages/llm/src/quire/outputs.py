@@ -70,6 +70,8 @@ class CompletionOutput:
     """With `enable_return_routed_experts`: the experts that routers chose, [tokens of prompt and output - 1, layers
     with routed experts, experts of a token] uint8, or uint16 where there are more than 256. The last token of the
     output was not computed, so that it has none."""
+    error_signal: str | None = None
+    """Name of the signal that ended the process that computed it, e.g. "SIGKILL"; None where none did."""
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -119,7 +121,7 @@ def to_request_output(output: quire_engine.RequestOutput, lora_request: LoRARequ
 
 
 def _completion(output: quire_engine.CompletionOutput, lora_request: LoRARequest | None) -> CompletionOutput:
-    return CompletionOutput(
+    completion = CompletionOutput(
         index=output.index,
         text=output.text,
         token_ids=output.token_ids,
@@ -129,11 +131,16 @@ def _completion(output: quire_engine.CompletionOutput, lora_request: LoRARequest
         stop_reason=output.stop_reason,
         lora_request=lora_request,
         text_offsets=output.text_offsets,
-        error=output.error,
-        error_code=output.error_code,
-        error_param=output.error_param,
         routed_experts=output.routed_experts,
     )
+    if output.error is not None:
+        _take_error(completion, output)
+    return completion
+
+
+def _take_error(completion: CompletionOutput, output: quire_engine.CompletionOutput) -> None:
+    completion.error, completion.error_code = output.error, output.error_code
+    completion.error_param, completion.error_signal = output.error_param, output.error_signal
 
 
 def _by_token_id(position: Sequence[Logprob]) -> dict[int, Logprob]:

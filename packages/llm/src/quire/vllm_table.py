@@ -32,11 +32,8 @@ class VLLMSetting(NamedTuple):
 
 
 _SHORT_FLAGS = {
-    "data_parallel_address": "-dpa",
     "data_parallel_multi_port_external_lb": "-dpm",
-    "data_parallel_rpc_port": "-dpp",
     "diffusion_config": "-dc",
-    "api_server_count": "-asc",
     "attention_config": "-ac",
     "prefill_context_parallel_size": "-pcp",
 }
@@ -79,10 +76,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         "start one server for each engine, with its --port and its --data-parallel-rank",
         data_parallel_multi_port_external_lb="false",
     ),
-    **_answer(
-        "the engines of a server are processes of its host, which it finds by itself",
-        data_parallel_address=_ANY, data_parallel_rpc_port=_ANY, elastic_ep_max_dp_size=_ANY,
-    ),
+    **_answer("the number of engines has no bound of its own", elastic_ep_max_dp_size=_ANY),
     **_answer(
         "the ranks of a model find each other by themselves",
         cpu_distributed_timeout_seconds=_ANY,
@@ -99,11 +93,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         "--cpu-affinity binds threads to cores, by itself on machines with several NUMA nodes",
         numa_bind="false", numa_bind_nodes="+", numa_bind_cpus="+",
     ),
-    **_answer(
-        "one process answers HTTP, for all engines: it knows which one has which prefix; where it is too slow, start "
-        "several servers with --data-parallel-hybrid-lb, behind a load balancer",
-        api_server_count="1", renderer_num_workers="1",
-    ),
+    **_answer("each of the processes of --api-server-count renders what it answers", renderer_num_workers="1"),
     **_answer("there are no classes to put in the place of its own", worker_cls="auto", worker_extension_cls=_NOTHING,
               scheduler_cls=_NOTHING),
     **_answer(
@@ -275,6 +265,7 @@ OTHER_SPELLINGS = {
     "--spec-method": "--speculative-method",
     "--spec-model": "--speculative-model",
     "--spec-tokens": "--num-speculative-tokens",
+    "-asc": "--api-server-count",
     "-cc": "--compilation-config",
     "-dcp": "--decode-context-parallel-size",
     "-dp": "--data-parallel-size",
@@ -282,11 +273,13 @@ OTHER_SPELLINGS = {
     "-r": "--node-rank",
     "-pp": "--pipeline-parallel-size",
     "-tp": "--tensor-parallel-size",
+    "-dpa": "--data-parallel-address",
     "-dpb": "--data-parallel-backend",
     "-dpe": "--data-parallel-external-lb",
     "-dph": "--data-parallel-hybrid-lb",
     "-dpl": "--data-parallel-size-local",
     "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port",
     "-dpr": "--data-parallel-start-rank",
     "-ep": "--enable-expert-parallel",
     "-q": "--quantization",

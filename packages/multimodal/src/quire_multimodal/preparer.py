@@ -366,6 +366,10 @@ class MediaPreparer:
         with self._lock:
             self._store.clear()
 
+    def remove_store(self) -> None:
+        """Remove the store's files, and nothing else: takes no lock, so that a signal's handler may call it."""
+        self._store.remove()
+
     def close(self) -> None:
         """End the processes and remove the store."""
         if self._workers is not None:

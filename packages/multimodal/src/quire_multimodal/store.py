@@ -2,7 +2,8 @@
 
 A file holds the arrays of one item and is named by the item's key. Its owner counts who needs it; what nobody needs
 stays until its bytes are wanted, the least recently used going first. The folder goes when its owner ends. Folders of
-owners that were killed go at the next start: an owner holds a lock on its folder, and the dead hold none.
+owners that were killed go when another owner starts or ends: an owner holds a lock on its folder, and the dead hold
+none.
 """
 
 from __future__ import annotations
@@ -168,12 +169,20 @@ class MediaStore:
             del self._num_users[key]
             self.path(key).unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Remove the folder, and nothing else: for an end of this process that waits for nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def close(self) -> None:
         """Remove the folder. Whoever has mapped a file keeps what is mapped."""
         if self._lock >= 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.remove()
             os.close(self._lock)
             self._lock = -1
+            with _locked(
+                self.folder.parent
+            ):  # of one that was killed, whose processes still lived when this one started
+                _sweep(self.folder.parent)
         self._items.clear()
         self.num_bytes = 0
 

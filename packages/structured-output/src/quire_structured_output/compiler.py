@@ -93,6 +93,8 @@ class _Order(NamedTuple):
     tenant: str | None
     cost: float
     """How much work compiling is expected to be (`cost.py`), for the order of turns."""
+    was_compiled: bool
+    """Whether another engine had it compiled, and used it."""
 
 
 # Many attributes: one lock guards the cache, the queue, the two pools and their counts, which change together.
@@ -151,13 +153,17 @@ class GrammarCompiler:
         """Make the backend now, in a worker thread, so that the first constraint does not wait for it."""
         self._pool.submit(self._get_backend)
 
-    def submit(self, spec: GrammarSpec, tenant: str | None = None) -> Future[CompiledGrammar]:
+    def submit(
+        self, spec: GrammarSpec, tenant: str | None = None, *, was_compiled: bool = False
+    ) -> Future[CompiledGrammar]:
         """Compile, or take what is there. Failures are remembered like grammars: the same content fails at once, unless
         it was the time that ended, which the load of a moment may have taken.
 
         Args:
             spec: The content.
             tenant: Whose request needs it.
+            was_compiled: Whether the request has tokens by it, from another engine: a usual one is then compiled at
+                once, without a trial, for somebody waits in the midst of an answer.
 
         Returns:
             A future that raises RequestError when the content cannot be used.
@@ -183,7 +189,7 @@ class GrammarCompiler:
             future = self._cache[spec] = Future()
             self._owners[spec] = tenant
         # Not within the lock, which it takes if the work is over at once.
-        self._begin(_Order(spec, tenant, expected_cost(spec)), future)
+        self._begin(_Order(spec, tenant, expected_cost(spec), was_compiled), future)
         return future
 
     def _overloaded(self, what: str) -> OverloadedError:
@@ -396,7 +402,8 @@ class GrammarCompiler:
             TimeoutError: the deadline is over.
         """
         spec = order.spec
-        if self._trials is None or not isinstance(backend, SupportsTrials):
+        is_known = order.was_compiled and order.cost <= MAX_USUAL_COST
+        if self._trials is None or not isinstance(backend, SupportsTrials) or is_known:
             return backend.compile(spec)
         timeout_s = self.config.timeout_s
         is_last = slice_s >= timeout_s

@@ -55,7 +55,7 @@ class GrammarGate(AdmissionRule):
         if params is None:
             return
         spec = params.spec()
-        future = self.compiler.submit(spec, request.options.tenant)
+        future = self.compiler.submit(spec, request.options.tenant, was_compiled=bool(request.output_token_ids))
         if future.done() and (error := future.exception()) is not None:
             raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
         if not future.done():

@@ -21,6 +21,9 @@ of it; whatever they take, everybody else's tokens wait for it."""
 
 _NUM_TOKENS = 24
 _LONG_WALK_S = 0.5
+_NUM_REPETITIONS = 8
+"""A mask that took too long is computed again as often: processor time is charged for what neighbours do as well (cold
+caches, a host that takes the processor away), and only the shortest time says what the grammar takes."""
 
 
 def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[int], spec: GrammarSpec) -> list[int]:
@@ -39,10 +42,10 @@ def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[in
         RequestError: no token can follow at some place, or masks take too long even where the walk has been before.
     """
     words = memoryview(bytearray(-(-vocab_size // 32) * 4)).cast("I")
-    slowest_s, walk = _walk(matcher, words, eos_token_ids, spec, _LONG_WALK_S)
+    slowest_s, walk = _walk(matcher, words, eos_token_ids, spec, _LONG_WALK_S, is_known=False)
     if slowest_s < MAX_STEP_S:
         return walk
-    slowest_s, _ = _walk(matcher, words, eos_token_ids, spec, MAX_STEP_S)
+    slowest_s, _ = _walk(matcher, words, eos_token_ids, spec, MAX_STEP_S, is_known=True)
     if slowest_s > MAX_STEP_S:
         raise RequestError(
             f"structured_outputs.{spec.kind} is too complex: one step takes {slowest_s * 1000:.0f} ms; the largest "
@@ -72,18 +75,27 @@ def follow(matcher: GrammarMatcher, vocab_size: int, walk: Collection[int]) -> N
 
 
 def _walk(
-    matcher: GrammarMatcher, words: memoryview, eos_token_ids: Collection[int], spec: GrammarSpec, enough_s: float
+    matcher: GrammarMatcher,
+    words: memoryview,
+    eos_token_ids: Collection[int],
+    spec: GrammarSpec,
+    enough_s: float,
+    *,
+    is_known: bool,
 ) -> tuple[float, list[int]]:
-    """Go some tokens into the grammar, always the same way, and back. Ends early when steps took `enough_s` together,
-    or one of them did. The time of the slowest step, and the tokens."""
+    """Go some tokens into the grammar, always the same way, and back. Ends early when steps took long together, or one
+    of them took `enough_s`. Where the way `is_known`, slow steps are measured again. The time of the slowest step, and
+    the tokens."""
     rng = random.Random(0)
     walk: list[int] = []
     total_s = slowest_s = 0.0
     while len(walk) < _NUM_TOKENS and slowest_s <= enough_s and total_s < _LONG_WALK_S:
-        start_s = time.thread_time()
-        matcher.fill_bitmask(words)
-        seconds = time.thread_time() - start_s
-        total_s, slowest_s = total_s + seconds, max(slowest_s, seconds)
+        seconds = first_s = _mask_s(matcher, words)
+        for _ in range(_NUM_REPETITIONS if is_known else 0):
+            if seconds <= MAX_STEP_S:
+                break
+            seconds = min(seconds, _mask_s(matcher, words))
+        total_s, slowest_s = total_s + first_s, max(slowest_s, seconds)
         token_id = _any_token(words, rng)
         if token_id is None:
             raise RequestError(
@@ -97,6 +109,13 @@ def _walk(
         walk.append(token_id)
     matcher.rollback(len(walk))
     return slowest_s, walk
+
+
+def _mask_s(matcher: GrammarMatcher, words: memoryview) -> float:
+    """Processor time that the mask of this place takes, in seconds."""
+    start_s = time.thread_time()
+    matcher.fill_bitmask(words)
+    return time.thread_time() - start_s
 
 
 def _any_token(words: memoryview, rng: random.Random) -> int | None:
