@@ -133,14 +133,13 @@ def _completion(output: quire_engine.CompletionOutput, lora_request: LoRARequest
         text_offsets=output.text_offsets,
         routed_experts=output.routed_experts,
     )
-    if output.error is not None:
-        _take_error(completion, output)
-    return completion
+    return completion if output.error is None else _failed(completion, output)
 
 
-def _take_error(completion: CompletionOutput, output: quire_engine.CompletionOutput) -> None:
+def _failed(completion: CompletionOutput, output: quire_engine.CompletionOutput) -> CompletionOutput:
     completion.error, completion.error_code = output.error, output.error_code
     completion.error_param, completion.error_signal = output.error_param, output.error_signal
+    return completion
 
 
 def _by_token_id(position: Sequence[Logprob]) -> dict[int, Logprob]:
