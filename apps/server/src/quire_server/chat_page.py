@@ -16,7 +16,7 @@ from quire_interfaces.number_range import NumberField, number_fields
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
 
-__all__ = ["chat_settings", "page", "page_file"]
+__all__ = ["chat_page", "chat_page_file", "chat_settings", "page", "page_file"]
 
 POLICY = "; ".join(
     (
@@ -61,13 +61,22 @@ class PageFile(NamedTuple):
 
 async def page(context: ServerContext, request: Request) -> Response:
     """The chat page."""
+    return chat_page()
+
+
+def chat_page() -> Response:
+    """The page, with what browsers are told to keep it from."""
     file = _files()["index.html"]
     return Response(file.content, headers={**HEADERS, "Cache-Control": "no-store"}, media_type=file.media_type)
 
 
 async def page_file(context: ServerContext, request: Request) -> Response:
     """A script, style or picture of the chat page; the same for everybody, so that it needs no key."""
-    name = request.path_params["name"]
+    return chat_page_file(request, request.path_params["name"])
+
+
+def chat_page_file(request: Request, name: str) -> Response:
+    """A file of the page. Raises HTTPError (404) where there is none of this name."""
     file = _files().get(name)
     if file is None:
         raise HTTPError(404, f"the chat page has no file {reprlib.repr(name)}", code="not_found")

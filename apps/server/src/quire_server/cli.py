@@ -181,6 +181,10 @@ def run_serve(parsed: ParsedCommand) -> int:
     try:
         if config.data_parallel.headless:
             return serve_headless(config, server)
+        if server.models_dir is not None:
+            from quire_server.model_router.serve import serve_models
+
+            return serve_models(config, server, parsed.origins)
         return serve(config, server)
     except QuireError as error:
         if server.log_format != "json":

@@ -248,6 +248,29 @@ class ServerConfig(Settings):
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
+    models_dir: str | None = setting(
+        None,
+        help="Folder with models (folders of checkpoints, GGUF files) to serve behind one address, each under the name "
+        "of its folder or file: loaded when a request names it, in a process of its own; in place of MODEL.",
+        nonempty=True,
+    )
+    models_max: int = setting(
+        4,
+        help="With --models-dir: most models that are loaded at a time, of which the one that was used the longest ago "
+        "gives way; 0 for any number.",
+        unit="models",
+        check=at_least(0),
+    )
+    models_ttl_s: float = setting(
+        300.0,
+        help="With --models-dir: a model that no request has used for so long is unloaded, unless keep_alive of "
+        "Ollama's requests says otherwise; 0 keeps it.",
+        unit="seconds",
+        check=at_least(0),
+    )
+    models_autoload: bool = setting(
+        True, help="With --models-dir: whether requests load the model that they name; else POST /models/load does."
+    )
     allow_pull: bool = setting(
         False,
         help="Whether POST /api/pull may download models of the Hugging Face hub into its cache, for administrators "

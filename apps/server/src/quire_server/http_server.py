@@ -11,14 +11,16 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from quire_server.app import make_app
+from quire_server.config import ServerConfig
 from quire_server.connections import Connections, connection_limit
 from quire_server.context import ServerContext
 from quire_server.http_protocol import HTTPLimits, HTTPProtocol
 from quire_server.websocket_protocol import WebSocketProtocol
 
-__all__ = ["ABORT_GRACE_S", "HTTPServer", "make_http_server"]
+__all__ = ["ABORT_GRACE_S", "HTTPServer", "http_server_of", "make_http_server"]
 
 ABORT_GRACE_S = 5.0
 """When running requests were ended for want of time, how long their clients get to read the end."""
@@ -46,13 +48,25 @@ class HTTPServer(uvicorn.Server):
 
 def make_http_server(context: ServerContext) -> HTTPServer:
     """All routes of one served engine. Set `should_exit` to stop listening and let running requests finish."""
-    config = context.config
+    server = http_server_of(make_app(context), context.config, context.llm.config.engine.shutdown_timeout_s)
+    server.background = context.state.background
+    return server
+
+
+def http_server_of(app: ASGIApp, config: ServerConfig, shutdown_timeout_s: float) -> HTTPServer:
+    """The server of an app.
+
+    Args:
+        app: All of its routes.
+        config: Addresses and bounds.
+        shutdown_timeout_s: How long running requests have when it stops.
+    """
     connections = Connections(connection_limit(config.limit_concurrency))
     http = functools.partial(HTTPProtocol, HTTPLimits(config=config, connections=connections))
     websocket = functools.partial(WebSocketProtocol, connections, config.send_timeout_s)
-    server = HTTPServer(
+    return HTTPServer(
         uvicorn.Config(
-            make_app(context),
+            app,
             http=http,  # type: ignore[arg-type]
             ws=websocket,  # type: ignore[arg-type]
             ws_max_size=config.max_body_bytes,
@@ -66,8 +80,6 @@ def make_http_server(context: ServerContext) -> HTTPServer:
             ssl_ca_certs=config.ssl_ca_certs,
             ssl_cert_reqs=config.ssl_cert_reqs,
             timeout_keep_alive=config.timeout_keep_alive,
-            timeout_graceful_shutdown=math.ceil(context.llm.config.engine.shutdown_timeout_s + ABORT_GRACE_S),
+            timeout_graceful_shutdown=math.ceil(shutdown_timeout_s + ABORT_GRACE_S),
         )
     )
-    server.background = context.state.background
-    return server

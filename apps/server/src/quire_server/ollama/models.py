@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from starlette.responses import Response
 
 from quire import AsyncLLM, __version__
 from quire.assemble import read_model_config
-from quire_interfaces import Modality
+from quire_interfaces import Modality, QuireError
 from quire_models.config import ModelConfig
 from quire_models.ledger import num_parameters
 from quire_server.body import read_model
@@ -23,7 +24,7 @@ from quire_server.ollama.names import own_name
 from quire_server.ollama.protocol import OllamaShowRequest
 from quire_server.responses import json_response
 
-__all__ = ["OLLAMA_VERSION", "ps", "show", "tags", "version"]
+__all__ = ["NEVER", "OLLAMA_VERSION", "ps", "show", "tags", "unloaded_card", "version"]
 
 OLLAMA_VERSION = "0.13.0"
 """The version of Ollama whose API is spoken here: clients ask for it before they use what is new."""
@@ -45,8 +46,8 @@ class _Files:
 
 @functools.cache
 def _files(folder: Path) -> _Files:
-    files = sorted(each for each in folder.rglob("*") if each.is_file())
-    stats = [(each.relative_to(folder).as_posix(), each.stat()) for each in files]
+    files = [folder] if folder.is_file() else sorted(each for each in folder.rglob("*") if each.is_file())
+    stats = [(each.name if folder.is_file() else each.relative_to(folder).as_posix(), each.stat()) for each in files]
     text = "\n".join(f"{name} {stat.st_size}" for name, stat in stats)
     config = folder / "config.json"
     digest = hashlib.sha256(text.encode() + (config.read_bytes() if config.is_file() else b"")).hexdigest()
@@ -55,8 +56,24 @@ def _files(folder: Path) -> _Files:
     return _Files(sum(stat.st_size for _, stat in stats), digest, modified_at)
 
 
-def _details(llm: AsyncLLM, config: ModelConfig) -> dict[str, Any]:
-    quantization = config.quantization_method or ("GGUF" if llm.folder.suffix == ".gguf" else _BITS.get(config.dtype))
+def unloaded_card(name: str, path: Path) -> dict[str, Any]:
+    """A model that is not loaded, as /api/tags lists it, by its files alone.
+
+    Args:
+        name: Of the model.
+        path: Its folder or GGUF file.
+    """
+    details: dict[str, Any] = {"format": "gguf", "family": "", "parameter_size": "", "quantization_level": ""}
+    with contextlib.suppress(QuireError):
+        if path.is_dir():
+            details = _details(ModelConfig.from_path(path))
+    files = _files(path)
+    facts = {"size": files.size, "digest": files.digest, "modified_at": files.modified_at}
+    return {"name": name, "model": name, **facts, "details": details}
+
+
+def _details(config: ModelConfig) -> dict[str, Any]:
+    quantization = config.quantization_method or _BITS.get(config.dtype)
     family = config.model_type
     return {
         "parent_model": "",
@@ -82,7 +99,7 @@ def _card(llm: AsyncLLM, name: str) -> dict[str, Any]:
 
 
 def _details_of(llm: AsyncLLM) -> dict[str, Any]:
-    return _details(llm, read_model_config(llm.config, llm.folder))
+    return _details(read_model_config(llm.config, llm.folder))
 
 
 def _served(context: ServerContext) -> list[tuple[str, AsyncLLM]]:
@@ -148,7 +165,7 @@ def _shown(context: ServerContext, name: str) -> dict[str, Any]:
         "modelfile": f"# Quire reads no Modelfile; this model is\nFROM {llm.folder.name}\n",
         "parameters": "\n".join(parameters),
         "template": template if isinstance(template, str) else "",
-        "details": _details(llm, config),
+        "details": _details(config),
         "model_info": {
             "general.architecture": family,
             "general.basename": name,

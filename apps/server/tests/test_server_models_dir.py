@@ -1,0 +1,139 @@
+"""Models of a folder behind one address: loaded when asked for, unloaded when idle, started again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire_testkit.checkpoints import make_checkpoint
+
+FLAGS = (
+    "--models-max", "1", "--models-ttl-s", "0", "--kv-cache-memory-bytes", "64Mi", "--admin-api-key", "chief",
+)  # fmt: skip
+CHIEF = {"authorization": "Bearer chief"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("first", "second"):
+        make_checkpoint(folder / name)
+    (folder / "notes").mkdir()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(quire_serve: Any, models: Path) -> Iterator[httpx.Client]:
+    process = quire_serve("--models-dir", str(models), *FLAGS)
+    with httpx.Client(base_url=process.url(), timeout=120) as client:
+        client.process = process  # type: ignore[attr-defined]
+        yield client
+
+
+def statuses(client: httpx.Client) -> dict[str, str]:
+    return {card["id"]: card["status"]["value"] for card in client.get("/v1/models").json()["data"]}
+
+
+def complete(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
+    return client.post("/v1/completions", json={"model": model, "prompt": "Once", "max_tokens": 2, **fields})
+
+
+def test_models_are_loaded_when_they_are_asked_for(client: httpx.Client) -> None:
+    assert statuses(client) == {"broken": "unloaded", "first": "unloaded", "second": "unloaded"}
+    assert [card["name"] for card in client.get("/api/tags").json()["models"]] == ["broken", "first", "second"]
+    assert complete(client, "third").status_code == 404
+    assert complete(client, "first").json()["model"] == "first"
+    assert statuses(client)["first"] == "loaded"
+    with client.stream("POST", "/api/generate", json={"model": "first:latest", "prompt": "x", "raw": True}) as response:
+        *_, last = response.iter_lines()
+        assert response.headers["content-type"] == "application/x-ndjson"
+    assert json.loads(last)["done"] is True
+    (loaded,) = client.get("/api/ps").json()["models"]
+    assert loaded["name"] == "first"
+    assert client.get("/props?model=first").json()["model_alias"] == "first"
+    assert 'quire_router_model_loaded{model_name="first"} 1' in client.get("/metrics").text
+    assert "quire:generation_tokens_total" in client.get("/metrics?model=first").text
+    assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).json()["model"] == "first"
+    # Another one takes the only place.
+    assert complete(client, "second").json()["model"] == "second"
+    assert statuses(client) == {"broken": "unloaded", "first": "unloaded", "second": "loaded"}
+
+
+def test_a_model_that_dies_is_started_again(client: httpx.Client) -> None:
+    complete(client, "first")
+    (server,) = [each for each in children(client) if "settings.yaml" in " ".join(each.cmdline())]
+    os.killpg(server.pid, signal.SIGKILL)
+    answer = complete(client, "first")
+    assert (answer.status_code, answer.json().get("model")) == (200, "first"), answer.text
+
+
+def children(client: httpx.Client) -> list[Any]:
+    import psutil
+
+    process = client.process  # type: ignore[attr-defined]
+    return list(psutil.Process(process.popen.pid).children(recursive=True))
+
+
+def test_models_are_unloaded_by_name_and_by_time(client: httpx.Client) -> None:
+    assert client.post("/models/load", json={"model": "first"}).status_code == 403
+    assert client.post("/models/load", json={"model": "first"}, headers=CHIEF).json() == {"success": True}
+    assert client.post("/models/unload", json={"model": "first"}, headers=CHIEF).json() == {"success": True}
+    assert statuses(client)["first"] == "unloaded"
+    assert complete_by_ollama(client, keep_alive="50ms")["done"] is True
+    end = time.monotonic() + 60
+    while statuses(client)["first"] != "unloaded" and time.monotonic() < end:
+        time.sleep(0.1)
+    assert statuses(client)["first"] == "unloaded"
+    complete_by_ollama(client, keep_alive=-1)
+    unloaded = client.post("/api/generate", json={"model": "first", "keep_alive": 0}).json()
+    assert (unloaded["done_reason"], statuses(client)["first"]) == ("unload", "unloaded")
+
+
+def complete_by_ollama(client: httpx.Client, **fields: Any) -> Any:
+    body = {"model": "first", "prompt": "x", "raw": True, "stream": False, "options": {"num_predict": 1}, **fields}
+    return client.post("/api/generate", json=body).json()
+
+
+def test_a_model_that_cannot_be_loaded_says_why(client: httpx.Client) -> None:
+    answer = complete(client, "broken")
+    assert (answer.status_code, "broken" in answer.json()["error"]["message"]) == (503, True)
+    (card,) = [each for each in client.get("/models").json()["data"] if each["id"] == "broken"]
+    assert card["status"]["failed"] is True
+    assert client.get("/v1/models/broken").json()["status"] == card["status"]
+    refused = client.post("/v1/completions?autoload=false", json={"model": "second", "prompt": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+
+
+def test_streams_are_passed_on_as_they_come_and_end_with_their_client(client: httpx.Client) -> None:
+    body = {"model": "first", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        first = next(response.iter_lines())
+        assert json.loads(first.removeprefix("data: "))["object"] == "text_completion"
+    end = time.monotonic() + 60
+    while client.get("/load?model=first").json()["server_load"] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert client.get("/load?model=first").json()["server_load"] == 0
+
+
+def test_the_end_of_the_router_ends_its_models(client: httpx.Client) -> None:
+    complete(client, "first")
+    left = children(client)
+    assert left
+    process = client.process  # type: ignore[attr-defined]
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end(120) == 0
+    with contextlib.suppress(Exception):
+        left = [each for each in left if each.is_running() and each.status() != "zombie"]
+    assert left == []
