@@ -213,7 +213,7 @@ def _chat_image(block: dict[str, Any], at: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": url}}
     if kind == "file":
         raise RequestError(
-            f"{at}.source names a file, and this server keeps none: send it as base64, or as a url",
+            f"{at}.source names a file, and this server keeps none (--files-dir): send it as base64, or as a url",
             param=f"{at}.source",
             code="unsupported",
         )

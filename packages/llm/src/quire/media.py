@@ -235,9 +235,8 @@ def _source(part: Mapping[str, Any], param: str) -> MediaSource:
     )
     url, data = _url_or_data(value, modality, param)
     if url is None and data is None and part.get("file_id") is not None:
-        raise MediaError("files are not kept, so that none has an id: send a url or data", code="unsupported_media").at(
-            param
-        )
+        message = "ids of files are read by servers with --files-dir alone: send a url or data"
+        raise MediaError(message, code="unsupported_media").at(param)
     if url is None and data is None and uuid is None:
         message = f"it must have {kind!r} with a url, or a uuid of one that was sent before"
         raise MediaError(message).at(param)
