@@ -185,6 +185,28 @@ def test_pooling_by_task(pooling: Any) -> None:
     assert message.startswith("Unsupported task: 'token_classify'")
 
 
+def test_tasks_that_texts_are_embedded_for(make_live: Any) -> None:
+    """The adapter's name reaches the engine, the prompt of its name stands before the text."""
+    server = make_live(engine={"pooling_tasks": ["embed"]})
+    prompts = server.llm.pooling_prompts
+    plain = prompts.spec
+    refused(server.post("/v1/embeddings", {"input": "a", "task": "find"}), "task")
+    named = {"find": "the quire ", "retrieval.query": "twelve "}
+    prompts.spec = dataclasses.replace(plain, prompts=named)
+    assert embedded(server, input="gathers", task="find") == [vector(server, "the quire gathers")]
+    prompts.spec = dataclasses.replace(plain, prompts=named, embedding_tasks=("retrieval.query",))
+    message = refused(server.post("/v1/embeddings", {"input": "a", "task": "find"}), "task")
+    assert "it has those of retrieval.query" in message
+    expected = [vector(server, "twelve blocks")]
+    assert embedded(server, input="blocks", task="retrieval.query") == expected
+    body = {"texts": ["blocks"], "input_type": "search_query", "embedding_types": ["float"]}
+    assert server.post("/v2/embed", body).json()["embeddings"]["float"] == expected
+    prompts.spec = dataclasses.replace(prompts.spec, merged_task="other")
+    message = refused(server.post("/v1/embeddings", {"input": "blocks", "task": "retrieval.query"}), "task")
+    assert "embeds all texts for the task other" in message
+    assert server.post("/v2/embed", body).json()["embeddings"]["float"] == expected
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_scores_of_vectors_are_cosines(bi_encoder: Any, path: str) -> None:
     body = {"queries": TEXTS[0], "documents": TEXTS}

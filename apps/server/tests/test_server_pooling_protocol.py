@@ -119,6 +119,14 @@ def test_what_is_not_served_is_refused(fields: dict[str, Any], param: str) -> No
     assert param_of(body.check_supported) == param
 
 
+def test_texts_are_embedded_for_a_task_as_jinas_api_has_it() -> None:
+    assert parsed(EmbeddingRequest, input="a", task="separation").pooling_params("embed") == PoolingParams(
+        task="embed", embedding_task="separation"
+    )
+    assert parsed(EmbeddingRequest, input="a").pooling_params("embed").embedding_task is None
+    assert parsed(PoolingRequest, input="a", task="embed").pooling_params("embed").embedding_task is None
+
+
 def test_pooling_params() -> None:
     body = parsed(EmbeddingRequest, input="a", dimensions=3, normalize=False, truncate_prompt_tokens=-1)
     assert body.pooling_params("embed") == PoolingParams(
@@ -228,6 +236,9 @@ def test_input_types_of_cohere_are_names_of_prompts() -> None:
     assert name("search_document", "query", "passage") == "passage"
     assert name("search_document", "corpus", "document") == "document"
     assert name("search_query", "search_query", "query") == "search_query"
+    assert name("search_query", "retrieval.query", "retrieval.passage") == "retrieval.query"
+    assert name("search_document", "retrieval.query", "retrieval.passage") == "retrieval.passage"
+    assert name("clustering", "separation", "classification") == "separation"
     assert name("clustering", "query") is None
     assert name("search_query") is None
     assert name(None, "query") is None

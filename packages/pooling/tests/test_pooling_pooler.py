@@ -154,7 +154,8 @@ def test_logits_are_scaled_and_activated(hidden: Tensor, token_ids: Tensor) -> N
     )  # fmt: skip
     weights = weights_of(spec)
     pooler = Pooler(spec, weights)
-    params = [CLASSIFY, PoolingParams(use_activation=False), TOKEN_CLASSIFY, CLASSIFY, CLASSIFY]
+    unscaled = PoolingParams(task="classify", use_activation=False)
+    params = [CLASSIFY, unscaled, TOKEN_CLASSIFY, CLASSIFY, CLASSIFY]
     results = pooler.pool(hidden, LENS, params, token_ids)
 
     def logits(x: Tensor) -> Tensor:
@@ -298,7 +299,7 @@ def test_what_a_pooler_cannot_do_is_refused(spec: PoolerSpec, params: PoolingPar
 
 def test_a_request_without_a_task_gets_the_models() -> None:
     orders = itertools.accumulate(
-        ["token_embed", "token_classify", "score", "classify", "embed"], lambda a, b: f"{a} {b}"
+        ["token_embed", "score", "classify", "token_classify", "embed"], lambda a, b: f"{a} {b}"
     )
     for tasks in orders:
         spec = PoolerSpec(hidden_size=H, tasks=frozenset(tasks.split()))  # type: ignore[arg-type]
