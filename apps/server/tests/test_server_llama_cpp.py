@@ -108,7 +108,9 @@ def test_fields_are_those_of_the_openai_routes() -> None:
 def test_prompts_that_are_not_to_be_cached_are_not(live: Any) -> None:
     body = {"prompt": list(range(5, 105)), "n_predict": 1}
     live.post("/completion", body)
-    assert live.post("/completion", body).json()["tokens_cached"] > 0
+    answer = live.post("/completion", body).json()
+    assert answer["tokens_cached"] == answer["timings"]["cache_n"] > 0
+    assert answer["timings"]["prompt_n"] == 100 - answer["tokens_cached"]
     assert live.post("/completion", {**body, "cache_prompt": False}).json()["tokens_cached"] == 0
 
 

@@ -105,8 +105,10 @@ def test_thinking_and_calls_are_told_apart(scripted: Any) -> None:
 
 def test_a_call_that_is_cut_short_is_not_told(scripted: Any) -> None:
     call = 'x</think><tool_call>{"name": "weather", "arguments": {"city": "Oslo and all of Norway"}}</tool_call>'
-    body = {"messages": says(call), "tools": [WEATHER], "stream": False, "options": {"num_predict": 40}}
-    answer = scripted.post("/api/chat", body).json()
+    asked = {"messages": says(call), "tools": [WEATHER]}
+    begun = scripted.post("/v1/chat/completions", {**asked, "max_tokens": 60}).json()["choices"][0]
+    assert (begun["finish_reason"], begun["message"]["tool_calls"][0]["function"]["name"]) == ("length", "weather")
+    answer = scripted.post("/api/chat", {**asked, "stream": False, "options": {"num_predict": 60}}).json()
     assert answer["done_reason"] == "length"
     assert "tool_calls" not in answer["message"]
 

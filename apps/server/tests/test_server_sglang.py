@@ -23,8 +23,9 @@ def test_text_is_generated(live: Any) -> None:
 
 
 def test_events_hold_all_that_was_made(live: Any) -> None:
-    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 5, "sampling_seed": 3}}
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 400, "sampling_seed": 3, "ignore_eos": True}}
     whole, parts = live.post("/generate", body).json(), live.events("/generate", body)
+    assert len(parts) > 1
     assert parts[-1]["text"] == whole["text"]
     assert parts[-1]["output_ids"] == whole["output_ids"]
     assert parts[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
