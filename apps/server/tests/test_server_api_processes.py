@@ -162,6 +162,20 @@ def test_processes_share_engines_state_and_figures_and_each_may_be_killed(launch
     assert "Traceback" not in process.output
 
 
+def test_a_background_response_is_read_and_cancelled_by_any_of_them(launch: Any, tmp_path: Path) -> None:
+    store = str(tmp_path / "responses.sqlite")
+    process = launch({"step_time_s": 0.05}, server={"api_server_count": 2, "response_store": store})
+    url = process.url()
+    body = {"input": "hello", "background": True, "max_output_tokens": 400, "ignore_eos": True}
+    made = fresh(url, "POST", "/v1/responses", json=body).json()
+    path = f"/v1/responses/{made['id']}"
+    for _ in range(12):
+        assert fresh(url, "GET", path).json()["status"] in ("queued", "in_progress")
+    statuses = {fresh(url, "POST", f"{path}/cancel").json()["status"] for _ in range(12)}
+    assert statuses == {"cancelled"}
+    assert fresh(url, "GET", path).json()["status"] == "cancelled"
+
+
 def test_they_end_with_the_process_that_has_the_engines(launch: Any, tmp_path: Path) -> None:
     process = launch(ENGINE, server={"api_server_count": 2})
     url = process.url()

@@ -103,6 +103,8 @@ class _APIProcess:
         """How often in a row it ended before it answered."""
         self.prepared: Mapping[str, Sequence[Any]] = {}
         """What the running process has told of prepared media."""
+        self.running: set[str] = set()
+        """Ids of responses that run in its background."""
 
 
 # Many attributes: the engines' client, their hub, the processes in front of it, and how all of them end.
@@ -282,6 +284,7 @@ class HubProcess:
         for modality, counts in process.prepared.items():
             self._gone_prepared[modality] = self._gone_prepared.get(modality, _Prepared()).plus(counts)
         process.prepared = {}
+        process.running.clear()
         if self._is_stopping:
             self._note_gone()
             return
@@ -333,6 +336,10 @@ class HubProcess:
     def _on_report(self, number: int, name: str, arguments: Sequence[Any]) -> None:
         if name == "pooled":
             self._metrics.on_pooled(*arguments)
+        elif name == "began":
+            self._processes[number].running.add(arguments[0])
+        elif name == "ended":
+            self._processes[number].running.discard(arguments[0])
         elif name == "prepared":
             self._processes[number].prepared = arguments[0]
 
@@ -350,6 +357,7 @@ class HubProcess:
             "resize": self._resize,
             "restart": self._restart,
             "is_resizing": self._is_resizing,
+            "is_running": self._is_running,
         }
 
     async def _exposition(self, timeout_s: float) -> bytes:
@@ -368,6 +376,9 @@ class HubProcess:
         pool = pool_of(self._llm.client)
         await pool.restart(drain_s)
         return len(pool.engines)
+
+    async def _is_running(self, response_id: str) -> bool:
+        return any(response_id in process.running for process in self._processes)
 
     async def _is_resizing(self) -> bool:
         return pool_of(self._llm.client).is_resizing

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire_engine import HubClient
+from quire_engine.hub_messages import FrontReport
 from quire_interfaces import RequestError
 from quire_server.body import read_model
 from quire_server.compaction import naming_full_context, summary_of
@@ -62,7 +63,7 @@ class ResponsesService:
         body = await read_model(context, request, ResponsesRequest)
         run = await self.preparer.prepare(context, body)
         if body.background:
-            return await self._in_background(run, stream=bool(body.stream))
+            return await self._in_background(context, run, stream=bool(body.stream))
         if body.stream:
             return await _event_stream(run.events())
         return JSONResponse(await unless_disconnected(request, run.whole()))
@@ -72,10 +73,14 @@ class ResponsesService:
         live = self._live.get(request.path_params["id"])
         return live if live is not None and live.run.owner == context.caller.owner else None
 
-    async def _in_background(self, run: ResponseRun, *, stream: bool) -> Response:
+    async def _in_background(self, context: ServerContext, run: ResponseRun, *, stream: bool) -> Response:
         queued = await run.queue()  # before it runs: what is kept later is the newer state
         live = LiveResponse(run)
         self._live[run.id] = live
+        client = context.llm.client
+        if isinstance(client, HubClient):
+            client.tell(FrontReport(name="began", arguments=[run.id]))
+            live.task.add_done_callback(lambda _: _tell_ended(client, run.id))
         finished = [name for name, each in self._live.items() if each.task.done()]
         for name in finished[: max(0, len(finished) - MAX_LIVE_KEPT)]:
             del self._live[name]
@@ -224,10 +229,18 @@ class ResponsesService:
         stored = await self._history.stored(context, name)
         if stored is None:
             raise _unknown(name)
-        if stored.response["status"] in ("queued", "in_progress") and name not in self._live:
+        client = context.llm.client
+        if stored.response["status"] not in ("queued", "in_progress") or name in self._live:
+            return stored
+        if not isinstance(client, HubClient) or not await client.call("is_running", response_id=name):
             error = {"code": "server_error", "message": "it was not finished: its client left, or the server stopped"}
             stored = replace(stored, response={**stored.response, "status": "failed", "error": error})
         return stored
+
+
+def _tell_ended(client: HubClient, name: str) -> None:
+    if not client.is_dead:
+        client.tell(FrontReport(name="ended", arguments=[name]))
 
 
 def _unknown(name: str) -> HTTPError:
