@@ -276,3 +276,23 @@ def test_texts_become_vectors(make_live: Any) -> None:
     old = server.post("/api/embeddings", {"model": "tiny", "prompt": "c"}).json()
     assert len(old["embedding"]) == len(answer["embeddings"][1])
     assert server.post("/api/chat", {"messages": USER}).status_code == 404
+
+
+def test_doors_want_the_same_keys_and_tell_the_same_ids(make_live: Any) -> None:
+    server = make_live(api_key=("secret",))
+    for path, is_text in (("/api/chat", True), ("/completion", False), ("/generate", False)):
+        refused = server.post(path, {"messages": USER, "prompt": "x", "text": "x"})
+        assert refused.status_code == 401
+        assert isinstance(refused.json()["error"], str) is is_text
+    headers = {"authorization": "Bearer secret", "x-request-id": "mine"}
+    body = {"messages": USER, "stream": False, "options": {"num_predict": 1}}
+    answer = server.post("/api/chat", body, headers=headers)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    assert "quire:request_success_total" in server.client.get("/metrics", headers=headers).text
+
+
+def test_a_client_that_leaves_ends_its_request(live: Any) -> None:
+    body = {"prompt": "x", "raw": True, "options": {"num_predict": -1}}
+    with live.client.stream("POST", "/api/generate", json=body) as response:
+        assert json.loads(next(response.iter_lines()))["done"] is False
+    live.wait_idle()
