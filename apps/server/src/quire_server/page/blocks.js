@@ -8,7 +8,7 @@
  * @typedef {{type: "code", language: string, text: string, closed: boolean}} Code
  * @typedef {{type: "math", text: string}} Formula
  * @typedef {{type: "quote", blocks: Block[]}} Quote
- * @typedef {{task: boolean|null, blocks: Block[]}} Item
+ * @typedef {{task: boolean|null, source: string, blocks: Block[]}} Item
  * @typedef {{type: "list", ordered: boolean, first: number, tight: boolean, items: Item[]}} List
  * @typedef {{type: "table", aligns: string[], header: string[], rows: string[][]}} Table
  * @typedef {{type: "rule"}} Rule
@@ -154,7 +154,7 @@ function listAt(lines, place, first, depth) {
     while (body.length > 1 && !body.at(-1)) body.pop();
     const task = /^\[([ xX])\] +(?=\S)/.exec(body[0]);
     if (task) body[0] = body[0].slice(task[0].length);
-    items.push({ task: task ? task[1] !== " " : null, blocks: blocksOf(body, depth + 1) });
+    items.push({ task: task ? task[1] !== " " : null, source: body.join("\n"), blocks: blocksOf(body, depth + 1) });
   }
   return [{ type: "list", ordered, first: ordered ? Number.parseInt(first[2], 10) : 1, tight, items }, next];
 }

@@ -25,6 +25,8 @@ export class MarkdownView {
     this.settled = 0;
     /** Elements of the settled part. */
     this.numSettled = 0;
+    /** @type {WeakMap<Node, {tight: boolean, sources: string[]}>} A list -> what its items were made of. */
+    this.lists = new WeakMap();
     /** @type {Map<number, CodeView>} Place of a block among all -> its code, which grows in place. */
     this.codes = new Map();
   }
@@ -44,7 +46,11 @@ export class MarkdownView {
     const blocks = parseBlocks(isWhole || text.length > MAX_CHARS ? rest : withMarksClosed(rest));
     if (text.length > MAX_CHARS) blocks.push({ type: "plain", text: text.slice(MAX_CHARS) });
     const codes = new Map();
-    blocks.forEach((block, index) => this.#place(this.#node(block, this.numSettled + index, codes, isWhole), this.numSettled + index));
+    blocks.forEach((block, index) => {
+      const place = this.numSettled + index;
+      if (block.type === "list") this.#grow(block, place);
+      else this.#place(this.#node(block, place, codes, isWhole), place);
+    });
     while (this.element.childNodes.length > this.numSettled + blocks.length) this.element.lastChild.remove();
     this.codes = codes;
     if (!isWhole) this.#settle(rest, blocks);
@@ -56,6 +62,23 @@ export class MarkdownView {
     if (!there) this.element.append(node);
     else if (node.nodeName === "FIGURE") there.replaceWith(node);  // code keeps its own element
     else morph(there, node);
+  }
+
+  /** Show a list where one stands already, making only those items anew that changed. */
+  #grow(block, place) {
+    const element = this.element.childNodes[place], sources = block.items.map((item) => `${item.task} ${item.source}`);
+    const before = element && this.lists.get(element);
+    const isSame = before && before.tight === block.tight && element.nodeName === (block.ordered ? "OL" : "UL") && element.childElementCount === before.sources.length;
+    if (isSame && before.sources.length <= sources.length) {
+      block.items.forEach((item, index) => {
+        if (before.sources[index] === sources[index]) return;
+        const there = element.children[index], node = listItem(item, block.tight);
+        if (there) morph(there, node); else element.append(node);
+      });
+    } else {
+      this.#place(list(block), place);
+    }
+    this.lists.set(this.element.childNodes[place], { tight: block.tight, sources });
   }
 
   #node(block, place, codes, isWhole) {
@@ -117,15 +140,18 @@ function blockNode(block) {
   }
 }
 
+/** @param {import("./blocks.js").Item} item @param {boolean} isTight */
+function listItem(item, isTight) {
+  const content = item.blocks.flatMap((inner) =>
+    isTight && inner.type === "paragraph" ? [...filled(document.createDocumentFragment(), inner.text).childNodes] : [blockNode(inner)]);
+  if (item.task === null) return make("li", {}, content);
+  const box = make("input", { type: "checkbox", disabled: true, "aria-label": item.task ? "done" : "to do" });
+  if (item.task) box.setAttribute("checked", "");
+  return make("li.task", {}, box, " ", content);
+}
+
 function list(block) {
-  const items = block.items.map((item) => {
-    const content = item.blocks.flatMap((inner) =>
-      block.tight && inner.type === "paragraph" ? [...filled(document.createDocumentFragment(), inner.text).childNodes] : [blockNode(inner)]);
-    if (item.task === null) return make("li", {}, content);
-    const box = make("input", { type: "checkbox", disabled: true, "aria-label": item.task ? "done" : "to do" });
-    if (item.task) box.setAttribute("checked", "");
-    return make("li.task", {}, box, " ", content);
-  });
+  const items = block.items.map((item) => listItem(item, block.tight));
   if (!block.ordered) return make("ul", {}, items);
   const element = make("ol", {}, items);
   if (block.first !== 1) element.setAttribute("start", String(block.first));
