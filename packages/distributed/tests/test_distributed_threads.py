@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire_distributed import Collectives, SingleRank, run_thread_ranks, thread_group
+from quire_distributed import Collectives, Mesh, SingleRank, run_thread_ranks, subgroup, thread_group
 from quire_interfaces import RankDeadError
 
 
@@ -42,3 +42,17 @@ def test_ranks_that_disagree_on_a_shape_say_so() -> None:
 
     with pytest.raises(ValueError, match=r"sent torch.float32 of shape \(\d,\); rank \d expects"):
         run_thread_ranks(2, disagree)
+
+
+def test_some_ranks_have_a_group_of_their_own() -> None:
+    """Two tensor parallel groups of two ranks, and the stages across them."""
+
+    def run(world: Collectives) -> tuple[list[int], list[int]]:
+        mesh = Mesh(tp=2, pp=2, rank=world.rank)
+        groups = [subgroup(world, mesh.group(axis)) for axis in ("tp", "pp")]
+        own = torch.tensor([world.rank])
+        tp, pp = (group.all_gather(own, dim=0).tolist() for group in groups)
+        assert [group.rank for group in groups] == [mesh.tp_rank, mesh.pp_rank]
+        return tp, pp
+
+    assert run_thread_ranks(4, run) == [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from quire_demo_model import checkpoint_path
 
-__all__ = ["write_medusa_heads", "write_with_mtp_layer"]
+__all__ = ["write_adapter_of_layers", "write_medusa_heads", "write_with_mtp_layer"]
 
 
 def write_medusa_heads(folder: Path, num_heads: int = 3) -> Path:
@@ -37,11 +37,13 @@ def write_medusa_heads(folder: Path, num_heads: int = 3) -> Path:
     return folder
 
 
-def write_with_mtp_layer(folder: Path) -> Path:
-    """The demo model as a GLM-4.5 without experts, whose function is the same, and one more layer, which has them.
+def write_with_mtp_layer(folder: Path, *, has_experts: bool = False) -> Path:
+    """The demo model as a GLM-4.5 without experts, whose function is the same, and one more layer for further tokens,
+    which has them.
 
     Args:
         folder: Made, with everything that a checkpoint has.
+        has_experts: The network itself has one more layer as well, with experts.
 
     Returns:
         `folder`.
@@ -55,8 +57,26 @@ def write_with_mtp_layer(folder: Path) -> Path:
         "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": size, "norm_topk_prob": True,
         "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(values))
     tensors, generator = load_file(checkpoint_path() / "model.safetensors"), torch.Generator().manual_seed(0)
+    if has_experts:
+        _add_sparse_layer(tensors, layer, size, generator)
+        tensors[f"model.layers.{layer}.self_attn.o_proj.weight"] *= 0.1  # something of what the layers before made
+        layer += 1
+        values["num_hidden_layers"] = layer
+    (folder / "config.json").write_text(json.dumps(values))
+    prefix = f"model.layers.{layer}"
+    _add_sparse_layer(tensors, layer, size, generator)
+    # Mostly the hidden state, and something of the token.
+    tensors[f"{prefix}.eh_proj.weight"] = torch.cat((torch.eye(size) * 0.3, torch.eye(size)), dim=1).bfloat16()
+    for name in ("enorm", "hnorm"):
+        tensors[f"{prefix}.{name}.weight"] = torch.ones(size).bfloat16()
+    tensors[f"{prefix}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _add_sparse_layer(tensors: dict[str, torch.Tensor], layer: int, size: int, generator: torch.Generator) -> None:
+    """A layer with random experts behind the others; its attention is that of the layer before."""
     prefix = f"model.layers.{layer}"
     for name in [name for name in tensors if name.startswith(f"model.layers.{layer - 1}.") and ".mlp." not in name]:
         tensors[name.replace(f"layers.{layer - 1}.", f"layers.{layer}.")] = tensors[name].clone()
@@ -66,10 +86,21 @@ def write_with_mtp_layer(folder: Path) -> Path:
             tensors[f"{prefix}.mlp.{part}.{name}.weight"] = random.mul(0.02).bfloat16()
     tensors[f"{prefix}.mlp.gate.weight"] = torch.randn(4, size, generator=generator).bfloat16()
     tensors[f"{prefix}.mlp.gate.e_score_correction_bias"] = torch.zeros(4)
-    # Mostly the hidden state, and something of the token.
-    tensors[f"{prefix}.eh_proj.weight"] = torch.cat((torch.eye(size) * 0.3, torch.eye(size)), dim=1).bfloat16()
-    for name in ("enorm", "hnorm"):
-        tensors[f"{prefix}.{name}.weight"] = torch.ones(size).bfloat16()
-    tensors[f"{prefix}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def write_adapter_of_layers(folder: Path, adapter: Path) -> Path:
+    """An adapter of the demo model for a network that has more layers, which it leaves as they are.
+
+    Args:
+        folder: Made.
+        adapter: The adapter.
+
+    Returns:
+        `folder`.
+    """
+    shutil.copytree(adapter, folder)
+    values = json.loads((folder / "adapter_config.json").read_text())
+    num_layers = json.loads((checkpoint_path() / "config.json").read_text())["num_hidden_layers"]
+    values["layers_to_transform"] = list(range(num_layers))
+    (folder / "adapter_config.json").write_text(json.dumps(values))
     return folder

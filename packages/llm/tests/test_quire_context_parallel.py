@@ -108,8 +108,6 @@ def test_ranks_share_the_latents(tmp_path: Path) -> None:
         ({"tensor_parallel_size": 1}, "tensor_parallel_size does not go with .*: it must be a multiple of that"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size does not go with .*: it must be a multiple of that"),
         ({"block_size": 1}, "block_size does not go with decode_context_parallel_size 2: it must divide"),
-        ({"kv_disk_path": "blocks"}, "kv_disk_path does not go with decode_context_parallel_size 2: .* leave it out"),
-        ({"kv_offloading_size": 1.0}, "kv_offloading_size does not go with decode_context_parallel_size 2"),
         ({"speculative_method": "eagle3", "speculative_eagle_topk": 2}, "eagle_topk does not go with .* set it to 1"),
     ],
 )

@@ -59,7 +59,7 @@ def test_ranks_that_share_out_experts_give_the_bits_of_one(tmp_path: Path, caplo
     [
         ({"enable_eplb": True}, "enable_eplb moves experts between ranks .* set enable_expert_parallel too"),
         ({**EP, "all2all_backend": "deepep_low_latency"}, "needs the library deep_ep"),
-        ({**EP, "data_parallel_size": 2}, "data_parallel_size does not go .* engines are independent"),
+        ({"enable_expert_parallel": True, "data_parallel_size": 2}, "data_parallel_size does not go .* independent"),
         ({**EP, "tensor_parallel_size": 16}, "16 ranks cannot share"),
         ({**EP, "enable_eplb": True, "eplb_config": {"num_redundant_experts": 99}}, "num_redundant_experts is 99"),
     ],

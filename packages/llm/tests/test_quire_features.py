@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_demo_heads import write_medusa_heads, write_with_mtp_layer
+from llm_demo_heads import write_adapter_of_layers, write_medusa_heads, write_with_mtp_layer
 from llm_demo_vision import PLACEHOLDER, write_with_tower
+from llm_thread_ranks import PooledLLM, ranks_in_threads
 
-from quire import LLM, BeamSearchParams, RequestOutput
+from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from quire_demo_model import adapter_paths, checkpoint_path, draft_paths
 from quire_interfaces import ConfigError
 from quire_testkit.features import (
@@ -44,18 +48,24 @@ TEXTS = ["What is 17 + 25?", "Spell the word basket.", "Who are you?", "Reverse 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """By drafter: where the network and the drafter are read from."""
+    """By drafter: where network and drafter are read from; under "expert parallel", the network with experts."""
     folder = tmp_path_factory.mktemp("models")
     model = write_with_tower(folder / "demo", checkpoint_path())
     drafts = {"draft model": draft_paths()["draft_model"], "EAGLE-3 drafts": draft_paths()["eagle3"]}
     drafts["Medusa drafts"] = write_medusa_heads(folder / "medusa")
     with_layer = write_with_tower(folder / "mtp", write_with_mtp_layer(folder / "glm"))
     own = {name: {"model": str(model), "speculative_model": str(path)} for name, path in drafts.items()}
-    return {"": {"model": str(model)}, "MTP drafts": {"model": str(with_layer)}, **own}
+    sparse = write_with_tower(folder / "sparse", write_with_mtp_layer(folder / "experts", has_experts=True))
+    adapters = [
+        f"{name}={write_adapter_of_layers(folder / name, Path(path))}" for name, path in adapter_paths().items()
+    ]
+    networks: dict[str, dict[str, Any]] = {"": {"model": str(model)}, "MTP drafts": {"model": str(with_layer)}}
+    networks["expert parallel"] = {"model": str(sparse), "lora_modules": tuple(adapters)}
+    return {**networks, **own}
 
 
 def settings(row: dict[str, str | None]) -> dict[str, Any]:
-    chosen = [ENGINE[kind][name] for kind, name in row.items() if name is not None]
+    chosen = [ENGINE[kind][row[kind] or ""] for kind in ENGINE if row.get(kind) is not None]
     return {**PLAIN, **{key: value for each in chosen for key, value in each.items()}}
 
 
@@ -67,23 +77,61 @@ class Answer:
     logprobs: list[float]
 
 
-def answers(llm: LLM) -> dict[tuple[str, str], Answer]:
+@dataclass(frozen=True)
+class Engines:
+    """What answers."""
+
+    llm: LLM | PooledLLM
+    prefill: LLM | None = None
+    """Computes prompts first, whose blocks the other one reads."""
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether there are no towers."""
+        return self.llm.media is None
+
+    def generate(self, prompts: list[Any], params: list[SamplingParams], adapters: list[str | None]) -> list[Any]:
+        if self.prefill is not None:
+            first = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+            computed = self.prefill.generate(prompts, first, use_tqdm=False, lora_request=adapters)
+            params = [
+                dataclasses.replace(each, extra_args={"kv_transfer_params": output.kv_transfer_params})
+                for each, output in zip(params, computed, strict=True)
+            ]
+        return self.llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+
+
+@contextlib.contextmanager
+def engines(chosen: dict[str, Any]) -> Iterator[Engines]:
+    """An engine of these settings; its ranks and stages are threads, and so are several engines."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ranks_in_threads())
+        prefill = None
+        if "kv_transfer_config" in chosen:
+            role = {"kv_transfer_config": {**chosen["kv_transfer_config"], "kv_role": "kv_producer"}}
+            room = {"num_gpu_blocks_override": PLAIN["num_gpu_blocks_override"], "data_parallel_size": 1}
+            prefill = stack.enter_context(LLM(**{**chosen, **role, **room}))
+        make: Any = PooledLLM if chosen.get("data_parallel_size", 1) > 1 else LLM
+        yield Engines(stack.enter_context(make(**chosen)), prefill)
+
+
+def answers(engine: Engines) -> dict[tuple[str, str], Answer]:
     """Of each pair, all in one batch."""
-    beams = BeamSearchParams(beam_width=3, max_tokens=6)
-    outputs = llm.beam_search(
-        [prompt(0), prompt(1), prompt(2, num_images=1)], beams, lora_request=[None, "demo-capitals", None]
-    )
-    pairs = [("beam search", other) for other in ("beam search", "LoRA adapter", "media")]
-    return answers_of(llm, list(REQUESTS)) | {pair: _seen(output) for pair, output in zip(pairs, outputs, strict=True)}
+    beams, others = BeamSearchParams(beam_width=3, max_tokens=6), ["beam search", "LoRA adapter", "media"]
+    prompts, adapters = [prompt(0), prompt(1), prompt(2, num_images=1)], [None, "demo-capitals", None]
+    count = 2 if engine.is_text_only else 3
+    outputs = engine.llm.beam_search(prompts[:count], beams, lora_request=adapters[:count])
+    found = {("beam search", other): _seen(output) for other, output in zip(others, outputs, strict=False)}
+    pairs = [pair for pair, request in REQUESTS.items() if not (engine.is_text_only and request.num_images)]
+    return answers_of(engine, pairs) | found
 
 
-def answers_of(llm: LLM, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Answer]:
+def answers_of(engine: Engines, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Answer]:
     """Of some pairs, in a batch of their own."""
     numbers = {pair: number for number, pair in enumerate(REQUESTS)}
     requests = [REQUESTS[pair] for pair in pairs]
     prompts = [prompt(numbers[pair], request.num_images) for pair, request in zip(pairs, requests, strict=True)]
-    params, adapters = [each.params for each in requests], [each.adapter for each in requests]
-    outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    outputs = engine.generate(prompts, [each.params for each in requests], [each.adapter for each in requests])
     return {pair: _seen(output) for pair, output in zip(pairs, outputs, strict=True)}
 
 
@@ -104,28 +152,35 @@ def _seen(output: RequestOutput) -> Answer:
 
 
 @cache
-def expected(*changes: str | None, model: str) -> dict[tuple[str, str], Answer]:
+def expected(*changes: str | None, model: str, lora_modules: tuple[str, ...]) -> dict[tuple[str, str], Answer]:
     """Answers of an engine that has nothing but the weights and the KV cache of that form, adapters on top."""
     chosen = settings(dict(zip(CHANGES_TOKENS, changes, strict=True)))
-    with LLM(**{**chosen, "lora_merge_after": 0}, model=model) as llm:
-        return answers(llm)
+    with LLM(**{**chosen, "lora_merge_after": 0, "lora_modules": lora_modules}, model=model) as llm:
+        return answers(Engines(llm))
 
 
 @pytest.mark.parametrize("row", covering(), ids=lambda row: ", ".join(str(name) for name in row.values()))
 def test_features_go_together(row: dict[str, str | None], models: dict[str, dict[str, Any]]) -> None:
     paths, merges = models.get(row["drafts"] or "", models[""]), row["weights"] == "adapters in the weights"
-    with LLM(**settings(row), **paths) as llm:
-        got = [answers(llm)]
+    if row["ranks"] == "expert parallel":
+        paths = {**paths, **models["expert parallel"]}
+    with engines({**settings(row), **paths}) as engine:
+        llm = engine.llm
+        got = [answers(engine)]
         if merges:  # one matrix in each step
             alone = [pair for pair, request in REQUESTS.items() if request.adapter is not None]
-            got += [answers_of(llm, alone) for _ in range(9)]
-        got.append(answers(llm))
+            got += [answers_of(engine, alone) for _ in range(9)]
+        got.append(answers(engine))
         stats = llm.stats()
-        llm.engine.core.parts.check_integrity()
-        assert llm.media is not None
-        llm.media.reset()
-        assert llm.media.preparer.num_bytes == 0, "items are held by requests that have ended"
-    wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), model=paths["model"])
+        if isinstance(llm, LLM):
+            llm.engine.core.parts.check_integrity()
+        else:
+            llm.check_integrity()
+        if llm.media is not None:
+            llm.media.reset()
+            assert llm.media.preparer.num_bytes == 0, "items are held by requests that have ended"
+    adapters = paths.get("lora_modules", PLAIN["lora_modules"])
+    wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), model=paths["model"], lora_modules=adapters)
     for pair, answer in itertools.chain(*(round_.items() for round_ in got)):
         assert answer.exact == wanted[pair].exact, pair
         assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=5e-5), pair
@@ -136,13 +191,38 @@ def test_features_go_together(row: dict[str, str | None], models: dict[str, dict
     assert (stats.num_adapter_merges_total > 0) == merges
 
 
+@pytest.mark.parametrize("has_context", [False, True])
+def test_ranks_of_all_kinds_go_together(has_context: bool, models: dict[str, dict[str, Any]]) -> None:
+    """Two engines of two stages, whose ranks share heads and experts, and the tokens of the KV cache."""
+    features = [*ENGINE["ranks"].items(), *ENGINE["stages"].items(), *ENGINE["engines"].items()]
+    chosen = {
+        key: value
+        for name, each in features
+        if has_context or name != "decode context parallel"
+        for key, value in each.items()
+    }
+    sparse = models["expert parallel"]
+    wanted = expected(None, None, **sparse)
+    with engines({**PLAIN, **chosen, **sparse}) as engine:
+        got = answers(engine)
+    for pair, answer in got.items():
+        assert answer.exact == wanted[pair].exact, pair
+        if has_context:  # sums are taken in another order
+            assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=5e-5), pair
+        else:
+            assert answer.logprobs == wanted[pair].logprobs, pair
+
+
 @pytest.mark.parametrize("pair", REFUSED_SETTINGS, ids=lambda pair: ", ".join(sorted(pair)))
-def test_settings_that_do_not_go_together_are_refused(pair: frozenset[str]) -> None:
+def test_settings_that_do_not_go_together_are_refused(pair: frozenset[str], models: dict[str, dict[str, Any]]) -> None:
     chosen = {
         key: value for kind in ENGINE.values() for name in pair & kind.keys() for key, value in kind[name].items()
     }
+    place = models["expert parallel" if "expert parallel" in pair else ""]["model"]
+    if "media" in pair:
+        chosen |= {"language_model_only": False, "model": place}
     with pytest.raises(ConfigError, match="does not go with") as refusal:
-        LLM(**{**PLAIN, **chosen, "model": str(checkpoint_path())})
+        LLM(**{**PLAIN, "model": place, **chosen})
     assert refusal.value.field in chosen
 
 

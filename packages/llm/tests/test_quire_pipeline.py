@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llm_thread_ranks import stages_in_threads
+from llm_thread_ranks import ranks_in_threads
 
 from quire import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire_demo_model import adapter_paths
@@ -64,6 +64,6 @@ def alone() -> list[Any]:
     ],
 )
 def test_stages_give_the_bits_of_one(stages: int, settings: dict[str, Any], alone: list[Any]) -> None:
-    with stages_in_threads() as ranks, LLM(pipeline_parallel_size=stages, **(SETTINGS | settings)) as llm:
+    with ranks_in_threads() as ranks, LLM(pipeline_parallel_size=stages, **(SETTINGS | settings)) as llm:
         assert of_many_kinds(llm) == alone
         assert all(rank.num_steps > 50 for rank in ranks)

@@ -78,17 +78,12 @@ def test_a_stage_that_is_killed_costs_no_token() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_disk_path": "blocks"}, "kv_disk_path does not go with pipeline_parallel_size 2: .* leave it out"),
         ({"async_scheduling": True}, "async_scheduling does not go with pipeline_parallel_size 2"),
         ({"distributed_executor_backend": "uni"}, "one process, not the 2 of pipeline_parallel_size; take mp"),
-        ({"speculative_method": "draft_model"}, "speculative_method does not go with .* take ngram or none"),
+        ({"speculative_method": "draft_model"}, "speculative_method does not go with .* take ngram, suffix or none"),
         ({"enable_prompt_embeds": True}, "enable_prompt_embeds does not go with pipeline_parallel_size 2"),
         ({"runner": "pooling"}, "runner does not go with pipeline_parallel_size 2: stages generate"),
         ({"pipeline_parallel_size": 6}, "pipeline_parallel_size is 6, and the network has 5 layers"),
-        (
-            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
-            "decode_context_parallel_size does not go with pipeline_parallel_size 2",
-        ),
     ],
 )
 def test_what_stages_cannot_do_yet_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -134,7 +134,6 @@ def test_engines_of_several_ranks_share_a_host_and_outlive_a_rank() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_disk_path": "blocks"}, "kv_disk_path does not go with tensor_parallel_size 2: .* leave it out"),
         ({"lora_merge_after": 4}, "lora_merge_after does not go with tensor_parallel_size 2: .* set it to 0"),
         ({"async_scheduling": True}, "async_scheduling does not go with tensor_parallel_size 2"),
         ({"distributed_executor_backend": "uni"}, "uni is one process, not the 2 of tensor_parallel_size; take mp"),

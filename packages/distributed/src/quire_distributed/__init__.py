@@ -14,7 +14,7 @@ from quire_distributed.mesh import MESH_AXES, Mesh, MeshAxis
 if TYPE_CHECKING:
     from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
     from quire_distributed.single import SingleRank
-    from quire_distributed.subgroups import shared_memory_subgroup
+    from quire_distributed.subgroups import subgroup
     from quire_distributed.threads import ThreadCollectives, run_thread_ranks, thread_group
     from quire_distributed.torch_distributed import TorchCollectives, TorchRendezvous
 
@@ -33,7 +33,7 @@ __all__ = [
     "TorchCollectives",
     "TorchRendezvous",
     "run_thread_ranks",
-    "shared_memory_subgroup",
+    "subgroup",
     "thread_group",
 ]
 
@@ -42,10 +42,10 @@ _LAZY = {
     "TorchRendezvous": "quire_distributed.torch_distributed",
     "SharedMemoryCollectives": "quire_distributed.shared_memory",
     "SharedMemoryRendezvous": "quire_distributed.shared_memory",
-    "shared_memory_subgroup": "quire_distributed.subgroups",
     "SingleRank": "quire_distributed.single",
     "ThreadCollectives": "quire_distributed.threads",
     "run_thread_ranks": "quire_distributed.threads",
+    "subgroup": "quire_distributed.subgroups",
     "thread_group": "quire_distributed.threads",
 }
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_distributed.rank_handle import AGREE_S, RankEnd, RankHandle, end_of_process
+from quire_distributed.rank_handle import AGREE_S, MergeTransfers, RankEnd, RankHandle, end_of_process
 from quire_distributed.worker import RankSpec, SharedMemoryGroup
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -116,6 +116,8 @@ class MultiprocExecutor:
         self._is_closed = False
         self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
         """Called before each step; may `call` what the other ranks need for it."""
+        self.merge_transfers: MergeTransfers | None = None
+        """What makes one report of those of all ranks, where blocks are on their way to or from somewhere."""
         self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
         """Called by a thread when a rank is gone and no step has been asked for since that could say so."""
         for rank in ranks:
@@ -139,7 +141,7 @@ class MultiprocExecutor:
             rank.send(("step", output))
         self._step_id = output.step_id
         try:
-            return self._runner.run(output)
+            result = self._runner.run(output)
         except RankDeadError as error:
             raise self._cause(error) from error
         except Exception as error:
@@ -152,6 +154,10 @@ class MultiprocExecutor:
             raise
         finally:
             self._step_id = None
+        if self.merge_transfers is not None:
+            reports = [result.kv_transfer, *(rank.transfers_of(output) for rank in self._ranks)]
+            result.kv_transfer = self.merge_transfers(output, reports)
+        return result
 
     def call(self, name: str, *arguments: Any) -> None:
         """Have the other ranks do what is done here between two steps (`Worker.call`).

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.mesh import Mesh
-from quire_distributed.rank_handle import AGREE_S, RankHandle
-from quire_interfaces import RankDeadError
+from quire_distributed.rank_handle import AGREE_S, MergeTransfers, RankHandle
+from quire_interfaces import KVTransferOutput, RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["PipelineExecutor", "RunsStage"]
@@ -48,6 +48,8 @@ class _PendingStep:
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
     own_error: Exception | None = None
     """What it raised on rank 0."""
+    own_transfers: KVTransferOutput | None = None
+    """What rank 0 reported of its parts of blocks."""
     is_done_here: threading.Event = field(default_factory=threading.Event)
     """Rank 0 has computed its stage."""
 
@@ -80,6 +82,8 @@ class PipelineExecutor:
         self._is_closed = False
         self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
         """Called before each step; may `call` what the other ranks need for it."""
+        self.merge_transfers: MergeTransfers | None = None
+        """What makes one report of those of all ranks, where blocks are on their way to or from somewhere."""
         self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
         """Called by a thread when a rank is gone and no step is on its way that could say so."""
         for rank in ranks:
@@ -100,7 +104,7 @@ class PipelineExecutor:
             for rank in self._ranks:
                 rank.check()
                 rank.send(("result" if rank.rank == self._leader else "step", output))
-            self._runner.run(output)
+            step.own_transfers = self._runner.run(output).kv_transfer
         except RankDeadError as error:
             self._die(error)
         except Exception as error:  # the stages behind fail, too, and the last one says so
@@ -129,6 +133,10 @@ class PipelineExecutor:
             self._abort(self._end.cause)
         for rank in self._ranks:
             rank.close()
+        with self._lock:
+            steps, self._pending = list(self._pending.values()), {}
+        for step in steps:
+            _fail(step.future, RankDeadError(0, "it was closed while the step was on its way"))
         for group in self._groups:
             group.close()
         self._runner.close()
@@ -153,6 +161,13 @@ class PipelineExecutor:
             if step is None:
                 return
             self._sampled.append((result.step_id, step.output.rows, result.sampled_token_ids))
+        if self.merge_transfers is not None:
+            step.is_done_here.wait()
+            reports = [
+                result.kv_transfer if rank.rank == self._leader else rank.transfers_of(step.output)
+                for rank in self._ranks
+            ]
+            result.kv_transfer = self.merge_transfers(step.output, [step.own_transfers, *reports])
         with contextlib.suppress(InvalidStateError):  # a rank was found dead meanwhile
             step.future.set_result(result)
 

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from quire_distributed.messages import Channel
-from quire_interfaces import RankDeadError
-from quire_interfaces.step import ModelRunnerOutput
+from quire_interfaces import KVTransferOutput, RankDeadError
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
-__all__ = ["AGREE_S", "RankEnd", "RankHandle", "end_of_process"]
+__all__ = ["AGREE_S", "MergeTransfers", "RankEnd", "RankHandle", "end_of_process"]
 
 AGREE_S = 1.0
 """How long the ranks may take to agree that a step has failed."""
+
+MergeTransfers = Callable[[SchedulerOutput, list[KVTransferOutput | None]], KVTransferOutput | None]
+"""(step, what each rank last reported of its parts of blocks) -> the report of all ranks."""
 
 
 class RankEnd(NamedTuple):
@@ -45,6 +48,7 @@ class RankHandle(ABC):
         self._changed = threading.Condition()
         self._errors: dict[int, str | None] = {}
         """Step -> what it raised on this rank; the last steps only."""
+        self._transfers: KVTransferOutput | None = None
         self._is_ready = False
         self._end: RankDeadError | None = None
         self._is_closing = False
@@ -109,6 +113,14 @@ class RankHandle(ABC):
         self.check()
         raise RankDeadError(self.rank, f"it went on with step {step_id}, which failed on rank 0")
 
+    def transfers_of(self, output: SchedulerOutput) -> KVTransferOutput | None:
+        """What the rank last reported of its parts of blocks on their way; with the step itself, where it waits for
+        them."""
+        with self._changed:
+            if output.kv_transfer is not None and output.kv_transfer.waits:
+                self._changed.wait_for(lambda: output.step_id in self._errors or self._end is not None)
+            return self._transfers
+
     def _watch(self) -> None:
         try:
             while True:
@@ -132,8 +144,8 @@ class RankHandle(ABC):
                     self._is_ready = True
                 case ("failed", str(cause)):
                     self._end = RankDeadError(self.rank, f"it could not start: {cause}")
-                case ("done", int(step_id), error):
-                    self._errors[step_id] = error
+                case ("done", int(step_id), error, transfers):
+                    self._errors[step_id], self._transfers = error, transfers
                     for old in [each for each in self._errors if each < step_id - 8]:
                         del self._errors[old]
                     if error is not None:

@@ -1,4 +1,4 @@
-"""Groups of some ranks of a larger group: those of one axis of a `Mesh`. For processes of one host.
+"""Groups of some ranks of a larger group: those of one axis of a `Mesh`. For processes of one host, and for threads.
 
 Knows addresses and memory; does not know what the ranks do in their groups.
 """
@@ -12,17 +12,18 @@ import torch
 from quire_distributed.collectives import Collectives
 from quire_distributed.shared_memory import SharedMemoryCollectives, SharedMemoryRendezvous
 from quire_distributed.single import SingleRank
+from quire_distributed.threads import ThreadCollectives
 
-__all__ = ["shared_memory_subgroup"]
+__all__ = ["subgroup"]
 
 _ADDRESS_BYTES = 256
 
 
-def shared_memory_subgroup(world: Collectives, members: Sequence[int]) -> Collectives:
+def subgroup(world: Collectives, members: Sequence[int]) -> Collectives:
     """The group of some ranks of `world`; every rank of `world` calls this, with the members of its own group.
 
     Args:
-        world: Ranks that are processes of one host.
+        world: Ranks that are processes of one host, or threads of one process.
         members: Ranks of `world`, this one among them, in the order of their numbers in the new group.
 
     Raises:
@@ -31,6 +32,8 @@ def shared_memory_subgroup(world: Collectives, members: Sequence[int]) -> Collec
         ValueError: This rank is no member.
     """
     own = list(members).index(world.rank)
+    if isinstance(world, ThreadCollectives):
+        return world.subgroup(members)
     rendezvous = SharedMemoryRendezvous(len(members)) if own == 0 and len(members) > 1 else None
     address = torch.zeros(1, _ADDRESS_BYTES, dtype=torch.uint8)
     if rendezvous is not None:

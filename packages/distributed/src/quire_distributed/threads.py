@@ -30,6 +30,8 @@ class _Group:
         """Of each rank, one tensor for each rank."""
         self.messages: dict[tuple[int, int], deque[Tensor]] = {}
         """(sender, receiver) -> tensors on their way."""
+        self.subgroups: dict[tuple[int, ...], list[Collectives]] = {}
+        """Members -> the group of these ranks alone."""
         self._changed = Condition()
         self._failure: RankDeadError | None = None
         self._num_arrived = 0
@@ -63,6 +65,11 @@ class _Group:
             if not messages:
                 self._check()
             return messages.popleft()
+
+    def subgroup(self, members: Sequence[int]) -> list[Collectives]:
+        """The group of some of the ranks, made when the first of them asks."""
+        with self._changed:
+            return self.subgroups.setdefault(tuple(members), thread_group(len(members)))
 
     def fail(self, failure: RankDeadError) -> None:
         with self._changed:
@@ -118,6 +125,12 @@ class ThreadCollectives(ExchangeCollectives):
 
     def barrier(self) -> None:
         self._group.meet()
+
+    def subgroup(self, members: Sequence[int]) -> Collectives:
+        """This rank's end of the group of some ranks, each of which calls this; members in the order of their numbers
+        there, and this rank is one of them."""
+        group = self._group.subgroup(members)
+        return group[list(members).index(self._rank)]
 
     def abort(self, cause: str) -> None:
         self._group.fail(RankDeadError(self._rank, cause))

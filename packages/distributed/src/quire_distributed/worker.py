@@ -20,10 +20,20 @@ from typing import Any, NamedTuple, Protocol
 import quire_distributed
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_interfaces import RankDeadError
+from quire_interfaces import KVTransferOutput, RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
-__all__ = ["BuildWorker", "RankSpec", "SharedMemoryGroup", "TorchGroup", "Worker", "die_with", "main", "run_rank"]
+__all__ = [
+    "BuildWorker",
+    "RankSpec",
+    "SharedMemoryGroup",
+    "TorchGroup",
+    "Worker",
+    "die_with",
+    "main",
+    "run_rank",
+    "serve",
+]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -115,7 +125,7 @@ def run_rank(spec: RankSpec, channel: Channel) -> int:
         return 1
     try:
         channel.send(("ready",))
-        _serve(worker, channel)
+        serve(worker, channel)
     except (EOFError, OSError):  # rank 0 is gone
         return 1
     return 0
@@ -136,22 +146,34 @@ def _join(spec: RankSpec) -> Collectives:
     return rendezvous.group("ranks", range(spec.size), silence_s=group.silence_s)
 
 
-def _serve(worker: Worker, channel: Channel) -> None:
-    """Do as rank 0 says until it says to close."""
+def serve(worker: Worker, channel: Channel) -> None:
+    """Do as rank 0 says until it says to close.
+
+    Raises:
+        EOFError, OSError: Rank 0 is gone.
+        RankDeadError: Another rank is gone.
+    """
     while True:
         match channel.receive():
             case ("step", SchedulerOutput() as output):
-                channel.send(("done", output.step_id, _outcome(worker, output)[1]))
+                channel.send(_done(output, *_outcome(worker, output)))
             case ("result", SchedulerOutput() as output):  # a step whose result rank 0 does not compute itself
                 result, error = _outcome(worker, output)
                 if result is not None:
                     channel.send(("result", result))
-                channel.send(("done", output.step_id, error))
+                channel.send(_done(output, result, error))
             case ("call", name, arguments):
                 worker.call(name, *arguments)
             case ("close",):
                 worker.close()
                 return
+
+
+def _done(
+    output: SchedulerOutput, result: ModelRunnerOutput | None, error: str | None
+) -> tuple[str, int, str | None, KVTransferOutput | None]:
+    """The end of a step, as rank 0 is told: what it raised, and what became of this rank's parts of blocks."""
+    return "done", output.step_id, error, None if result is None else result.kv_transfer
 
 
 def _outcome(worker: Worker, output: SchedulerOutput) -> tuple[ModelRunnerOutput | None, str | None]:

@@ -20,6 +20,7 @@ from quire_kv_transfer.fingerprint import layout_facts, model_fingerprint, weigh
 from quire_kv_transfer.folder import TierFolder, prepare_folder
 from quire_kv_transfer.host_memory import HostMemoryTier
 from quire_kv_transfer.pull_connector import PullConnector
+from quire_kv_transfer.rank_reports import RankReports
 from quire_kv_transfer.remote_tier import RemoteTier
 from quire_kv_transfer.store_server import BlockStoreServer
 from quire_kv_transfer.store_wire import parse_address
@@ -48,6 +49,7 @@ __all__ = [
     "KVTransferConfig",
     "OpenConnectors",
     "PullConnector",
+    "RankReports",
     "RemoteTier",
     "StoreTenant",
     "TierConnector",

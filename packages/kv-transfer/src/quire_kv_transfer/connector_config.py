@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -125,3 +125,8 @@ class ConnectorContext:
     """Blocks of the KV cache, the null block included."""
     data_parallel_rank: int = 0
     """Rank of the engine among those of one address."""
+    rank: int = 0
+    """Of the ranks that share the model, the one whose parts of blocks this is about."""
+    num_ranks: int = 1
+    gather: Callable[[int], list[int]] = lambda number: [number]
+    """A number of each rank, in their order; all ranks call it, or none."""

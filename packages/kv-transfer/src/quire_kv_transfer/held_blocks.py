@@ -43,11 +43,13 @@ class HeldBlocks:
 
     Args:
         timeout_s: Blocks that nobody has read after this time are let go.
+        patience_s: How long a reader may come before it is known here that blocks are held.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, patience_s: float = 0.0) -> None:
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
+        self._patience_s = patience_s
+        self._lock = threading.Condition()
         self._holds: dict[str, _Hold] = {}
         self._ended: list[int] = []
 
@@ -56,11 +58,12 @@ class HeldBlocks:
         block_ids = {block.key: block.block_id for block in job.blocks}
         with self._lock:
             self._holds[name] = _Hold(job.job_id, block_ids, time.monotonic() + self._timeout_s)
+            self._lock.notify_all()
 
     def find(self, name: str) -> Mapping[BlockKey, int]:
         """The blocks that are held under a name. Raises PeerError."""
         with self._lock:
-            if name not in self._holds:
+            if not self._lock.wait_for(lambda: name in self._holds, self._patience_s):
                 raise PeerError("no blocks are held for this request: they were read, or the time for it is over")
             return self._holds[name].block_ids
 
@@ -145,6 +148,8 @@ class BlockServer:
         """Serve one reader: what it opens, reads and closes."""
         message = receive_message(sock, time.monotonic() + ANSWER_S)
         if message["op"] == "release":
+            with contextlib.suppress(PeerError):
+                self._held.find(message["request"])  # this rank may hear of it in a moment only
             self._held.let_go(message["request"])
             return
         if message["op"] != "open":

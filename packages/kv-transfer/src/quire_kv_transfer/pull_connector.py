@@ -64,8 +64,13 @@ class PullConnector:
             "min_bandwidth": config.extra("min_bandwidth", 10e6),
         }
         self._listener = None if config.kv_role == "kv_consumer" else self._listen()
-        self._held = HeldBlocks(config.extra("abort_request_timeout", 480.0))
+        self._ports = [] if self._listener is None else context.gather(self._listener.getsockname()[1])
+        """Where each rank serves its parts of held blocks."""
+        patience_s = config.extra("handshake_timeout", 1.0) / 2 if context.rank else 0.0
+        self._held = HeldBlocks(config.extra("abort_request_timeout", 480.0), patience_s)
         """Shared with the worker: an engine may run no further step after the one whose blocks it holds."""
+        self.on_hold: Callable[[str, KVTransferJob], None] = lambda name, job: None
+        """Called with what is held from now on: other ranks are to `hold` their parts."""
         self._answered: set[str] = set()
         """Requests whose blocks are read, or were asked for in vain: whoever holds them knows that already."""
         self._loads: dict[str, dict[str, Any]] = {}
@@ -73,7 +78,9 @@ class PullConnector:
 
     def _listen(self) -> socket.socket:
         config = self._context.config
-        port = config.kv_port + self._context.data_parallel_rank if config.kv_port else 0
+        context = self._context
+        place = context.data_parallel_rank * context.num_ranks + context.rank
+        port = config.kv_port + place if config.kv_port else 0
         try:
             family = socket.getaddrinfo(config.kv_ip, port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((config.kv_ip, port), family=family, backlog=BACKLOG)
@@ -101,6 +108,9 @@ class PullConnector:
                 raise _wrong(name, "a number" if kind is int else "text", value)
         if not 0 <= (params.get("remote_port") or 0) < 1 << 16:
             raise _wrong("remote_port", "a port", params["remote_port"])
+        ports = params.get("remote_ports")
+        if ports is not None and not (isinstance(ports, list) and all(map(_is_port, ports))):
+            raise _wrong("remote_ports", "a list of ports", ports)
 
     def _source(self, request: Request) -> dict[str, Any] | None:
         """Where the request's blocks are; None where it does not say."""
@@ -109,6 +119,8 @@ class PullConnector:
             return None
         names = {"host": "remote_host", "port": "remote_port", "request": "remote_request_id"}
         source = {name: params.get(field) for name, field in names.items()}
+        if ports := params.get("remote_ports"):
+            source["ports"] = ports
         return source if all(source.values()) else None
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int | None:
@@ -141,12 +153,14 @@ class PullConnector:
         if job is None or self.address is None or not kv_transfer_params_of(request).get("do_remote_decode"):
             return False, None
         name = f"{request.request_id}-{secrets.token_hex(8)}"
-        self._held.hold(name, job)
+        self.hold(name, job)
+        self.on_hold(name, job)
         host, port = self.address
         num_groups = len(self._context.block_bytes)
         block_ids: list[list[int]] = [[] for _ in range(num_groups)]
         for block in job.blocks:
             block_ids[block.key.group].append(block.block_id)
+        others = {"remote_ports": self._ports} if self._context.num_ranks > 1 else {}
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -156,8 +170,13 @@ class PullConnector:
             "remote_host": host,
             "remote_port": port,
             "remote_num_tokens": len(request.block_hashes) * self._context.block_size,
-            "tp_size": 1,
+            "tp_size": self._context.num_ranks,
+            **others,
         }
+
+    def hold(self, name: str, job: KVTransferJob) -> None:
+        """Let others read this rank's parts of blocks, under a name."""
+        self._held.hold(name, job)
 
     def build_connector_meta(self) -> bytes | None:
         """What was noted since the last step."""
@@ -175,8 +194,9 @@ class PullConnector:
             if self._listener is not None:
                 self._listener.close()
             raise
-        identity = {"fingerprint": self._context.fingerprint.hex(), "tensor_parallel_size": 1}
-        return PullWorker(memory, transport, identity, self._held, self._listener, **self._options)
+        context = self._context
+        identity = {"fingerprint": context.fingerprint.hex(), "tensor_parallel_size": context.num_ranks}
+        return PullWorker(memory, transport, identity, self._held, self._listener, rank=context.rank, **self._options)
 
 
 def nixl_connector(context: ConnectorContext) -> PullConnector:
@@ -216,6 +236,10 @@ def _peers(value: Any) -> tuple[str, ...]:
             f"{value!r}: {error}",
             field="kv_transfer_config",
         ) from None
+
+
+def _is_port(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 16
 
 
 def _wrong(name: str, kind: str, value: Any) -> RequestError:

@@ -53,6 +53,7 @@ class PullWorker:
         identity: What both engines must have equal.
         held: Blocks of this engine that others may read.
         listener: Where this engine's held blocks are served; None for an engine that only reads. Closed with this.
+        rank: Of the ranks that share the model; it reads from the same rank of the other engine.
         peers: Networks in which other engines may be; empty for private ones.
         has_checksums: What arrived is compared with checksums that the other engine makes.
         handshake_timeout_s: An engine that does not answer within this time is taken for dead.
@@ -70,6 +71,7 @@ class PullWorker:
         held: HeldBlocks,
         listener: socket.socket | None,
         *,
+        rank: int = 0,
         peers: Sequence[str] = (),
         has_checksums: bool = True,
         handshake_timeout_s: float = 1.0,
@@ -79,6 +81,7 @@ class PullWorker:
         self._memory = memory
         self._transport = transport
         self._identity = {**identity, "transport": transport.name}
+        self._rank, self._num_ranks = rank, identity["tensor_parallel_size"]
         self._peers = tuple(peers)
         self._has_checksums = has_checksums
         self._handshake_timeout_s = handshake_timeout_s
@@ -161,7 +164,7 @@ class PullWorker:
     def _pull(self, job: KVTransferJob, where: Mapping[str, Any]) -> list[bool]:
         """Whether each block arrived. Raises when the other engine does not do its part."""
         deadline_s = time.monotonic() + self._handshake_timeout_s
-        with connect(where["host"], where["port"], self._peers, deadline_s) as sock:
+        with connect(where["host"], self._port(where), self._peers, deadline_s) as sock:
             blocks = [[block.key.group, block.key.block_hash.hex()] for block in job.blocks]
             message = {"op": "open", "version": PEER_VERSION, "request": where["request"], "blocks": blocks}
             send_message(sock, {**message, **self._identity}, deadline_s)
@@ -183,6 +186,13 @@ class PullWorker:
             raise PeerError(f"{arrived.count(False)} of {len(job.blocks)} blocks are damaged")
         return arrived
 
+    def _port(self, where: Mapping[str, Any]) -> int:
+        """Where the same rank of the other engine is. Raises PeerError where that has other ranks."""
+        ports: list[int] = where.get("ports") or [where["port"]]
+        if len(ports) != self._num_ranks:
+            raise PeerError(f"engines differ in tensor_parallel_size: {len(ports)} and {self._num_ranks}")
+        return ports[self._rank]
+
     def _is_whole(self, block: BlockTransfer, digest: str) -> bool:
         return block_digest(self._memory, block.key.group, block.block_id) == digest
 
@@ -192,7 +202,7 @@ class PullWorker:
             deadline_s = time.monotonic() + self._handshake_timeout_s
             with (
                 contextlib.suppress(OSError, TypeError, ValueError),
-                connect(where["host"], where["port"], self._peers, deadline_s) as sock,
+                connect(where["host"], self._port(where), self._peers, deadline_s) as sock,
             ):
                 send_message(sock, {"op": "release", "request": where["request"]}, deadline_s)
 

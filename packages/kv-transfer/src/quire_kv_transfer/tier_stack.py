@@ -125,6 +125,11 @@ class TierStack:
                 arrived = True
         return arrived
 
+    def discard(self, key: BlockKey) -> None:
+        """Drop a block from all tiers."""
+        for tier in self._tiers:
+            self._attempt(tier, partial(tier.discard, key), None)
+
     def _attempt(self, tier: BlockTier, action: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         try:
             return action()

@@ -22,15 +22,7 @@ from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
 from quire.expert_parallel import expert_parallel_of
 from quire.kernel_builds import use_kernels, watch_kernels
-from quire.kv_tier import (
-    ENCODER_CACHE,
-    check_tier,
-    needs_digest,
-    open_encoder_cache,
-    open_tiers,
-    start_digest,
-    tier_setting,
-)
+from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, tier_setting
 from quire.kv_transfers import make_transfers
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
@@ -311,7 +303,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     device = _build_device_side(
         blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
     )
-    return RankWorker(device.runner, device.store)
+    return RankWorker(device.runner, device.store, device.tiers)
 
 
 def _plan_engine(
@@ -348,7 +340,7 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
     config, plan = blueprint.config, blueprint.plan
     use_kernels(config)
     imported = time.perf_counter()
-    digest = start_digest(config, blueprint.folder) if needs_digest(config) else None
+    digest = start_digest(config, blueprint.folder) if needs_digest(config, groups) else None
     network = load_model(
         interleaved(blueprint.model, config.parallel),
         network_folder(blueprint.folder),
@@ -374,7 +366,9 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
     draft_network = None if plan.draft is None else _load_draft(config, plan.draft, plan.max_model_len)
     loaded = time.perf_counter()
     timings = {"import": imported - start, "weights": loaded - imported}
-    return LoadedNetworks(target=network, draft=draft_network, digest=digest, timings_s=timings, loaded_at_s=loaded)
+    return LoadedNetworks(
+        target=network, draft=draft_network, digest=digest, groups=groups, timings_s=timings, loaded_at_s=loaded
+    )
 
 
 def _build_device_side(
@@ -402,15 +396,12 @@ def _build_device_side(
     gate = build_grammar_gate(
         config, media_folder(config, blueprint.folder), blueprint.model, tokenizer, apart=serves_strangers
     )
-    tiers = encoder_cache = None
-    if tier_setting(config) is not None:
-        tiers = open_tiers(config, plan, networks.digest, network)
-        if networks.digest is not None and tiers.disk is not None:
-            encoder_cache = open_encoder_cache(config, blueprint.model, plan, networks.digest, tiers.disk)
+    kv_plan = plan.kv_plan if ranks is None else ranks.kv_plan
+    tiers = None if tier_setting(config) is None else open_tiers(blueprint, networks, kv_plan)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
     runner = runner_class(config).for_model(
         network,
-        plan.kv_plan if ranks is None else ranks.kv_plan,
+        kv_plan,
         _runner_config(blueprint),
         drafter=make_drafter(config.speculative),
         draft_network=networks.draft,
@@ -420,7 +411,7 @@ def _build_device_side(
         grammars=gate.compiler,
         on_logits=on_logits,
         make_transfer_worker=None if tiers is None else tiers.make_worker,
-        encoder_connector=encoder_cache,
+        encoder_connector=None if tiers is None else tiers.encoder_cache,
         adapters=adapters,
         pooler=_load_pooler(blueprint, network),
     )
@@ -430,7 +421,7 @@ def _build_device_side(
         add_stats.append(watch_kernels(runner))
     executor: Executor = runner
     if ranks is not None:
-        executor = ranks.executor(runner, store, network, add_stats, ends_process=serves_strangers)
+        executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=serves_strangers)
     elif config.engine.depth(device) > 0:
         executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
         threads.prepare(runner.learn_draft_costs)
@@ -442,7 +433,6 @@ def _build_device_side(
         gate=gate,
         store=store,
         tiers=tiers,
-        encoder_cache=encoder_cache,
         add_stats=tuple(add_stats),
         timings_s=timings,
     )
@@ -498,9 +488,6 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         info = with_pooling(info, blueprint.choice, blueprint.pooler)
     if transfers is not None:
         transfers.tell(info)
-    if device.encoder_cache is not None:
-        info.extra[ENCODER_CACHE] = device.encoder_cache.address
-        info.choices["encoder outputs"] = "kept on disk, beside the prefixes"
     return EngineParts(
         scheduler=ExpertsScheduler(scheduler, blueprint) if config.model.enable_return_routed_experts else scheduler,
         executor=device.executor,

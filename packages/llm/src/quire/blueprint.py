@@ -15,12 +15,12 @@ from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan
 from quire.poolers import PoolingChoice
 from quire_interfaces import Executor, SchedulerStats
-from quire_kv_transfer import DiskEncoderCache
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
 from quire_structured_output import GrammarGate
 
 if TYPE_CHECKING:
+    from quire.tensor_parallel_ranks import RankGroups
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_runner import ModelRunner
@@ -55,7 +55,9 @@ class LoadedNetworks:
     target: Network
     draft: Network | None
     digest: Future[str] | None
-    """Of the checkpoint, for tiers that outlive the engine; None without one."""
+    """Of the checkpoint, for tiers that outlive the engine; None without one. Of several ranks, on the first."""
+    groups: RankGroups | None
+    """Of several ranks, those of this one."""
     timings_s: dict[str, float]
     """Stage of the start -> seconds."""
     loaded_at_s: float
@@ -72,8 +74,6 @@ class DeviceSide:
     """Makes the matchers of the runner, and lets requests wait for them."""
     store: AdapterStore | None
     tiers: EngineTiers | None
-    encoder_cache: DiskEncoderCache | None
-    """Embeddings of media in the tier."""
     add_stats: tuple[Callable[[SchedulerStats], None], ...]
     """Each adds its numbers to a step's statistics."""
     timings_s: dict[str, float]

@@ -9,8 +9,6 @@ from quire_models.sharding import interleave
 
 __all__ = ["check_context_parallel"]
 
-_TIERS = "each rank has some tokens of a block, and tiers keep whole blocks; leave it out"
-
 
 def check_context_parallel(config: QuireConfig, model: ModelConfig) -> None:
     """Refuse what does not go with `decode_context_parallel_size`, by name.
@@ -29,9 +27,6 @@ def check_context_parallel(config: QuireConfig, model: ModelConfig) -> None:
             f"it must divide a block's {config.kv_cache.block_size} tokens, a power of two; take another number of "
             "ranks, or larger blocks",
         ),
-        "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
-        "kv_offloading_size": (bool(config.kv_transfer.kv_offloading_size), _TIERS),
-        "kv_transfer_config": (config.kv_transfer.connector.kv_connector is not None, _TIERS),
         "eagle_topk": (
             config.speculative.eagle_topk > 1,
             "tokens of a tree of drafts are moved between slots, which are on several ranks; set it to 1",

@@ -45,13 +45,9 @@ def check_expert_parallel(config: QuireConfig, model: ModelConfig) -> None:
             refusal_of_backend(parallel.all2all_backend),
         ),
         "data_parallel_size": (
-            engines > 1,
-            "engines are independent, and experts are shared out between the ranks of one: set tensor_parallel_size to "
-            f"the number of ranks, instead of {engines} engines",
-        ),
-        "pipeline_parallel_size": (
-            parallel.pipeline_parallel_size > 1,
-            "stages with shared experts are not built; take one stage",
+            engines > 1 and size == 1,
+            "engines are independent, and experts are shared out between the tensor-parallel ranks of each: set "
+            "tensor_parallel_size to their number",
         ),
         "model": (num_experts == 0, f"{model.architecture} has no routed experts; leave it out"),
         "tensor_parallel_size": (

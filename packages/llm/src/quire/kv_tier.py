@@ -5,11 +5,13 @@ Free of torch until `start_digest`, which reads the checkpoint's list of weight 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +19,16 @@ from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
 from quire.media import MediaFront
 from quire.plan import MemoryPlan
+from quire.rank_tiers import TierRank, merge_by, shared_digest
 from quire_engine import EngineInfo
-from quire_interfaces import BlockMemory, ConfigError, KVTransferWorker, RequestConnector
+from quire_interfaces import (
+    BlockMemory,
+    ConfigError,
+    KVCachePlan,
+    KVTransferJob,
+    KVTransferWorker,
+    RequestConnector,
+)
 from quire_kv_transfer import (
     BlockTier,
     ConnectedWorker,
@@ -27,6 +37,7 @@ from quire_kv_transfer import (
     DiskTier,
     HostMemoryTier,
     KVTransferConfig,
+    PullConnector,
     RemoteTier,
     TierStack,
     check_connector,
@@ -44,6 +55,9 @@ from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 
 if TYPE_CHECKING:
+    from quire.blueprint import Blueprint, LoadedNetworks
+    from quire.rank_tiers import RanksExecutor
+    from quire.tensor_parallel_ranks import RankGroups
     from quire_models import Network
 
 __all__ = [
@@ -129,8 +143,14 @@ def _first_asked(settings: KVTransferConfig) -> str | None:
     return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
-def needs_digest(config: QuireConfig) -> bool:
-    """Whether blocks of this engine may be read by another, or after it."""
+def needs_digest(config: QuireConfig, groups: RankGroups | None = None) -> bool:
+    """Whether blocks of this engine may be read by another, or after it; of several ranks, only the first one digests.
+
+    Args:
+        groups: Of several ranks, those of this one.
+    """
+    if groups is not None and groups.mesh.rank > 0:
+        return False
     return tier_setting(config) not in (None, "kv_offloading_size") or config.kv_transfer.kv_tier is not None
 
 
@@ -163,6 +183,19 @@ class EngineTiers:
     """The host memory of `kv_offloading_size`."""
     connector: RequestConnector | None = None
     """What fetches and sends blocks of single requests."""
+    encoder_cache: DiskEncoderCache | None = None
+    """Embeddings of media in the folder."""
+
+    def connect_ranks(self, executor: RanksExecutor) -> None:
+        """Let the executor of several ranks make one report of theirs, and let them hold what this rank holds."""
+        executor.merge_transfers = merge_by(self.stack)
+        if isinstance(self.connector, PullConnector):
+            self.connector.on_hold = partial(executor.call, "hold_blocks")
+
+    def hold_blocks(self, name: str, job: KVTransferJob) -> None:
+        """On another rank than the first: let others read this rank's parts of blocks."""
+        assert isinstance(self.connector, PullConnector)
+        self.connector.hold(name, job)
 
     @property
     def on_computed(self) -> Callable[[int, Sequence[bytes]], None] | None:
@@ -178,30 +211,37 @@ class EngineTiers:
         return worker
 
 
-def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None, network: Network) -> EngineTiers:
-    """Open the tiers for this model, dtype and layout.
+def open_tiers(blueprint: Blueprint, networks: LoadedNetworks, kv_plan: KVCachePlan) -> EngineTiers:
+    """Open the tiers for this model, dtype and layout; all of several ranks call this.
 
     Args:
-        config: Settings.
-        plan: Dtype, linear method and KV cache.
-        digest: From `start_digest`; None where no block outlives the process.
-        network: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
+        blueprint: Settings, network, dtype and linear method.
+        networks: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
             that the network gave them.
+        kv_plan: The KV cache, of this rank.
 
     Raises:
         ConfigError: the folder is too small, or cannot be written to.
     """
-    settings = config.kv_transfer
-    fingerprint = bytes(32) if digest is None else _fingerprint(config, plan, digest.result(), network)
-    block_bytes = group_block_bytes(plan.kv_plan)
+    config, plan, groups = blueprint.config, blueprint.plan, networks.groups
+    settings, rank, digest = config.kv_transfer, None, ""
+    if needs_digest(config):
+        digest = shared_digest(networks.digest, None if groups is None else groups.world)
+    fingerprint = _fingerprint(config, plan, kv_plan, digest, networks.target) if digest else bytes(32)
+    if groups is not None:
+        rank = TierRank(groups.world, config.parallel)
+        fingerprint = rank.fingerprint(fingerprint)
+    num_ranks = config.parallel.num_ranks
+    block_bytes = group_block_bytes(kv_plan)
     tiers: list[BlockTier] = []
-    disk = memory = None
+    disk = memory = encoder_cache = None
     if settings.kv_offloading_size:
-        memory = HostMemoryTier(round(settings.kv_offloading_size * GIB))
+        memory = HostMemoryTier(round(settings.kv_offloading_size * GIB) // num_ranks)
         tiers.append(memory)
     if settings.kv_disk_path is not None:
         disk = DiskTier(settings.kv_disk_path, fingerprint, block_bytes, size_bytes=settings.kv_disk_size)
         tiers.append(disk.files)
+        encoder_cache = open_encoder_cache(blueprint.model, plan, digest, disk)
     if settings.kv_tier is not None:
         tiers.append(RemoteTier(settings.kv_tier, fingerprint, api_key=settings.kv_tier_api_key or ""))
     context = ConnectorContext(
@@ -209,16 +249,18 @@ def open_tiers(config: QuireConfig, plan: MemoryPlan, digest: Future[str] | None
         fingerprint=fingerprint,
         block_bytes=tuple(block_bytes),
         block_size=plan.block_size,
-        num_blocks=plan.kv_plan.num_blocks,
+        num_blocks=kv_plan.num_blocks,
         data_parallel_rank=engine_ranks(config.data_parallel).first,
     )
+    if rank is not None:
+        context = dataclasses.replace(context, rank=rank.world.rank, num_ranks=num_ranks, gather=rank.gather)
     opened = open_connectors(context)
     tiers.extend(opened.tiers)
-    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=plan.kv_plan.num_blocks) if tiers else None
-    return EngineTiers(stack, disk, memory, opened.connector)
+    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=kv_plan.num_blocks) if tiers else None
+    return EngineTiers(stack, disk, memory, opened.connector, encoder_cache)
 
 
-def _fingerprint(config: QuireConfig, plan: MemoryPlan, digest: str, network: Network) -> bytes:
+def _fingerprint(config: QuireConfig, plan: MemoryPlan, kv_plan: KVCachePlan, digest: str, network: Network) -> bytes:
     """32 bytes that depend on everything that KV depends on beside tokens, adapters, media and salts."""
     compiled = compilation_backend(config.model.compilation_config)
     return model_fingerprint(
@@ -232,27 +274,24 @@ def _fingerprint(config: QuireConfig, plan: MemoryPlan, digest: str, network: Ne
             **({"overrides": dict(network.config.overrides)} if network.config.overrides else {}),
             **({"adapters": "in weights"} if config.lora.lora_merge_after else {}),
             **({} if compiled is None else {"compiled": compiled}),
-            "layout": layout_facts(plan.kv_plan),
+            "layout": layout_facts(kv_plan),
             "block_hash": config.kv_cache.prefix_caching_hash_algo,
         }
     )
 
 
-def open_encoder_cache(
-    config: QuireConfig, model: ModelConfig, plan: MemoryPlan, digest: Future[str], tier: DiskTier
-) -> DiskEncoderCache | None:
+def open_encoder_cache(model: ModelConfig, plan: MemoryPlan, digest: str, tier: DiskTier) -> DiskEncoderCache | None:
     """What towers have made, in the folder of the tier; None for a model without any.
 
     Args:
-        config: Settings.
         model: The network, from config.json.
         plan: Dtype and linear method.
-        digest: From `start_digest`.
+        digest: Of the checkpoint.
         tier: Has the folder, and bounds it.
     """
     if model.media is None:
         return None
-    fingerprint = towers_fingerprint(model, plan, digest.result())
+    fingerprint = towers_fingerprint(model, plan, digest)
     return tier.make_encoder_cache(fingerprint, dtype=plan.dtype, width=model.media.width)
 
 

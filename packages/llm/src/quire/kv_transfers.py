@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config import QuireConfig
-from quire.kv_tier import EngineTiers
+from quire.kv_tier import ENCODER_CACHE, EngineTiers
 from quire.transfer_params import KV_CONNECTOR
 from quire_engine import EngineInfo
 from quire_interfaces import AdmissionRule, RequestFailure, TieredBlockAllocator
-from quire_kv_transfer import ConnectorConfig
+from quire_kv_transfer import ConnectorConfig, DiskEncoderCache
 from quire_scheduler import ConnectedScheduler, KVTransfers, RequestTransfers, Scheduler
 
 __all__ = ["Transfers", "make_transfers"]
@@ -26,9 +26,13 @@ class Transfers:
     """Requests that losses failed since the last call."""
     requests: RequestTransfers | None = None
     connector: ConnectorConfig = field(default_factory=ConnectorConfig)
+    encoder_cache: DiskEncoderCache | None = None
 
     def tell(self, info: EngineInfo) -> None:
-        """Add what the engine says of its connector."""
+        """Add what the engine says of its connector, and of encoder outputs on disk."""
+        if self.encoder_cache is not None:
+            info.extra[ENCODER_CACHE] = self.encoder_cache.address
+            info.choices["encoder outputs"] = "kept on disk, beside the prefixes"
         if self.connector.kv_connector is not None:
             said = f"{self.connector.kv_connector} as {self.connector.kv_role}"
             info.choices["keys and values of other engines"] = said
@@ -53,7 +57,7 @@ def make_transfers(
         allocator: The scheduler's.
         block_size: Tokens of a block.
     """
-    transfers = Transfers(connector=config.kv_transfer.connector)
+    transfers = Transfers(connector=config.kv_transfer.connector, encoder_cache=tiers.encoder_cache)
     fails_on_loss = config.kv_transfer.fails_on_loss
     each: list[KVTransfers | RequestTransfers] = []
     if tiers.stack is not None:

@@ -26,13 +26,9 @@ def check_stages(config: QuireConfig, model: ModelConfig) -> None:
             config.parallel.distributed_executor_backend == "ray",
             "stages are processes of one host so far; take mp",
         ),
-        "decode_context_parallel_size": (
-            config.parallel.decode_context_parallel_size > 1,
-            "the KV cache of stages is not interleaved over ranks; leave it out",
-        ),
         "speculative_method": (
-            config.speculative.method not in ("none", "ngram"),
-            f"{config.speculative.method} drafts with a network, which no stage has; take ngram or none",
+            config.speculative.method not in ("none", "ngram", "suffix"),
+            f"{config.speculative.method} drafts with a network, which no stage has; take ngram, suffix or none",
         ),
         "enable_prompt_embeds": (config.media.enable_prompt_embeds, "stages read token ids; leave it out"),
         "runner": (

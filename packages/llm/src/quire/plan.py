@@ -318,7 +318,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
     if config.kv_transfer.kv_offloading_size:
-        ledger["blocks in host memory"] = round(config.kv_transfer.kv_offloading_size * (1 << 30))
+        ledger["blocks in host memory"] = round(config.kv_transfer.kv_offloading_size * (1 << 30)) // num_ranks
     return ledger
 
 

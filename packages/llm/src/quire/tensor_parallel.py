@@ -26,8 +26,6 @@ from quire_models.stages import stage
 
 __all__ = ["check_parallel", "config_of_ranks", "interleaved", "kv_plan_of_rank", "mesh_of", "model_of_rank"]
 
-_TIERS = "each rank has keys and values of its own heads, and tiers keep those of all heads; leave it out"
-
 
 def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     """Refuse what several ranks cannot share yet, by name.
@@ -59,9 +57,6 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         return
     refusals = {
         "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
-        "kv_disk_path": (config.kv_transfer.kv_disk_path is not None, _TIERS),
-        "kv_offloading_size": (bool(config.kv_transfer.kv_offloading_size), _TIERS),
-        "kv_transfer_config": (config.kv_transfer.connector.kv_connector is not None, _TIERS),
         "lora_merge_after": (
             config.lora.lora_merge_after > 0,
             "ranks would put an adapter into their weights at different steps; set it to 0",

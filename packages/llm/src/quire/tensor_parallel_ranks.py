@@ -16,6 +16,7 @@ import quire_distributed
 from quire.config import QuireConfig
 from quire.expert_parallel import BalancerStats
 from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
+from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan
 from quire.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire_distributed import Mesh
@@ -63,9 +64,14 @@ class RankGroups(NamedTuple):
         """The groups of a rank; all ranks call this."""
         if mesh.pp == 1:
             return cls(world, mesh, tp=world)
-        tp = quire_distributed.shared_memory_subgroup(world, mesh.group("tp")) if mesh.tp > 1 else None
-        pp = quire_distributed.shared_memory_subgroup(world, mesh.group("pp")) if mesh.tp > 1 else world
+        tp = quire_distributed.subgroup(world, mesh.group("tp")) if mesh.tp > 1 else None
+        pp = quire_distributed.subgroup(world, mesh.group("pp")) if mesh.tp > 1 else world
         return cls(world, mesh, tp, pp)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.mesh.rank == 0
 
     @property
     def all(self) -> list[Collectives]:
@@ -93,6 +99,7 @@ class OtherRanks(NamedTuple):
         store: AdapterStore | None,
         network: Network,
         add_stats: list[Callable[[SchedulerStats], None]],
+        tiers: EngineTiers | None = None,
         *,
         ends_process: bool = False,
     ) -> MultiprocExecutor | PipelineExecutor:
@@ -103,6 +110,7 @@ class OtherRanks(NamedTuple):
             store: Rank 0's adapters, which the other ranks read when a request needs them.
             network: Rank 0's part.
             add_stats: Gets what adds the counts of its experts' balancer, where it has one.
+            tiers: Rank 0's; None where there are none, and no connector.
             ends_process: Whether this process ends when a rank is gone and no step is there to say so: that of an
                 engine, which is then started again.
 
@@ -119,6 +127,8 @@ class OtherRanks(NamedTuple):
         else:
             stage = cast("PipelineRunner", runner)
             executor = PipelineExecutor(stage, self.processes, self.groups.all, self.groups.mesh)
+        if tiers is not None:
+            tiers.connect_ranks(executor)
         if ends_process:
             executor.on_idle_failure = _end_process
         if store is not None:
@@ -191,13 +201,15 @@ def _adapters_of(
 class RankWorker:
     """What a rank beside rank 0 runs (`quire_distributed.worker.Worker`)."""
 
-    def __init__(self, runner: ModelRunner, store: AdapterStore | None) -> None:
+    def __init__(self, runner: ModelRunner, store: AdapterStore | None, tiers: EngineTiers | None = None) -> None:
         self._runner, self._store = runner, store
         self._calls: dict[str, Callable[..., Any]] = {
             "fetch_adapter": self._fetch_adapter,
             "release_kv_cache": runner.release_kv_cache,
             "take_sampled": self._take_sampled,
         }
+        if tiers is not None:
+            self._calls["hold_blocks"] = tiers.hold_blocks
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises what computing it raised."""

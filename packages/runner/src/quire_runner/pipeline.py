@@ -111,6 +111,8 @@ class PipelineRunner(ModelRunner):
         try:
             return self._link.begin(output)
         except StageFailedError:
+            if output.kv_transfer is not None and self._transfers is not None:  # jobs are begun even so
+                self._transfers.begin(output.kv_transfer)
             with torch.inference_mode():
                 self._rows.take_late_failures()
                 self._rows.apply(output)

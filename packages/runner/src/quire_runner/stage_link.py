@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from quire_distributed import Collectives, PendingTensor
+from quire_interfaces import RankDeadError
 from quire_interfaces.step import RequestFailure, SchedulerOutput
 from quire_ops import to_device
 from quire_runner.output import Failures
 
 __all__ = ["StageFailedError", "StageLink"]
+
+MAX_NOTE_BYTES = 1 << 26
 
 
 class StageFailedError(RuntimeError):
@@ -68,7 +71,8 @@ class StageLink:
 
         Raises:
             StageFailedError: The step failed there.
-            RankDeadError: A rank is gone.
+            RankDeadError: A rank is gone, or what comes from the stage before belongs to another step, or makes no
+                sense: the stages have gone apart, and no further step would be what it says.
         """
         self._output, self._earlier, self._dropped = output, {}, {}
         self._num_coming, self._is_sent = 0, self.is_last
@@ -76,17 +80,27 @@ class StageLink:
             return {}
         header = self._group.recv(torch.empty(4, dtype=torch.int64), self._before)
         step_id, num_tokens, has_failed, num_bytes = header.tolist()
+        if step_id != output.step_id:
+            raise self._gone_apart(f"it computed step {step_id} where stage {self._group.rank} has {output.step_id}")
+        most_tokens = sum(output.num_scheduled_tokens)
+        if not (0 <= num_tokens <= most_tokens and 0 <= num_bytes <= MAX_NOTE_BYTES and has_failed in (0, 1)):
+            raise self._gone_apart(f"what it says of step {step_id} makes no sense: {header.tolist()}")
         notes: list[Any] = []
         if num_bytes:
             data = self._group.recv(torch.empty(num_bytes, dtype=torch.uint8), self._before)
-            notes = json.loads(bytes(data.numpy()))
+            try:
+                notes = json.loads(bytes(data.numpy()))
+            except ValueError as error:
+                raise self._gone_apart(f"what it says of step {step_id} cannot be read: {error}") from None
         if has_failed:
             raise StageFailedError(notes[0])
         self._num_coming = num_tokens
-        if step_id != output.step_id:
-            raise RuntimeError(f"the stage before computed step {step_id} where this one has step {output.step_id}")
         self._earlier = {row: RequestFailure(*why) for row, *why in notes}
         return self._earlier
+
+    def _gone_apart(self, cause: str) -> RankDeadError:
+        assert self._before is not None
+        return RankDeadError(self._before, cause)
 
     def drop(self, failures: Failures) -> None:
         """Leave further rows out; before `receive` and `send`."""

@@ -18,6 +18,7 @@ __all__ = [
     "REFUSED",
     "REFUSED_SETTINGS",
     "REQUEST",
+    "TOGETHER",
     "PairRequest",
     "RequestFeature",
     "covering",
@@ -47,12 +48,34 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
     "prompts": {"chunked prefill": {"max_num_batched_tokens": 56}},
     "memory": {"preemption": {"num_gpu_blocks_override": 34}},
     "steps": {"steps ahead of the device": {"async_scheduling": True}},
-    "ranks": {"tensor parallel": {"tensor_parallel_size": 2}},
-    "tier": {"KV cache in host memory": {"kv_offloading_size": 0.02, "enable_prefix_caching": True}},
+    "ranks": {
+        "tensor parallel": {"tensor_parallel_size": 2},
+        "expert parallel": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+        "decode context parallel": {
+            "tensor_parallel_size": 2,
+            "decode_context_parallel_size": 2,
+            "speculative_eagle_topk": 1,
+        },
+    },
+    "stages": {"pipeline parallel": {"pipeline_parallel_size": 2, "language_model_only": True}},
+    "engines": {"data parallel": {"data_parallel_size": 2}},
+    "tier": {
+        "KV cache in host memory": {"kv_offloading_size": 0.02, "enable_prefix_caching": True},
+        "prefill/decode by connector": {
+            "kv_transfer_config": {"kv_connector": "SocketConnector", "kv_role": "kv_consumer"},
+            "enable_prefix_caching": True,
+        },
+    },
 }
-"""What an engine has one of -> feature -> its settings. What is not chosen is off. The demo model has no companions
-for the last two drafters; for these, the test says where heads are. Adapters in the weights are compared with adapters
-on top of them, which round otherwise: in float32."""
+"""What an engine has one of -> feature -> its settings, later ones over earlier ones. What is not chosen is off. The
+demo model has no companions for the last two drafters, and no experts; for these, the test says where they are.
+Adapters in the weights are compared with adapters on top of them, which round otherwise: in float32."""
+
+COSTLY = ("ranks", "stages", "engines")
+"""Of these, a test has a feature only where a pair is new."""
+
+TOGETHER = ("ranks",)
+"""Of these, features go together as well: all of them at once, in a test of their own."""
 
 CHANGES_TOKENS = ("weights", "KV cache")
 """Of these, a feature changes the numbers, and so the tokens; no other may."""
@@ -107,11 +130,20 @@ REFUSED: dict[frozenset[str], str] = {
 """Pairs that a request cannot have -> why. The error carries the code `unsupported_combination`."""
 
 REFUSED_SETTINGS: dict[frozenset[str], str] = {
-    frozenset({"tensor parallel", name}): why
+    frozenset({of, name}): why
+    for of in ("tensor parallel", "expert parallel", "decode context parallel", "pipeline parallel")
     for name, why in {
         "adapters in the weights": "ranks would put an adapter into their weights at different steps",
-        "steps ahead of the device": "ranks run steps one by one on the CPU",
-        "KV cache in host memory": "each rank has keys and values of its own heads, and tiers keep those of all heads",
+        "steps ahead of the device": "ranks run steps one by one on the CPU, and stages in turn",
+    }.items()
+} | {
+    frozenset({"pipeline parallel", name}): why
+    for name, why in {
+        "draft model": "no stage has the network that drafts",
+        "EAGLE-3 drafts": "no stage has the network that drafts",
+        "MTP drafts": "no stage has the network that drafts",
+        "Medusa drafts": "no stage has the heads that draft",
+        "media": "towers are not handed on to stages; the language model alone is served",
     }.items()
 }
 """Pairs that an engine cannot have -> why. Refused when it starts (ConfigError)."""
@@ -139,6 +171,9 @@ def covering() -> list[dict[str, str | None]]:
                 row[kind] = max(
                     allowed, key=lambda name: sum(_pair(kind, name, item) in left for item in row.items()), default=None
                 )
+                is_new = any(_pair(kind, row[kind] or "", item) in left for item in row.items())
+                if kind in COSTLY and not is_new:
+                    row[kind] = None
         left -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
         rows.append(row)
     return rows
@@ -183,7 +218,7 @@ def features_page() -> str:
 
 def _cell(one: str, other: str, kinds: Mapping[str, str]) -> str:
     if one in kinds and kinds[one] == kinds.get(other):
-        return "one of"
+        return "yes" if kinds[one] in TOGETHER else "one of"
     return "no" if frozenset({one, other}) in {**REFUSED, **REFUSED_SETTINGS} else "yes"
 
 
@@ -213,9 +248,11 @@ and an adapter that changes them is refused. A drafter sees the placeholders of 
 Adapters in the weights are compared with adapters on top of them, which round otherwise, in float32; where weights
 are quantized they stay on top.
 
-Several engines behind one address ([data parallel](parallelism.md)) are no row: each of them is one of this table.
-Ranks that share the tokens of the KV cache ([decode context parallel](parallelism.md)) are none either: they take sums
-in another order, and give the same tokens with log probabilities that differ in their last digits.
+Ranks, stages and engines ([parallelism](parallelism.md)) are threads in this test, two of each kind; what they do as
+processes, tests of their own say. Expert parallel runs a form of the demo model with one more layer, which has experts.
+Decode context parallel takes sums in another order: it gives the same tokens, with log probabilities that differ in
+their last digits, and drafts are chains beside it. Prefill/decode by connector is a prefill engine beside the one whose
+answers are compared, which reads the blocks of every prompt from it.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
