@@ -18,7 +18,7 @@ import torch
 from quire_distributed import Collectives, Mesh, thread_group
 from quire_distributed.messages import Channel
 from quire_distributed.pipeline_executor import PipelineExecutor
-from quire_distributed.rank_handle import RankHandle
+from quire_distributed.rank_handle import RankEnd, RankHandle
 from quire_distributed.worker import serve
 from quire_interfaces import KVTransferOutput, KVTransferPlan, RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -87,8 +87,8 @@ class ThreadHandle(RankHandle):
             pass
         self._theirs.close()
 
-    def _cause_of_end(self) -> str:
-        return "its thread ended"
+    def _cause_of_end(self) -> RankEnd:
+        return RankEnd("its thread ended")
 
     def close(self) -> None:
         self._is_closing = True

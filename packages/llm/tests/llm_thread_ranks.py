@@ -20,7 +20,8 @@ from quire.config import QuireConfig
 from quire.outputs import to_request_output
 from quire.plan import MemoryPlan
 from quire.prompts import parse_prompt_async
-from quire.tensor_parallel_ranks import OtherRanks, RankGroups, RankWorker, rank_payloads
+from quire.rank_groups import RankGroups
+from quire.tensor_parallel_ranks import OtherRanks, RankWorker, rank_payloads
 from quire_distributed import Collectives, thread_group
 from quire_engine import InprocClient
 from quire_interfaces import (

@@ -37,9 +37,10 @@ from quire.poolers import (
 )
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
+from quire.rank_groups import RankGroups
 from quire.routed_experts import ExpertsScheduler, runner_class
 from quire.tensor_parallel import config_of_ranks, interleaved, mesh_of
-from quire.tensor_parallel_ranks import OtherRanks, RankGroups, RankPayload, RankWorker, start_other_ranks
+from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
 from quire_distributed.executor import MultiprocExecutor
 from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_engine import EngineParts, KVEventPublisher
@@ -397,7 +398,9 @@ def _build_device_side(
         config, media_folder(config, blueprint.folder), blueprint.model, tokenizer, apart=serves_strangers
     )
     kv_plan = plan.kv_plan if ranks is None else ranks.kv_plan
-    tiers = None if tier_setting(config) is None else open_tiers(blueprint, networks, kv_plan)
+    tiers = None
+    if tier_setting(config) is not None:
+        tiers = open_tiers(config, blueprint.model, plan, kv_plan, network, networks.digest, networks.groups)
     max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
     runner = runner_class(config).for_model(
         network,

@@ -55,9 +55,8 @@ from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 
 if TYPE_CHECKING:
-    from quire.blueprint import Blueprint, LoadedNetworks
+    from quire.rank_groups import RankGroups
     from quire.rank_tiers import RanksExecutor
-    from quire.tensor_parallel_ranks import RankGroups
     from quire_models import Network
 
 __all__ = [
@@ -211,23 +210,34 @@ class EngineTiers:
         return worker
 
 
-def open_tiers(blueprint: Blueprint, networks: LoadedNetworks, kv_plan: KVCachePlan) -> EngineTiers:
+def open_tiers(
+    config: QuireConfig,
+    model: ModelConfig,
+    plan: MemoryPlan,
+    kv_plan: KVCachePlan,
+    network: Network,
+    digest_future: Future[str] | None,
+    groups: RankGroups | None,
+) -> EngineTiers:
     """Open the tiers for this model, dtype and layout; all of several ranks call this.
 
     Args:
-        blueprint: Settings, network, dtype and linear method.
-        networks: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
-            that the network gave them.
+        config: Settings.
+        model: The network, from config.json.
+        plan: Dtype and linear method.
         kv_plan: The KV cache, of this rank.
+        network: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
+            that the network gave them.
+        digest_future: From `start_digest`; None where no block outlives the process, and on other ranks than the first.
+        groups: Of several ranks, those of this one.
 
     Raises:
         ConfigError: the folder is too small, or cannot be written to.
     """
-    config, plan, groups = blueprint.config, blueprint.plan, networks.groups
     settings, rank, digest = config.kv_transfer, None, ""
     if needs_digest(config):
-        digest = shared_digest(networks.digest, None if groups is None else groups.world)
-    fingerprint = _fingerprint(config, plan, kv_plan, digest, networks.target) if digest else bytes(32)
+        digest = shared_digest(digest_future, None if groups is None else groups.world)
+    fingerprint = _fingerprint(config, plan, kv_plan, digest, network) if digest else bytes(32)
     if groups is not None:
         rank = TierRank(groups.world, config.parallel)
         fingerprint = rank.fingerprint(fingerprint)
@@ -241,7 +251,7 @@ def open_tiers(blueprint: Blueprint, networks: LoadedNetworks, kv_plan: KVCacheP
     if settings.kv_disk_path is not None:
         disk = DiskTier(settings.kv_disk_path, fingerprint, block_bytes, size_bytes=settings.kv_disk_size)
         tiers.append(disk.files)
-        encoder_cache = open_encoder_cache(blueprint.model, plan, digest, disk)
+        encoder_cache = open_encoder_cache(model, plan, digest, disk)
     if settings.kv_tier is not None:
         tiers.append(RemoteTier(settings.kv_tier, fingerprint, api_key=settings.kv_tier_api_key or ""))
     context = ConnectorContext(

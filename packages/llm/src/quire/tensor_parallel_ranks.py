@@ -18,6 +18,7 @@ from quire.expert_parallel import BalancerStats
 from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
 from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan
+from quire.rank_groups import RankGroups
 from quire.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
@@ -27,12 +28,11 @@ from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, Sche
 from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from quire_distributed import Collectives
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_runner import ModelRunner, PipelineRunner
 
-__all__ = ["OtherRanks", "RankGroups", "RankPayload", "RankWorker", "rank_payloads", "start_other_ranks"]
+__all__ = ["OtherRanks", "RankPayload", "RankWorker", "rank_payloads", "start_other_ranks"]
 
 BUILD = "quire.assemble:build_rank_worker"
 """What a rank's process calls."""
@@ -45,43 +45,6 @@ class RankPayload(NamedTuple):
     """Settings, as `QuireConfig.to_dict` gives them."""
     plan: MemoryPlan
     """Rank 0's, with the rank's own KV cache."""
-
-
-class RankGroups(NamedTuple):
-    """The groups that a rank is in."""
-
-    world: Collectives
-    """All ranks of the engine."""
-    mesh: Mesh
-    """The layout, as this rank sees it."""
-    tp: Collectives | None = None
-    """Those that share its layers; None for one alone."""
-    pp: Collectives | None = None
-    """The stages; None for one."""
-
-    @classmethod
-    def of(cls, world: Collectives, mesh: Mesh) -> RankGroups:
-        """The groups of a rank; all ranks call this."""
-        if mesh.pp == 1:
-            return cls(world, mesh, tp=world)
-        tp = quire_distributed.subgroup(world, mesh.group("tp")) if mesh.tp > 1 else None
-        pp = quire_distributed.subgroup(world, mesh.group("pp")) if mesh.tp > 1 else world
-        return cls(world, mesh, tp, pp)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0."""
-        return self.mesh.rank == 0
-
-    @property
-    def all(self) -> list[Collectives]:
-        """Each of them once."""
-        return list({id(group): group for group in (self.world, self.tp, self.pp) if group is not None}.values())
-
-    def close(self) -> None:
-        """Leave them."""
-        for group in self.all:
-            group.close()
 
 
 class OtherRanks(NamedTuple):
