@@ -6,11 +6,11 @@ import dataclasses
 
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan, format_bytes
-from quire.tensor_parallel import model_of_rank
+from quire.tensor_parallel import stage_of_rank
 from quire_kv_cache import kv_plan_of_layers
 from quire_models.config import ModelConfig
 from quire_models.ledger import weight_ledger
-from quire_models.stages import StageSpec, stage, stage_layers
+from quire_models.stages import StageSpec
 
 __all__ = ["stage_notes"]
 
@@ -20,10 +20,12 @@ def stage_notes(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> li
     rank."""
     tp, size = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     notes = [f"bytes are those of all {size} stages together; of them, each rank has those of its stage"]
-    part = model_of_rank(model, 0, config.parallel)
-    for number, layers in enumerate(stage_layers(part.network, size)):
-        own = stage(part.network, number, size)
-        ledger = weight_ledger(dataclasses.replace(part, network=own), plan.dtype, plan.linear_method, num_ranks=tp)
+    first = 0
+    for number in range(size):
+        own = stage_of_rank(model, number * tp, config.parallel)
+        layers = range(first, first + len(own.layers))
+        first = layers.stop
+        ledger = weight_ledger(dataclasses.replace(model, network=own), plan.dtype, plan.linear_method, num_ranks=tp)
         if isinstance(own, StageSpec) and not own.has_table:
             ledger["embedding"] = 0
         cache = kv_plan_of_layers(plan.kv_plan, own.cache_names()).total_bytes

@@ -22,9 +22,18 @@ from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import kv_plan_of_layers, plan_kv_cache
 from quire_models.config import ModelConfig
 from quire_models.sharding import interleave, shard
+from quire_models.spec import NetworkSpec
 from quire_models.stages import stage
 
-__all__ = ["check_parallel", "config_of_ranks", "interleaved", "kv_plan_of_rank", "mesh_of", "model_of_rank"]
+__all__ = [
+    "check_parallel",
+    "config_of_ranks",
+    "interleaved",
+    "kv_plan_of_rank",
+    "mesh_of",
+    "model_of_rank",
+    "stage_of_rank",
+]
 
 
 def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
@@ -105,11 +114,22 @@ def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 
 
 def model_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> ModelConfig:
-    """The part of a network that a rank has, for its plan."""
-    network = shard(interleaved(model, parallel).network, rank, parallel.tensor_parallel_size)
-    if parallel.enable_expert_parallel:
-        network = experts_of_rank(network, rank, parallel)
-    return dataclasses.replace(model, network=network)
+    """The part of a network that a rank has, all stages together, for its plan."""
+    return dataclasses.replace(model, network=_with_experts(_sharded(model, rank, parallel), rank, parallel))
+
+
+def stage_of_rank(model: ModelConfig, rank: int, parallel: ParallelConfig) -> NetworkSpec:
+    """The part of a network that a rank has: layers are dealt out by the weights of all experts, as when they load."""
+    mesh = mesh_of(parallel, rank)
+    return _with_experts(stage(_sharded(model, mesh.tp_rank, parallel), mesh.pp_rank, mesh.pp), mesh.tp_rank, parallel)
+
+
+def _sharded(model: ModelConfig, rank: int, parallel: ParallelConfig) -> NetworkSpec:
+    return shard(interleaved(model, parallel).network, rank, parallel.tensor_parallel_size)
+
+
+def _with_experts(network: NetworkSpec, rank: int, parallel: ParallelConfig) -> NetworkSpec:
+    return experts_of_rank(network, rank, parallel) if parallel.enable_expert_parallel else network
 
 
 def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:
@@ -124,4 +144,4 @@ def kv_plan_of_rank(
     mesh = mesh_of(parallel, rank)
     network = model_of_rank(model, mesh.tp_rank, parallel).network
     whole = plan_kv_cache(network.kv_cache_specs(block_size, cache_dtype), num_blocks=plan.num_blocks)
-    return whole if mesh.pp == 1 else kv_plan_of_layers(whole, stage(network, mesh.pp_rank, mesh.pp).cache_names())
+    return whole if mesh.pp == 1 else kv_plan_of_layers(whole, stage_of_rank(model, rank, parallel).cache_names())

@@ -55,6 +55,7 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
             "tensor_parallel_size": 2,
             "decode_context_parallel_size": 2,
             "speculative_eagle_topk": 1,
+            "dtype": "float32",
         },
     },
     "stages": {"pipeline parallel": {"pipeline_parallel_size": 2, "language_model_only": True}},
@@ -250,9 +251,9 @@ are quantized they stay on top.
 
 Ranks, stages and engines ([parallelism](parallelism.md)) are threads in this test, two of each kind; what they do as
 processes, tests of their own say. Expert parallel runs a form of the demo model with one more layer, which has experts.
-Decode context parallel takes sums in another order: it gives the same tokens, with log probabilities that differ in
-their last digits, and drafts are chains beside it. Prefill/decode by connector is a prefill engine beside the one whose
-answers are compared, which reads the blocks of every prompt from it.
+Decode context parallel takes sums in another order: it gives the same tokens in float32, with log probabilities that
+differ in their last digits, and drafts are chains beside it. Prefill/decode by connector is a prefill engine beside
+the one whose answers are compared, which reads the blocks of every prompt from it.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
