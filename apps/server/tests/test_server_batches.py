@@ -226,7 +226,7 @@ def test_results_are_recovered_up_to_the_last_whole_line(tmp_path):
     first.append([result(1), result(4, True), result(2)])
     first.close()
     whole = paths[0].read_bytes()
-    for torn in (b"", b"{", result(3).text[:-1], b"\0" * 40 + b"\n"):
+    for torn in (b"", b"{", result(3).text[:-1], b"\0" * 40 + b"\n", b"x" * 4000):
         paths[0].write_bytes(whole + torn)
         again = ResultFiles(*paths)
         assert (again.done, again.num_completed, again.num_failed) == ({1, 2, 4}, 2, 1)
