@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from quire_interfaces import ConfigError, PoolerConfig, PoolingParams
+from quire_interfaces import ConfigError, PoolerConfig, PoolingParams, RequestError
 from quire_pooling import DenseSpec, LayerNormSpec, PoolerSpec, PoolingHeadSpec, TokenTaskSpec
 
 DENSE = DenseSpec(weight="dense.weight", bias="dense.bias", in_features=16, out_features=6)
@@ -51,6 +51,29 @@ def test_settings_of_the_server_go_before_the_checkpoint() -> None:
     assert error.value.field == "dimensions"
     with pytest.raises(ConfigError, match=r"dimensions .3. cannot be chosen"):
         spec.with_config(PoolerConfig(dimensions=3))
+
+
+def test_the_server_bounds_texts_that_are_embedded() -> None:
+    spec = PoolerSpec(hidden_size=8)
+    assert (spec.max_embed_len, spec.embeds_in_chunks) == (None, False)
+    for in_chunks in (False, True):
+        bounded = spec.with_config(PoolerConfig(max_embed_len=50, enable_chunked_processing=in_chunks))
+        assert (bounded.max_embed_len, bounded.embeds_in_chunks) == (50, in_chunks)
+
+
+def test_adapters_of_tasks_are_chosen_by_requests_where_none_is_merged() -> None:
+    spec = PoolerSpec(hidden_size=8, embedding_tasks=("find", "tell"))
+    assert spec.resolve(PoolingParams(embedding_task="tell")).embedding_task == "tell"
+    merged = dataclasses.replace(spec, merged_task="find")
+    assert merged.resolve(PoolingParams(embedding_task="find")).embedding_task == "find"
+    for pooler, task, message in (
+        (PoolerSpec(hidden_size=8), "find", "no adapters of tasks"),
+        (spec, "sort", "it has those of find, tell"),
+        (merged, "tell", "embeds all texts for the task find"),
+    ):
+        with pytest.raises(RequestError, match=message) as error:
+            pooler.resolve(PoolingParams(embedding_task=task))
+        assert error.value.param == "embedding_task"
 
 
 def test_the_task_of_requests_that_name_none() -> None:
