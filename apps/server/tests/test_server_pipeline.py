@@ -11,6 +11,7 @@ import httpx
 import psutil
 
 from quire import LLM, SamplingParams
+from quire_demo_model import checkpoint_path
 
 PROMPT = "one two three one two three"
 FLAGS = ["--max-model-len", "256", "--num-gpu-blocks-override", "128", "--num-threads", "1"]
@@ -25,7 +26,7 @@ def stages(server: Any) -> list[int]:
 
 
 def test_stages_answer_over_http_and_outlive_one_of_them(quire_serve: Any) -> None:
-    server = quire_serve("--pipeline-parallel-size", "2", *FLAGS)
+    server = quire_serve(str(checkpoint_path()), "--pipeline-parallel-size", "2", *FLAGS)
     url = server.url()
     with LLM(max_model_len=256, num_gpu_blocks_override=128, num_threads=1) as llm:
         params = SamplingParams(logprobs=2, ignore_eos=True, **FIELDS)
