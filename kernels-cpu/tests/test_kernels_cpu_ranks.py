@@ -153,7 +153,7 @@ def test_a_prefill_of_ranks_has_the_bits_of_one(options: dict[str, Any], dtype: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dense", "int8 head", "experts", "factors"])
 def test_decode_steps_of_ranks_have_the_bits_of_one(kind: str, dtype: torch.dtype) -> None:
-    """Tokens of greedy and sampled rows, with masks and without, and logits."""
+    """Tokens of greedy and sampled rows, with masks and without, and logits; ranks share the embedding."""
     torch.manual_seed(2)
     rng = random.Random(2)
     experts = "plain" if kind == "experts" else None
@@ -185,7 +185,9 @@ def test_decode_steps_of_ranks_have_the_bits_of_one(kind: str, dtype: torch.dtyp
         own = dataclasses.replace(own, kv_caches=tuple(cache[:, :, heads].clone() for cache in own.kv_caches))
         sizes = (160, VOCAB - 160)
         head = rows_of(network.head, sizes, group.rank, gathers=True)
-        return run(dataclasses.replace(network, stack=shard(network.stack, group), head=head), own)
+        table = network.embedding.split(sizes)[group.rank].contiguous()
+        shared = dataclasses.replace(network, stack=shard(network.stack, group), head=head)
+        return run(dataclasses.replace(shared, embedding=table, embedding_rows=sizes), own)
 
     with groups() as ends:
         for found in on_ranks(ends, run_rank):
