@@ -127,12 +127,16 @@ constexpr int column_rows(int tiles) { return tiles <= 2 ? 12 : tiles == 3 ? 8 :
 #endif
 constexpr int64_t kColumnPiece = 128;  // inputs whose sums are added at once: as much of kColumnTiles tiles as the first-level cache holds
 
-// sums[tile][row] = or += kRows rows of weights times kTiles tiles over `width` inputs. Strides in numbers.
+// sums[tile][row] = or += kRows rows of weights times kTiles tiles over `width` inputs. Strides in numbers. next: the weights that
+// come after these, as far apart; fetched meanwhile where one tile alone meets them, which takes no longer than memory otherwise.
 template <int kRows, int kTiles>
-__attribute__((noinline)) void add_columns(const float* weights, int64_t row_stride, const float* x, int64_t tile_stride,
-                                           int64_t width, float* sums, int64_t sums_stride, bool begins) {
+__attribute__((noinline)) void add_columns(const float* weights, const float* next, int64_t row_stride, const float* x,
+                                           int64_t tile_stride, int64_t width, float* sums, int64_t sums_stride, bool begins) {
+    constexpr int64_t kLine = 64 / sizeof(float);
     Floats acc[kRows][kTiles] = {};
     for (int64_t k = 0; k < width; ++k) {
+        if constexpr (kTiles == 1)
+            if (const int64_t row = k % kLine; row < kRows) __builtin_prefetch(next + row * row_stride + k - row, 0, 2);
         Floats in[kTiles];
 #pragma GCC unroll 4
         for (int v = 0; v < kTiles; ++v) {
@@ -161,17 +165,22 @@ template <int kTiles>
 inline void multiply_columns(const float* weights, int64_t row_stride, int64_t rows, const float* x, int64_t tile_stride,
                              int64_t width, float* sums, int64_t sums_stride, bool adds = false) {
     constexpr int kRows = column_rows(kTiles);
-    for (int64_t k = 0; k < width; k += kColumnPiece) {
-        const int64_t piece = std::min(kColumnPiece, width - k);
-        const bool begins = k == 0 && !adds;
-        int64_t row = 0;
-        for (; row + kRows <= rows; row += kRows)
-            add_columns<kRows, kTiles>(weights + row * row_stride + k, row_stride, x + k * kLanes, tile_stride, piece,
+    // Of one tile all inputs stay in a cache, and weights are read as they lie; of several a piece stays.
+    const int64_t part = kTiles == 1 ? kRows : rows;
+    for (int64_t first = 0; first < rows; first += part)
+        for (int64_t k = 0; k < width; k += kColumnPiece) {
+            const int64_t piece = std::min(kColumnPiece, width - k), last = std::min(first + part, rows);
+            const bool begins = k == 0 && !adds;
+            const float* const at = weights + k;
+            const float* const next = k + piece < width ? at + piece : weights + kRows * row_stride;
+            int64_t row = first;
+            for (; row + kRows <= last; row += kRows)
+                add_columns<kRows, kTiles>(at + row * row_stride, next + row * row_stride, row_stride, x + k * kLanes, tile_stride, piece,
+                                           sums + row * kLanes, sums_stride, begins);
+            for (; row < last; ++row)
+                add_columns<1, kTiles>(at + row * row_stride, next + row * row_stride, row_stride, x + k * kLanes, tile_stride, piece,
                                        sums + row * kLanes, sums_stride, begins);
-        for (; row < rows; ++row)
-            add_columns<1, kTiles>(weights + row * row_stride + k, row_stride, x + k * kLanes, tile_stride, piece,
-                                   sums + row * kLanes, sums_stride, begins);
-    }
+        }
 }
 
 // What becomes of the sums of a matrix: times scale, plus bias, through a function.
