@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from quire_interfaces import RequestError
+from quire_interfaces import ContextLengthError, RequestError
 from quire_renderers import BoundedPrompts, ChatRenderer, load_tokenizer
 from quire_renderers.bounded_prompts import truncated_pair_lens
 from quire_renderers.fast_tokenizer import FastTokenizer
@@ -83,7 +83,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 pieces = st.sampled_from(
     [" ", "  ", "\n", "a", "the", " of", "Word", "123", "45678901234567", "'s", ".", "é", "e\u0301", "ΑΣ", "中文",
-     "[SEP]", "x" * 30, "\u200d", "ﬁ"]
+     "[SEP]", "x" * 30, "\u200d", "ﬁ", "a,b", '{"k":1,"v":"w"}', "!?", "line\nof", "中文字中文", "12 34 of", "it's=",
+     "ᄀ", "ᄀᆨ", "\u0301", "½", "1,234.5", "(a)[b]", "a_b-c/d+e", "#a @b"]
 )  # fmt: skip
 
 
@@ -91,15 +92,22 @@ def test_ends_of_random_texts_are_those_of_the_whole(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert isinstance(tokenizer, FastTokenizer)
 
-    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    separators = [" ", "", ",", " ", "\n", ";", ". ", " "]
+
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True)
     @given(st.lists(pieces, max_size=40), st.integers(0, 400), st.integers(1, 60), st.integers(0, 10**6))
     def check(around: list[str], num_words: int, max_tokens: int, seed: int) -> None:
         words = sample_text(num_words, seed).split(" ")
         random.Random(seed).shuffle(around)
         for place, piece in enumerate(around):
             words.insert((place * 7 + seed) % (len(words) + 1), piece)
-        text = " ".join(words)
+        text = "".join(word + separators[(place + seed) % len(separators)] for place, word in enumerate(words))
         whole = tokenizer.encode_segment(text)
+        assert (
+            tokenizer.encode_segment(tokenizer.part_of_text.head(text, max_tokens))[:max_tokens] == whole[:max_tokens]
+        )
+        for limit in (max_tokens, len(whole)):
+            assert not tokenizer.part_of_text.exceeds(text, limit) or len(whole) > limit
         assert tokenizer.part_of_text.first(text, max_tokens) == whole[:max_tokens]
         assert tokenizer.part_of_text.last(text, max_tokens) == whole[max(0, len(whole) - max_tokens) :]
 
@@ -125,6 +133,86 @@ def test_long_texts_are_not_read_to_their_end(folder: Path, monkeypatch: pytest.
             assert sum(read) == len(text)
         else:
             assert sum(read) < 10_000
+
+
+def kind_of(folder: Path) -> str:
+    return next(kind for kind in KINDS if folder.name.startswith(kind))
+
+
+LONG_TEXTS = {
+    "json": json.dumps([{"number": number, "word": "of"} for number in range(9000)], separators=(",", ":")),
+    "lines": "the\nof\nand\n" * 20_000,
+    "numbers": " ".join(map(str, range(30_000))),
+    "sentences": "The end. " * 20_000,
+    "path": "usr/lib/" * 20_000,
+    "chinese": "中文字" * 20_000,
+    "marks": "?!" * 50_000,
+}
+READ_IN_PARTS = {
+    "bert": set(LONG_TEXTS),
+    "gpt2": {"json", "lines", "numbers", "sentences", "path"},
+    "digits": {"json", "lines", "numbers", "sentences", "path"},
+    "xlmr": {"lines", "numbers", "sentences"},
+    "llama": set(),
+}
+
+
+@pytest.mark.parametrize("name", list(LONG_TEXTS))
+def test_texts_of_all_kinds_are_not_read_to_their_end(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, FastTokenizer)
+    part, text = tokenizer.part_of_text, LONG_TEXTS[name]
+    read: list[int] = []
+    encode = part._encode
+    monkeypatch.setattr(part, "_encode", lambda text: read.append(len(text)) or encode(text))
+    whole = encode(text)
+    assert part.first(text, 128) == whole[:128]
+    assert part.last(text, 128) == whole[-128:]
+    assert (sum(read) < 10_000) == (name in READ_IN_PARTS[kind_of(folder)])
+
+
+TOO_LONG = {
+    "words": (sample_text(40_000), {"bert", "gpt2", "digits", "xlmr"}),
+    "one word": ("the" * 200_000, {"gpt2", "digits", "xlmr"}),
+    "chinese": ("字中文" * 60_000, {"bert", "gpt2", "digits", "xlmr"}),
+}
+
+
+@pytest.mark.parametrize("name", list(TOO_LONG))
+def test_texts_that_are_far_too_long_are_refused_unread(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, kinds = TOO_LONG[name]
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, FastTokenizer)
+    read: list[int] = []
+    encode = tokenizer.part_of_text._encode
+    monkeypatch.setattr(tokenizer.part_of_text, "_encode", lambda text: read.append(len(text)) or encode(text))
+    prompts = BoundedPrompts(ChatRenderer(tokenizer))
+    for render in (
+        lambda: prompts.render(text, longest=128),
+        lambda: prompts.render_pair("a", text, longest=128),
+        lambda: prompts.render_pair(text, "a", longest=128),
+    ):
+        if kind_of(folder) in kinds:
+            with pytest.raises(ContextLengthError, match="this model's context is 128 tokens") as caught:
+                render()
+            assert caught.value.max_model_len == 128
+            assert sum(read) < 10_000
+        else:
+            assert len(render().token_ids) > 2
+    assert prompts.render(text, max_tokens=128, longest=128).token_ids  # what is cut is not refused
+    assert len(prompts.render("the of", longest=2).token_ids) > 2  # this is another's to refuse
+
+
+def test_what_the_vocabulary_does_not_know_is_not_counted(tmp_path: Path) -> None:
+    trained("xlmr").save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, FastTokenizer)
+    text = "\u0e01" * 100_000  # unknown characters are one token together
+    assert len(tokenizer.encode_segment(text)) < 10
+    assert not tokenizer.part_of_text.exceeds(text, 10)
+    assert tokenizer.part_of_text.exceeds("the" * 100_000, 10)
 
 
 def test_truncation_is_that_of_transformers(folder: Path) -> None:

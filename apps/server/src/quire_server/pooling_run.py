@@ -215,14 +215,16 @@ def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
         place = first.param + bracket + rest
         error.param = place  # type: ignore[attr-defined]
         message = str(error)
-        if isinstance(error, ContextLengthError) and error.num_prompt_tokens is not None:
+        if isinstance(error, ContextLengthError) and error.max_model_len is not None:
             message = (
                 f"This model's maximum context length is {error.max_model_len} tokens, and the input has "
-                f"{error.num_prompt_tokens}. Please reduce the length of the input prompt, or have it truncated."
+                f"{error.num_prompt_tokens or 'far more'}. Please reduce the length of the input prompt, or have it "
+                "truncated."
             )
         if place not in message:
             pair = "" if second is None else f" with {second.param}"
-            error.args = (f"{first.param}{pair}: {message}", *error.args[1:])
+            message = f"{first.param}{pair}: {message}"
+        error.args = (message, *error.args[1:])
     if not job.per_item:
         raise error
     return error

@@ -145,11 +145,13 @@ def _cut(context: ServerContext, texts: Sequence[PoolingInput], num_tokens: int 
     """The texts, those of more than `num_tokens` tokens cut at their end; None or 0 for as they are."""
     if not num_tokens:
         return texts
-    renderer = context.llm.renderer
+    renderer, prompts = context.llm.renderer, context.llm.pooling_prompts
+    assert prompts is not None
     cut = []
     for each in texts:
         text = each.prompt
         if isinstance(text, str) and len(text) > num_tokens:  # a token has at least one character
+            text = prompts.head(text, num_tokens + 1)
             prompt = renderer.render_prompt(text, add_special_tokens=False)
             if len(prompt.token_ids) > num_tokens:
                 offsets = renderer.token_offsets(prompt, add_special_tokens=False)

@@ -206,9 +206,8 @@ class PoolingPrompts:
                 params = dataclasses.replace(params, embedding_task=None)
         params = self.spec.resolve(params)
         prompt_name, add_special_tokens = options.get("prompt_name"), options.get("add_special_tokens", True)
-        max_tokens = params.truncate_prompt_tokens
+        max_tokens, longest = params.truncate_prompt_tokens, self._longest(params)
         if max_tokens is not None:
-            longest = self._max_embed_len if params.task == "embed" else self._max_model_len
             max_tokens = min(self._max_text_len if max_tokens == -1 else max_tokens, longest)
         salt = None
         if isinstance(prompt, Mapping):
@@ -234,6 +233,7 @@ class PoolingPrompts:
         rendered = self._bounded.render(
             self._cased(instruction + prompt),
             max_tokens=max_tokens,
+            longest=longest,
             truncation_side=params.truncation_side,
             add_special_tokens=add_special_tokens,
         )
@@ -255,6 +255,7 @@ class PoolingPrompts:
         rendered = self._bounded.render(
             self._cased(instruction + text) + suffix,
             max_tokens=min(lengths, default=None),
+            longest=self._longest(params),
             truncation_side=params.truncation_side,
             add_special_tokens=not suffix,
         )
@@ -285,6 +286,7 @@ class PoolingPrompts:
                 self._cased(instruction) + first,
                 second,
                 max_tokens=max_tokens,
+                longest=self._longest(params),
                 truncation_side=params.truncation_side,
             )
         text = self._renderer.render_pair_template(first, second, chat_template, variables, instruction=instruction)
@@ -292,7 +294,11 @@ class PoolingPrompts:
         if max_tokens is not None:
             max_tokens = max(max_tokens - len(start), 1)
         rendered = self._bounded.render(
-            text, max_tokens=max_tokens, truncation_side=params.truncation_side, add_special_tokens=False
+            text,
+            max_tokens=max_tokens,
+            longest=self._longest(params),
+            truncation_side=params.truncation_side,
+            add_special_tokens=False,
         )
         token_ids = rendered.token_ids
         if len(token_ids) == max_tokens and params.truncation_side != "left":
@@ -318,6 +324,14 @@ class PoolingPrompts:
     def _prompt_of_task(self, task: str) -> str | None:
         """Name of the prompt that texts of a task get where their request names none: the one of its own name."""
         return task if task in self.spec.prompts else None
+
+    def head(self, text: str, max_tokens: int) -> str:
+        """The beginning of a text that holds its first `max_tokens` tokens and maybe more, or all of it."""
+        return self._bounded.head(text, max_tokens)
+
+    def _longest(self, params: PoolingParams) -> int:
+        """Most tokens of a prompt that is not cut."""
+        return self._max_embed_len if params.task == "embed" else self._max_model_len
 
     def _instruction(self, prompt_name: str | None) -> str:
         """The text that goes before a prompt."""

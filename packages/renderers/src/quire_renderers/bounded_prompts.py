@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from quire_interfaces import RenderedPrompt, RequestError, Tokenizer
+from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, Tokenizer
 from quire_renderers.chat_renderer import ChatRenderer
 from quire_renderers.pair_template import SupportsPairs
 from quire_renderers.part_of_text import SupportsParts
@@ -44,6 +44,7 @@ class BoundedPrompts:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
+        longest: int | None = None,
         truncation_side: TruncationSide | None = None,
         add_special_tokens: bool = True,
     ) -> RenderedPrompt:
@@ -52,10 +53,13 @@ class BoundedPrompts:
         Args:
             prompt: Text, or ids, which get no special tokens.
             max_tokens: Most tokens, special ones included; None cuts nothing.
+            longest: Most tokens that are read, where nothing is cut: a text that is far longer is refused without
+                being tokenized; one that is a little longer is not refused here.
             truncation_side: Which end is cut off; None for the tokenizer's own.
             add_special_tokens: Whether a text gets the tokenizer's special tokens.
 
         Raises:
+            ContextLengthError: a text is surely longer than `longest`.
             RequestError: it is neither text nor ids of the vocabulary, or `max_tokens` has no room for a token of it.
         """
         side = truncation_side or self._side
@@ -63,6 +67,8 @@ class BoundedPrompts:
             rendered = self._renderer.render_prompt(prompt)
             return RenderedPrompt(token_ids=_cut(rendered.token_ids, max_tokens, side))
         self._renderer.check_text(prompt, "prompt")
+        if max_tokens is None and longest is not None:
+            self._check_fits(prompt, longest)
         segments = self._segments
         if segments is None:
             token_ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
@@ -77,6 +83,7 @@ class BoundedPrompts:
         second: str,
         *,
         max_tokens: int | None = None,
+        longest: int | None = None,
         truncation_side: TruncationSide | None = None,
     ) -> RenderedPrompt:
         """Two texts as the tokenizer writes a pair, with token types where it has them. The longer one is cut first
@@ -86,9 +93,11 @@ class BoundedPrompts:
             first: A query, for instance.
             second: A document.
             max_tokens: Most tokens, special ones included; None cuts nothing.
+            longest: As for `render`.
             truncation_side: Which end of both is cut off; None for the tokenizer's own.
 
         Raises:
+            ContextLengthError: one of the texts is surely longer than `longest`.
             RequestError: the tokenizer takes no pairs, or `max_tokens` has no room for a token of them.
         """
         template, segments = self._pair_template, self._segments
@@ -101,15 +110,33 @@ class BoundedPrompts:
             )
         for text in (first, second):
             self._renderer.check_text(text, "prompt")
+            if max_tokens is None and longest is not None:
+                self._check_fits(text, longest)
         room, side = _room(max_tokens, template.num_tokens), truncation_side or self._side
         most = None if room is None else room + 1
         first_ids, second_ids = self._encode(segments, first, most, side), self._encode(segments, second, most, side)
         if room is not None:
-            if len(first_ids) == len(second_ids) == most:  # which one is longer, says who gets an odd token
-                first_ids, second_ids = segments.encode_segment(first), segments.encode_segment(second)
+            reach = room + 1
+            while room % 2 and len(first_ids) == len(second_ids) == reach:  # the longer one gets an odd token
+                reach *= 2
+                first_ids = self._encode(segments, first, reach, side)
+                second_ids = self._encode(segments, second, reach, side)
             first_len, second_len = truncated_pair_lens(len(first_ids), len(second_ids), room)
             first_ids, second_ids = _cut(first_ids, first_len, side), _cut(second_ids, second_len, side)
         return template.join(first_ids, second_ids)
+
+    def head(self, text: str, max_tokens: int) -> str:
+        """The beginning of a text that holds its first `max_tokens` tokens and maybe more, or all of it."""
+        return text if self._part is None else self._part.head(text, max_tokens)
+
+    def _check_fits(self, text: str, longest: int) -> None:
+        """Raises ContextLengthError for a text of surely more than `longest` tokens."""
+        if self._part is not None and self._part.exceeds(text, longest):
+            raise ContextLengthError(
+                f"the prompt of {len(text)} characters is too long, but this model's context is {longest} tokens; "
+                "shorten it, or have it truncated",
+                max_model_len=longest,
+            )
 
     def _encode(self, segments: SupportsSegments, text: str, max_tokens: int | None, side: TruncationSide) -> list[int]:
         """Token ids of a text, cut at `max_tokens`; what is cut off is not tokenized where the tokenizer can do

@@ -1,30 +1,57 @@
 """The first or the last tokens of a long text, without tokenizing all of it.
 
-A text may be cut at a blank between two letters where its tokenizer splits there before it looks for tokens: what is on
-one side is then tokenized alike with and without the other side. Knows the `tokenizers` library; knows no lengths of
-models.
+A text may be cut where its tokenizer splits it before it looks for tokens: what is on one side is then tokenized alike
+with and without the other side. Which places these are, samples say. Knows the `tokenizers` library; knows no lengths
+of models.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import tokenizers
+
+from quire_renderers.fewest_tokens import FewestTokens
 
 __all__ = ["PartOfText", "SupportsParts"]
 
 CHARS_PER_TOKEN = 6
 """Characters of a text that are read first, per token that is wanted: English has 4 to 5."""
+OTHER_CHARS_PER_TOKEN = 2
+"""The same of a text in other scripts, Chinese among them."""
 MIN_CHARS = 256
 FARTHEST_CUT = 2000
 """Characters in which a place to cut is looked for."""
 
-_BORDER = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
-"""A blank between two letters. None of them changes with what is beyond it under any Unicode normalization, and no
-pattern of a pre-tokenizer looks across it, as the sample says."""
-_SAMPLE = "ab cd Ef gh"
+
+class _Border(NamedTuple):
+    """A kind of place where texts may be cut."""
+
+    pattern: str
+    """Matches the place, which has no length. No character of it changes with what is beyond the place under any
+    Unicode normalization."""
+    sample: str
+    """A text with such places. No pattern of a pre-tokenizer that splits this one looks across others."""
+
+
+_MARKS = '!"#$%&()*+,-./:;=?@\\^`{}~'
+"""Without those of which special tokens are made."""
+_BORDERS = (
+    _Border(r"(?<=[^\W\d_])(?= [^\W\d_])", "ab cd Ef gh"),
+    _Border(
+        r"(?<=[0-9.,;:!?])(?= (?:[^\W\d_]|[0-9]))|(?<=[^\W\d_])(?= [0-9])",
+        "ab. cd 12 Ef! 3 45 gh: 6? ij, kl; m",
+    ),
+    _Border(r"(?<=[^\W\d_])(?=\n[^\W\d_])", "ab\ncd\nEf\ngh"),
+    _Border(
+        rf"(?<=[^\W\d_]|[0-9])(?=[{re.escape(_MARKS)}])", "".join(f"ab{mark}Cd{mark} 12{mark}3" for mark in _MARKS)
+    ),
+    _Border(r"(?<=[!-/:-@\[-`{-~])(?=[!-/:-@\[-`{-~])", "ab.,cd()[];'!?`~ef<|>&#\"$%*+-=@^{_}gh"),
+    _Border(r"(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])", "ab\u4e2d\u6587\u5b57\u4e2d cd\u6587\u5b57\u4e2d\u6587"),
+)
 
 
 @runtime_checkable
@@ -39,7 +66,7 @@ class PartOfText:
     """Finds tokens at an end of a text.
 
     Args:
-        backend: Whose normalizer and pre-tokenizer are asked whether texts can be cut.
+        backend: Whose normalizer and pre-tokenizer are asked where texts can be cut.
         encode: Token ids of a whole text.
         added_contents: Texts of all added tokens.
     """
@@ -47,27 +74,31 @@ class PartOfText:
     def __init__(
         self, backend: tokenizers.Tokenizer, encode: Callable[[str], list[int]], added_contents: Iterable[str]
     ) -> None:
+        self._backend, self._added_contents = backend, list(added_contents)
         self._encode = encode
-        self._can_cut = _splits_words(backend) and not any(_BORDER.search(content) for content in added_contents)
+
+    @cached_property
+    def _border(self) -> re.Pattern[str] | None:
+        return _border_of(self._backend, self._added_contents)
+
+    @cached_property
+    def _fewest(self) -> FewestTokens:
+        return FewestTokens(self._backend, self._added_contents)
 
     def first(self, text: str, max_tokens: int) -> list[int]:
         """The first `max_tokens` token ids of a text, or all that there are."""
-        size = max(MIN_CHARS, CHARS_PER_TOKEN * max_tokens)
-        while self._can_cut and size < len(text):
-            cut = _last_border(text, max(0, size - FARTHEST_CUT), size)
-            if cut is not None:
-                token_ids = self._encode(text[:cut])
-                if len(token_ids) >= max_tokens:
-                    return token_ids[:max_tokens]
-            size *= 2
-        return self._encode(text)[:max_tokens]
+        return self._head(text, max_tokens)[1][:max_tokens]
+
+    def head(self, text: str, max_tokens: int) -> str:
+        """The beginning of a text that holds its first `max_tokens` tokens and maybe more, or all of it."""
+        return self._head(text, max_tokens)[0]
 
     def last(self, text: str, max_tokens: int) -> list[int]:
         """The last `max_tokens` token ids of a text, or all that there are."""
-        size = max(MIN_CHARS, CHARS_PER_TOKEN * max_tokens)
-        while self._can_cut and size < len(text):
-            match = _BORDER.search(text, len(text) - size, len(text) - size + FARTHEST_CUT)
-            follower = None if match is None else _BORDER.search(text, match.end(), match.end() + FARTHEST_CUT)
+        size, border = _first_size(text[-MIN_CHARS:], max_tokens), self._border
+        while border is not None and size < len(text):
+            match = border.search(text, len(text) - size, len(text) - size + FARTHEST_CUT)
+            follower = None if match is None else border.search(text, match.end() + 1, match.end() + FARTHEST_CUT)
             if match is not None and follower is not None:
                 token_ids = self._encode(text[match.start() :])
                 # A text may begin otherwise than it goes on: what is before the second border is not taken.
@@ -77,21 +108,81 @@ class PartOfText:
         token_ids = self._encode(text)
         return token_ids[max(0, len(token_ids) - max_tokens) :]
 
+    def exceeds(self, text: str, max_tokens: int) -> bool:
+        """Whether a text surely has more than `max_tokens` tokens; what is not sure is not said, and costs little."""
+        if len(text) <= max(MIN_CHARS, CHARS_PER_TOKEN * max_tokens):
+            return False
+        if self._fewest.of(text, max_tokens) > max_tokens:
+            return True
+        head, token_ids = self._head(text, max_tokens + 1, whole=False)
+        return bool(head) and len(token_ids) > max_tokens
 
-def _last_border(text: str, begin: int, end: int) -> int | None:
-    """Place of the last blank between two letters in a part of a text."""
-    cut = end
-    while (cut := text.rfind(" ", begin, cut)) > begin:
-        if _BORDER.match(text, cut):
-            return cut
+    def _head(self, text: str, max_tokens: int, *, whole: bool = True) -> tuple[str, list[int]]:
+        """`head`, and its token ids; both empty where only the whole text would do and `whole` is false."""
+        size = _first_size(text[:MIN_CHARS], max_tokens)
+        while self._border is not None and size < len(text):
+            cut = _last_border(self._border, text, max(0, size - FARTHEST_CUT), size)
+            if cut is not None:
+                token_ids = self._encode(text[:cut])
+                if len(token_ids) >= max_tokens:
+                    return text[:cut], token_ids
+            size *= 2
+        return (text, self._encode(text)) if whole else ("", [])
+
+
+def _first_size(sample: str, max_tokens: int) -> int:
+    """Number of characters to read first."""
+    return max(MIN_CHARS, (CHARS_PER_TOKEN if sample.isascii() else OTHER_CHARS_PER_TOKEN) * max_tokens)
+
+
+def _last_border(border: re.Pattern[str], text: str, begin: int, end: int) -> int | None:
+    """The last place in a part of a text where it may be cut."""
+    for start in range(end, begin, -100):
+        places = [match.start() for match in border.finditer(text, max(begin, start - 100), min(start + 2, len(text)))]
+        if places:
+            return places[-1]
     return None
 
 
-def _splits_words(backend: tokenizers.Tokenizer) -> bool:
-    """Whether words are apart before the model looks for tokens in them."""
+def _border_of(backend: tokenizers.Tokenizer, added_contents: Iterable[str]) -> re.Pattern[str] | None:
+    """Where texts of a tokenizer may be cut; None for nowhere."""
     if backend.pre_tokenizer is None:
-        return False
-    sample = _SAMPLE if backend.normalizer is None else backend.normalizer.normalize_str(_SAMPLE)
-    pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(sample)]
-    letters = ["".join(char for char in piece if char.isascii() and char.isalpha()).lower() for piece in pieces]
-    return [each for each in letters if each] == _SAMPLE.lower().split()
+        return None
+    contents = list(added_contents)
+    kinds = [
+        kind.pattern
+        for kind in _BORDERS
+        if not any(_is_cut(kind.pattern, content) for content in contents) and _splits(backend, kind)
+    ]
+    return re.compile("|".join(kinds)) if kinds else None
+
+
+def _is_cut(pattern: str, content: str) -> bool:
+    """Whether there is a place inside of an added token, alone or between others."""
+    return any(
+        0 < match.start() - 1 < len(content)
+        for letter in "a1,\u4e2d"
+        for match in re.finditer(pattern, letter + content + letter)
+    )
+
+
+def _splits(backend: tokenizers.Tokenizer, kind: _Border) -> bool:
+    """Whether the tokenizer splits texts at places of a kind: the sample's pieces are those of its parts."""
+    places = [match.start() for match in re.finditer(kind.pattern, kind.sample)]
+    whole = _pieces(backend, kind.sample)
+    for place, follower in zip(places, [*places[1:], len(kind.sample)], strict=True):
+        before, behind = _pieces(backend, kind.sample[:place]), _pieces(backend, kind.sample[place:])
+        if whole[: len(before)] != before:
+            return False
+        # What begins a text may be another piece than within it: what is up to the next place is not compared.
+        num_first = len(_pieces(backend, kind.sample[place:follower]))
+        if len(before) + len(behind) != len(whole) or whole[len(before) + num_first :] != behind[num_first:]:
+            return False
+    return True
+
+
+def _pieces(backend: tokenizers.Tokenizer, text: str) -> list[str]:
+    """What the model looks for tokens in."""
+    text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    assert backend.pre_tokenizer is not None
+    return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
