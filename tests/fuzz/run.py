@@ -35,7 +35,12 @@ SWITCHES = (
 )  # fmt: skip
 SMALL = ("--max-model-len", "256", "--max-num-seqs", "8", "--response-store", ":memory:")
 """Short answers, so that the time goes into requests."""
-RESTING = ("/pause", "/sleep")
+RESTING = {
+    "/pause": "/resume",
+    "/pause_generation": "/continue_generation",
+    "/release_memory_occupation": "/resume_memory_occupation",
+    "/sleep": "/wake_up",
+}
 """After these a server takes no requests; each is undone at once."""
 _TIMEOUT_S = 120
 
@@ -127,7 +132,7 @@ def _send(
             fault = f"{operation.label}: {status} {re.sub('[0-9a-f]{8,}', 'ID', told)[:300]}"
             report.failures.setdefault(fault, case.as_curl_command())
         if operation.path in RESTING:
-            client.post({"/pause": "/resume", "/sleep": "/wake_up"}[operation.path]).raise_for_status()
+            client.post(RESTING[operation.path], json={}).raise_for_status()
 
     with suppress(Unsatisfiable):  # what takes no parameter can be asked nothing wrong
         send()
