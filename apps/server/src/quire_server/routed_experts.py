@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from quire_engine import CompletionOutput
@@ -18,6 +17,8 @@ def experts_text(output: CompletionOutput) -> str | UnsetType:
     `numpy.load(io.BytesIO(base64.b64decode(text)))`; UNSET where the completion has none."""
     if output.routed_experts is None:
         return UNSET
+    import numpy as np
+
     file = io.BytesIO()
     np.save(file, output.routed_experts, allow_pickle=False)
     return base64.b64encode(file.getbuffer()).decode("ascii")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from quire_engine.output_processor import RequestProcessor
 from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import EngineCoreOutput, TokenExperts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["RoutedExpertsProcessor"]
 
@@ -52,6 +52,8 @@ class RoutedExpertsProcessor(RequestProcessor):
 
     def _array(self, index: int) -> NDArray[Any] | None:
         """The experts of all tokens of the prompt and of the output but the last; fewer where it failed before."""
+        import numpy as np
+
         form, experts = self._form, self._experts.get(index)
         if form is None or experts is None:
             return None

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 import quire_runner
 from quire.blueprint import Blueprint
 from quire.config import QuireConfig
@@ -30,6 +27,9 @@ from quire_interfaces import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quire_runner import ModelRunner
 
 __all__ = ["ExpertsScheduler", "runner_class"]
@@ -60,6 +60,8 @@ class ExpertsScheduler:
     """
 
     def __init__(self, scheduler: Scheduler, blueprint: Blueprint) -> None:
+        import numpy as np  # loaded where experts are kept
+
         layers, plan = sparse_layers(blueprint.model), blueprint.plan.kv_plan
         self._inner = scheduler
         self._group, self._block_size = _group_of_all_tokens(plan)
@@ -88,6 +90,8 @@ class ExpertsScheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what a step produced, and what its tokens chose."""
+        import numpy as np
+
         members = self._steps.pop(output.step_id)
         entries = zip(output.rows, members, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
         for row, member, start, size in entries:
@@ -116,6 +120,8 @@ class ExpertsScheduler:
 
     def _slots_of(self, row: _Row, start: int, stop: int) -> NDArray[np.int64]:
         """Slots of the tokens at some positions."""
+        import numpy as np
+
         size = self._block_size
         first = start // size
         blocks = np.array(row.blocks[first : -(-stop // size)], dtype=np.int64)
