@@ -42,11 +42,8 @@ def client(server):
 
 def start(client: openai.OpenAI, lines: list[Any], endpoint: str = CHAT, **fields: Any) -> Batch:
     file = client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id,
-        endpoint=endpoint,
-        **{"completion_window": "24h", **fields},  # type: ignore[arg-type]
-    )
+    body: dict[str, Any] = {"endpoint": endpoint, "completion_window": "24h", **fields}
+    return client.batches.create(input_file_id=file.id, **body)
 
 
 def ended(client: openai.OpenAI, batch: Batch, timeout_s: float = 60) -> Batch:

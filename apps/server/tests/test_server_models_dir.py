@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from quire_testkit.checkpoints import make_checkpoint
@@ -34,10 +34,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(quire_serve: Any, models: Path) -> Iterator[httpx.Client]:
-    process = quire_serve("--models-dir", str(models), *FLAGS)
+def process(quire_serve: Any, models: Path) -> Any:
+    return quire_serve("--models-dir", str(models), *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def client(process: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=process.url(), timeout=120) as client:
-        client.process = process  # type: ignore[attr-defined]
         yield client
 
 
@@ -70,18 +73,15 @@ def test_models_are_loaded_when_they_are_asked_for(client: httpx.Client) -> None
     assert statuses(client) == {"broken": "unloaded", "first": "unloaded", "second": "loaded"}
 
 
-def test_a_model_that_dies_is_started_again(client: httpx.Client) -> None:
+def test_a_model_that_dies_is_started_again(process: Any, client: httpx.Client) -> None:
     complete(client, "first")
-    (server,) = [each for each in children(client) if "settings.yaml" in " ".join(each.cmdline())]
+    (server,) = [each for each in children(process) if "settings.yaml" in " ".join(each.cmdline())]
     os.killpg(server.pid, signal.SIGKILL)
     answer = complete(client, "first")
     assert (answer.status_code, answer.json().get("model")) == (200, "first"), answer.text
 
 
-def children(client: httpx.Client) -> list[Any]:
-    import psutil
-
-    process = client.process  # type: ignore[attr-defined]
+def children(process: Any) -> list[Any]:
     return list(psutil.Process(process.popen.pid).children(recursive=True))
 
 
@@ -127,13 +127,10 @@ def test_streams_are_passed_on_as_they_come_and_end_with_their_client(client: ht
     assert client.get("/load?model=first").json()["server_load"] == 0
 
 
-def test_the_end_of_the_router_ends_its_models(client: httpx.Client) -> None:
+def test_the_end_of_the_router_ends_its_models(process: Any, client: httpx.Client) -> None:
     complete(client, "first")
-    left = children(client)
+    left = children(process)
     assert left
-    process = client.process  # type: ignore[attr-defined]
     process.popen.send_signal(signal.SIGTERM)
     assert process.end(120) == 0
-    with contextlib.suppress(Exception):
-        left = [each for each in left if each.is_running() and each.status() != "zombie"]
-    assert left == []
+    assert psutil.wait_procs(left, timeout=60)[1] == []

@@ -40,6 +40,7 @@ from quire_interfaces import (
     RequestOptions,
     SamplingParams,
     SchedulerStats,
+    TokenExperts,
     TokenLogprobs,
 )
 
@@ -72,10 +73,19 @@ core_outputs = st.builds(
     st.none() | st.lists(logprobs, max_size=3),
     st.none() | st.lists(logprobs, max_size=3),
     st.integers(0, 99),
-    st.none() | st.builds(RequestFailure, texts, st.none() | texts, st.none() | texts),
+    st.none() | st.builds(RequestFailure, texts, st.none() | texts, st.none() | texts, st.none() | texts),
     st.none() | st.builds(PooledOutput, st.binary(max_size=9), st.lists(st.integers(0, 9), max_size=2).map(tuple)),
     st.none()
     | st.dictionaries(texts, st.integers(-5, 5) | texts | st.lists(st.integers(0, 99), max_size=3), max_size=3),
+    st.none()
+    | st.builds(
+        TokenExperts,
+        st.integers(0, 9999),
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.sampled_from(["uint8", "uint16"]),
+        st.binary(max_size=9),
+    ),
 )
 client_messages = (
     st.builds(

@@ -208,8 +208,8 @@ def _named(error: QuireError, item: PoolingItem, job: PoolingJob) -> QuireError:
     """The error with the item's place in the body. Raises it unless items fail alone."""
     first, second = item
     param = getattr(error, "param", None)
-    if param == "embedding_task":  # as Jina's API calls it
-        error.param = param = "task"  # type: ignore[attr-defined]
+    if isinstance(error, RequestError) and param == "embedding_task":  # as Jina's API calls it
+        error.param = param = "task"
     head, bracket, rest = (param or "").partition("[")
     if head in ("prompt", "messages") or param is None:
         place = first.param + bracket + rest

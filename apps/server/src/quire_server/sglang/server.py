@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire import __version__
+from quire_engine import PauseMode
 from quire_interfaces import Modality, OutputKind, RequestError, RequestOptions, SamplingParams
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when
@@ -35,7 +36,7 @@ __all__ = [
 
 WEIGHT_VERSION = "default"
 """Weights do not change while the server runs."""
-_PAUSE_MODES = {"abort": "abort", "in_place": "keep", "retract": "keep"}
+_PAUSE_MODES: dict[str, PauseMode] = {"abort": "abort", "in_place": "keep", "retract": "keep"}
 
 
 async def model_info(context: ServerContext, request: Request) -> Response:
@@ -140,7 +141,7 @@ async def pause_generation(context: ServerContext, request: Request) -> Response
     )
     if body.mode not in _PAUSE_MODES:
         raise RequestError(f"mode must be one of {', '.join(_PAUSE_MODES)}, got {body.mode!r}", param="mode")
-    await context.llm.client.pause(_PAUSE_MODES[body.mode])  # type: ignore[arg-type]
+    await context.llm.client.pause(_PAUSE_MODES[body.mode])
     return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
 

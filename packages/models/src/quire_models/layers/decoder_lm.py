@@ -121,8 +121,9 @@ class DecoderLM(Network):
     def go_op_by_op(self) -> None:
         """Run layers one by one from now on, rounding as the one call does that ran them all."""
         if self._stack is not None:
+            assert isinstance(self.norm, RMSNorm | OffsetRMSNorm | LayerNorm), "others bind no stack"
             layers = [self._fused_layer(i) for i in range(len(self.layers))]
-            if FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, self.norm.fused_weights()):  # type: ignore[union-attr]
+            if FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, self.norm.fused_weights()):
                 self._widen()
         super().go_op_by_op()
 
