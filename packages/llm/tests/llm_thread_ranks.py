@@ -149,6 +149,7 @@ class ThreadEngine(InprocClient):
     """An engine of a pool in a thread, in the place of a `ProcessClient`."""
 
     num_restarts = 0
+    is_remote = False
 
     def __init__(self, factory: str, data: dict[str, Any], config: Any, listener: Any, *, owner: Any = None) -> None:
         super().__init__(build_parts(QuireConfig.from_dict(data)), config, listener)

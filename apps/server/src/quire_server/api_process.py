@@ -6,20 +6,16 @@ engines dies, it ends, and so does this one.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import msgspec
 
 from quire import AsyncLLM, QuireConfig
 from quire_engine import EngineInfo, HubClient
 from quire_engine.hub_messages import FrontReady, FrontReport
+from quire_engine.lifeline import read_spec
 from quire_interfaces import QuireError
 from quire_observability import EngineMetrics
 from quire_server.api_servers import APIProcessSpec
@@ -27,7 +23,7 @@ from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.exit_status import ExitStatus, exit_status_of
 from quire_server.serve import serve_http
-from quire_server.stopping import Stopping, stopping_on_signals
+from quire_server.stopping import stopping_on_signals
 
 __all__ = ["main"]
 
@@ -38,7 +34,7 @@ REPORT_INTERVAL_S = 1.0
 def main() -> int:
     """Serve until told to stop; the exit status."""
     with stopping_on_signals() as stopping:
-        spec = _read_spec(stopping)
+        spec = read_spec(APIProcessSpec, lambda _: stopping.end_now(ExitStatus.ENGINE_DEAD))
         multiprocessing.current_process().name = f"server {spec.number}"
         config = QuireConfig.from_dict(spec.config)
         values: dict[str, Any] = {
@@ -118,31 +114,3 @@ class _Front:
 
         report()
         self._client.tell(FrontReady())
-
-
-def _read_spec(stopping: Stopping) -> APIProcessSpec:
-    lifeline = os.dup(0)  # not inherited by processes that are started here
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    length = int.from_bytes(_read_exactly(lifeline, 8), "little")
-    spec = msgspec.msgpack.decode(_read_exactly(lifeline, length), type=APIProcessSpec)
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(lifeline, 4096):
-                pass
-        stopping.end_now(ExitStatus.ENGINE_DEAD)
-
-    threading.Thread(target=watch, name="quire-lifeline", daemon=True).start()
-    return spec
-
-
-def _read_exactly(fd: int, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = os.read(fd, length - len(data))
-        if not piece:
-            raise SystemExit("the parent process went away before it said what to start")
-        data += piece
-    return data

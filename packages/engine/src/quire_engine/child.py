@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ import zmq
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
 from quire_engine.core_loop import CoreLoop
+from quire_engine.lifeline import read_spec
 from quire_engine.log_relay import send_logs
 from quire_engine.messages import (
     ClientMessage,
@@ -140,7 +140,7 @@ def main() -> int:
     gc.disable()  # what is imported and loaded stays: walking it again and again is a sixth of the time to import torch
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    spec = _read_spec()
+    spec = read_spec(ChildSpec, _end)
     send_logs(spec.log_level)
     sys.path.extend(path for path in spec.sys_path if path not in sys.path)
     context = zmq.Context(io_threads=1)
@@ -191,33 +191,11 @@ def _build(spec: ChildSpec, send: Callable[[CoreMessage], None], start_s: float)
     return core
 
 
-def _read_spec() -> ChildSpec:
-    lifeline = os.dup(0)  # not inherited by processes that the factory starts
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    length = int.from_bytes(_read_exactly(lifeline, 8), "little")
-    spec = msgspec.msgpack.decode(_read_exactly(lifeline, length), type=ChildSpec)
-
-    def watch() -> None:
-        while os.read(lifeline, 4096):
-            pass
-        if spec.socket_folder is not None:  # the parent can do it no more, and did not if the engine was not ready yet
-            shutil.rmtree(spec.socket_folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="quire-lifeline", daemon=True).start()
-    return spec
-
-
-def _read_exactly(fd: int, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = os.read(fd, length - len(data))
-        if not piece:
-            raise SystemExit("the parent process went away before it said what to start")
-        data += piece
-    return data
+def _end(spec: ChildSpec) -> None:
+    """The parent is gone."""
+    if spec.socket_folder is not None:  # the parent can do it no more, and did not if the engine was not ready yet
+        shutil.rmtree(spec.socket_folder, ignore_errors=True)
+    os._exit(1)
 
 
 def _connect(context: zmq.Context[Any], kind: int, address: str, spec: ChildSpec) -> zmq.Socket[bytes]:

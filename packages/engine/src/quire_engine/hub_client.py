@@ -37,7 +37,6 @@ from quire_interfaces import (
     EngineCoreOutput,
     EngineDeadError,
     FinishReason,
-    OverloadedError,
     RequestError,
     SchedulerStats,
 )
@@ -118,18 +117,7 @@ class HubClient(StreamingClient):
 
     def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
         self.check_health()
-        bound = self.config.max_requests_in_flight
-        if len(self._book) + len(requests) > bound:
-            raise OverloadedError(
-                f"{len(self._book)} requests are in flight and max_requests_in_flight is {bound}: "
-                "try again later, or raise the bound",
-                retry_after_s=self._book.retry_after_s(),
-            )
-        for request in requests:
-            if request.request_id in self._book:
-                raise RequestError(
-                    f"request id {request.request_id!r} is in use; give each request its own", param="request_id"
-                )
+        self._check_room(requests)
         stream = OutputStream([each.request_id for each in requests], self.abort)
         try:
             self.tell(OpenRequests(requests=list(requests), n=n))

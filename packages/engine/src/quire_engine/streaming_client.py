@@ -147,6 +147,14 @@ class StreamingClient:
         self.check_health()
         if self._owner is None and any(request.options.data_parallel_rank for request in requests):
             raise RequestError("there is one engine only, of data_parallel_rank 0", param="data_parallel_rank")
+        self._check_room(requests)
+        if not self._book:
+            self._progress_s = time.monotonic()
+        abort = self.abort if self._owner is None else self._owner.abort
+        return OutputStream([each.request_id for each in requests], abort)
+
+    def _check_room(self, requests: Sequence[AddRequest]) -> None:
+        """Raises OverloadedError for more requests than may be in flight, RequestError for an id that is in use."""
         bound = self.config.max_requests_in_flight
         if len(self._book) + len(requests) > bound:
             raise OverloadedError(
@@ -159,10 +167,6 @@ class StreamingClient:
                 raise RequestError(
                     f"request id {request.request_id!r} is in use; give each request its own", param="request_id"
                 )
-        if not self._book:
-            self._progress_s = time.monotonic()
-        abort = self.abort if self._owner is None else self._owner.abort
-        return OutputStream([each.request_id for each in requests], abort)
 
     def _note_sent(self, request: AddRequest, stream: OutputStream, n: int) -> None:
         """A request of a stream is on its way."""
