@@ -262,8 +262,9 @@ def test_another_tenants_salt_is_told_and_has_other_hashes(tmp_path: Path, subsc
 
 def test_a_gap_is_seen_and_filled_by_replay(tmp_path: Path) -> None:
     core, cache, _ = make_core(make_plan(None, num_blocks=40), events_config(tmp_path, topic="kv"))
-    core.add_request(make_request("a", list(range(9)), 1))
-    run(core)  # nobody listens yet
+    for name, first in (("a", 0), ("b", 10)):  # a batch each; nobody listens yet
+        core.add_request(make_request(name, list(range(first, first + 9)), 1))
+        run(core)
     late = Subscriber(tmp_path, "kv")
     late.wait_until_subscribed(core.parts.kv_events)  # type: ignore[arg-type]
     missed = min(late.batches)
