@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 PUBLIC_PATHS = {"/health", "/ping", "/ready", "/page/{name}"}
@@ -54,7 +56,7 @@ def test_every_route_that_there_is_is_closed(keyed):
     routes = [(method, path) for path, methods in paths.items() for method in ("HEAD", *map(str.upper, methods))]
     assert len(routes) > 60
     for method, path in routes:
-        response = keyed.client.request(method, path.format(id="x", item="y", name="z"))
+        response = keyed.client.request(method, re.sub(r"{.*?}", "x", path))
         assert (response.status_code == 401) == (path not in PUBLIC_PATHS), (method, path, response.status_code)
         if path.startswith("/v1/messages") and method == "POST":
             assert response.json()["error"]["type"] == "authentication_error"

@@ -236,11 +236,12 @@ class EmbeddingRequest(VectorFields):
     """Body of POST /v1/embeddings."""
 
     task: str | None = None
-    """What texts are embedded for, as in Jina's API: an adapter of the checkpoint and a prompt of this name."""
+    """What texts are embedded for, as in Jina's API: an adapter of the checkpoint and a prompt of this name. "embed" is
+    what the route does anyway: /invocations and /pooling choose by it."""
 
     def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
         params = super().pooling_params(task)
-        return params if self.task is None else dataclasses.replace(params, embedding_task=self.task)
+        return params if self.task in (None, "embed") else dataclasses.replace(params, embedding_task=self.task)
 
 
 class ClassificationRequest(PromptFields):
