@@ -144,6 +144,24 @@ def test_administration(make_live: Any) -> None:
     assert (awake.status_code, "--enable-sleep-mode" in awake.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("in_place", "length"), ("retract", "length")])
+def test_a_pause_ends_what_runs_or_holds_it(make_live: Any, mode: str, reason: str) -> None:
+    server = make_live(enable_admin_routes=True, engine={"step_time_s": 0.02})
+    params = {"max_new_tokens": 200, "ignore_eos": True, "sampling_seed": 3}
+    answers: list[Any] = []
+    body = {"input_ids": [5, 6], "sampling_params": params}
+    thread = threading.Thread(target=lambda: answers.append(server.post("/generate", body).json()))
+    thread.start()
+    while not server.client.get("/get_load").json()[0]["num_reqs"]:
+        time.sleep(0.001)
+    assert server.post("/pause_generation", {"mode": mode}).status_code == 200
+    thread.join(60 if mode == "abort" else 0.2)
+    assert thread.is_alive() == (mode != "abort")
+    assert server.client.post("/continue_generation").status_code == 200
+    thread.join(60)
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == reason
+
+
 def test_texts_become_vectors(make_live: Any) -> None:
     server = make_live(engine={"pooling_tasks": ["embed"], "runner": "pooling"})
     expected = server.post("/v1/embeddings", {"input": ["a", "b c"]}).json()["data"]
