@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -74,14 +75,19 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        return [each.text for each in self.all(selector)]
+        """What is shown of each element; read again where the page replaced one in between."""
+        (texts,) = self.wait(lambda: ([each.text for each in self.all(selector)],))
+        return texts
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script returns, also through a promise."""
         return self.driver.execute_script(f"return (async () => {{ {script} }})();", *arguments)
 
     def wait(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
-        return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda _: condition())
+        """What a condition gives once it holds; one that reads an element which the page replaces is asked again."""
+        replaced = [StaleElementReferenceException]
+        waiting = WebDriverWait(self.driver, seconds, poll_frequency=0.05, ignored_exceptions=replaced)
+        return waiting.until(lambda _: condition())
 
     def wait_connected(self, model: str = "tiny") -> None:
         self.wait(lambda: self.all("body[data-connected]") and self.find("#model").get_attribute("value") == model)
