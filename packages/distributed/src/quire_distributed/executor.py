@@ -11,23 +11,20 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_distributed.rank_handle import AGREE_S, MergeTransfers, RankEnd, RankHandle, end_of_process
+from quire_distributed.rank_executor import IDLE_S, RankExecutor
+from quire_distributed.rank_handle import AGREE_S, RankEnd, RankHandle, end_of_process
 from quire_distributed.worker import RankSpec, SharedMemoryGroup
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["MultiprocExecutor", "RankProcess", "RunsRank", "start_ranks"]
 
-_IDLE_S = 0.5
-"""How long the next step may take to notice that a rank is gone, which is told otherwise where none comes."""
 _CLOSE_S = 5.0
 """How long a rank may take to give its memory back before it is ended."""
 
@@ -99,7 +96,7 @@ def start_ranks(size: int, build: str, payloads: Sequence[Any], group_fd: int) -
     ]
 
 
-class MultiprocExecutor:
+class MultiprocExecutor(RankExecutor):
     """Runs each step on rank 0 in the caller's thread, and at the same time on the other ranks (an `Executor`).
 
     Args:
@@ -109,20 +106,12 @@ class MultiprocExecutor:
     """
 
     def __init__(self, runner: RunsRank, ranks: Sequence[RankHandle], collectives: Collectives) -> None:
-        self._runner, self._ranks, self._collectives = runner, ranks, collectives
+        super().__init__(ranks)
+        self._runner, self._collectives = runner, collectives
         self._step_id: int | None = None
         """The step that runs."""
         self._num_steps = 0
-        self._is_closed = False
-        self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
-        """Called before each step; may `call` what the other ranks need for it."""
-        self.merge_transfers: MergeTransfers | None = None
-        """What makes one report of those of all ranks, where blocks are on their way to or from somewhere."""
-        self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
-        """Called by a thread when a rank is gone and no step has been asked for since that could say so."""
-        for rank in ranks:
-            rank.on_failure = self._on_failure
-            rank.tell_failure()
+        self._watch()
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run one step; the future is done. It has RankDeadError where a rank is gone: the engine cannot go on."""
@@ -159,15 +148,6 @@ class MultiprocExecutor:
             result.kv_transfer = self.merge_transfers(output, reports)
         return result
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Have the other ranks do what is done here between two steps (`Worker.call`).
-
-        Raises:
-            RankDeadError: A rank is gone.
-        """
-        for rank in self._ranks:
-            rank.send(("call", name, arguments))
-
     def close(self) -> None:
         """End the other ranks and give all memory back. Idempotent."""
         if self._is_closed:
@@ -178,18 +158,6 @@ class MultiprocExecutor:
         self._collectives.close()
         self._runner.close()
 
-    def _cause(self, error: RankDeadError) -> RankDeadError:
-        """Why the group is broken: what a process says of its own end, else what the collectives say."""
-        deadline_s = time.monotonic() + AGREE_S
-        while time.monotonic() < deadline_s:
-            for rank in self._ranks:
-                try:
-                    rank.check()
-                except RankDeadError as cause:
-                    return cause
-            time.sleep(0.01)
-        return error
-
     def _on_failure(self, failure: RankDeadError, step_id: int | None) -> None:
         """Wake rank 0 where it waits for a rank that is gone, or whose step failed; that may fail on rank 0, too."""
         if self._is_closed:
@@ -198,7 +166,7 @@ class MultiprocExecutor:
             num_steps, is_stepping = self._num_steps, self._step_id is not None
             self._collectives.abort(failure.cause)
             if not is_stepping:
-                self._later(_IDLE_S, lambda: None if self._num_steps > num_steps else self.on_idle_failure(failure))
+                self._later(IDLE_S, lambda: None if self._num_steps > num_steps else self.on_idle_failure(failure))
             return
 
         def abort() -> None:
@@ -206,9 +174,3 @@ class MultiprocExecutor:
                 self._collectives.abort(failure.cause)
 
         self._later(AGREE_S, abort)
-
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call something later, unless this was closed before."""
-        timer = threading.Timer(seconds, lambda: None if self._is_closed else call())
-        timer.daemon = True
-        timer.start()

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.mesh import Mesh
-from quire_distributed.rank_handle import AGREE_S, MergeTransfers, RankHandle
+from quire_distributed.rank_executor import IDLE_S, RankExecutor
+from quire_distributed.rank_handle import AGREE_S, RankHandle
 from quire_interfaces import KVTransferOutput, RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["PipelineExecutor", "RunsStage"]
-
-_IDLE_S = 0.5
-"""How long after a rank's death a step may still come that says so."""
 
 
 class RunsStage(Protocol):
@@ -54,7 +53,7 @@ class _PendingStep:
     """Rank 0 has computed its stage."""
 
 
-class PipelineExecutor:
+class PipelineExecutor(RankExecutor):
     """Runs each step on all stages, one behind the other (an `Executor`). One thread calls it.
 
     Args:
@@ -67,7 +66,8 @@ class PipelineExecutor:
     def __init__(
         self, runner: RunsStage, ranks: Sequence[RankHandle], groups: Sequence[Collectives], mesh: Mesh
     ) -> None:
-        self._runner, self._ranks, self._groups, self._mesh = runner, ranks, groups, mesh
+        super().__init__(ranks)
+        self._runner, self._groups, self._mesh = runner, groups, mesh
         self._leader = mesh.tp * (mesh.pp - 1)
         """Rank that says what a step gave: the first one of the last stage."""
         self._lock = threading.Lock()
@@ -79,17 +79,9 @@ class PipelineExecutor:
         self._end: RankDeadError | None = None
         self._has_failed_step = False
         """A step has said that a rank is gone."""
-        self._is_closed = False
-        self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
-        """Called before each step; may `call` what the other ranks need for it."""
-        self.merge_transfers: MergeTransfers | None = None
-        """What makes one report of those of all ranks, where blocks are on their way to or from somewhere."""
-        self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
-        """Called by a thread when a rank is gone and no step is on its way that could say so."""
         for rank in ranks:
             rank.on_result = self._on_result
-            rank.on_failure = self._on_failure
-            rank.tell_failure()
+        self._watch()
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start one step: rank 0's stage is computed when this returns. The future has RankDeadError where a rank is
@@ -114,15 +106,6 @@ class PipelineExecutor:
             self._has_failed_step = True
             _fail(step.future, self._end)
         return step.future
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Have the other ranks do what is done here between two steps (`Worker.call`).
-
-        Raises:
-            RankDeadError: A rank is gone.
-        """
-        for rank in self._ranks:
-            rank.send(("call", name, arguments))
 
     def close(self) -> None:
         """End the other ranks and give all memory back. Idempotent."""
@@ -177,18 +160,11 @@ class PipelineExecutor:
             return
         if step_id is None:
             self._die(failure)
-            if not self._has_failed_step:
-                timer = threading.Timer(_IDLE_S, self._tell_idle_failure, (failure,))
-                timer.daemon = True
-                timer.start()
+            self._later(IDLE_S, lambda: None if self._has_failed_step else self.on_idle_failure(failure))
         elif failure.rank == self._leader:
             self._step_failed(step_id, failure)
         else:
-            threading.Thread(target=self._await_failure, args=(step_id, failure), daemon=True).start()
-
-    def _tell_idle_failure(self, failure: RankDeadError) -> None:
-        if not (self._is_closed or self._has_failed_step):
-            self.on_idle_failure(failure)
+            self._later(AGREE_S, partial(self._expect_failure, step_id, failure))
 
     def _step_failed(self, step_id: int, failure: RankDeadError) -> None:
         """The last stage says that a step failed: take it for that, if the ranks of each stage agree."""
@@ -220,14 +196,12 @@ class PipelineExecutor:
                 raise RankDeadError(rank, f"it went on with step {step_id}, which failed beside it: {why}")
         return next(error for error in errors if error is not None)
 
-    def _await_failure(self, step_id: int, failure: RankDeadError) -> None:
-        """A step raised on another rank than the last stage's first: that one fails soon, too, or the ranks have gone
-        apart."""
-        done = threading.Event()
-        done.wait(AGREE_S)
+    def _expect_failure(self, step_id: int, failure: RankDeadError) -> None:
+        """A step raised on another rank than the last stage's first: that one has failed meanwhile, too, or the ranks
+        have gone apart."""
         with self._lock:
             is_known = step_id in self._failed
-        if not is_known and not self._is_closed:
+        if not is_known:
             self._die(failure)
 
     def _die(self, failure: RankDeadError) -> None:
@@ -240,18 +214,6 @@ class PipelineExecutor:
         for step in steps:
             self._has_failed_step = True
             _fail(step.future, self._end)
-
-    def _cause(self, failure: RankDeadError) -> RankDeadError:
-        """Why the ranks are broken: what a process says of its own end, else what the collectives say."""
-        done = threading.Event()
-        for _ in range(int(AGREE_S / 0.01)):
-            for rank in self._ranks:
-                try:
-                    rank.check()
-                except RankDeadError as cause:
-                    return cause
-            done.wait(0.01)
-        return failure
 
     def _abort(self, cause: str) -> None:
         for group in self._groups:
