@@ -4,7 +4,8 @@
 
 Both engines are loaded from one random checkpoint, of the shape of Qwen3 0.6B unless another is named, and take turns:
 in each round one generates while the other waits. The time of a step is that of 64 greedy tokens behind prompts whose
-prefix is cached, without the first one. It ends if the two do not give the same tokens.
+prefix is cached, without the first one. It ends if the two do not give the same tokens. `pipeline_throughput.py` does
+that for stages.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from typing import Any
 NUM_PROMPT_TOKENS = 128
 
 
-def work(model: str, ranks: int, threads: int, dtype: str, quantization: str | None) -> None:
+def work(model: str, axis: str, ranks: int, threads: int, dtype: str, quantization: str | None) -> None:
     """One engine: for each line [batch, tokens, temperature] on the standard input, seconds of a step and what came
     out."""
     from quire import LLM, SamplingParams
 
-    settings: dict[str, Any] = {} if quantization is None else {"quantization": quantization}
+    settings: dict[str, Any] = {f"{axis}_parallel_size": ranks}
+    if quantization is not None:
+        settings["quantization"] = quantization
     llm = LLM(
         model,
-        tensor_parallel_size=ranks,
         num_threads=threads,
         dtype=dtype,
         max_model_len=512,
@@ -59,8 +61,9 @@ def work(model: str, ranks: int, threads: int, dtype: str, quantization: str | N
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(self, args: argparse.Namespace, model: str, ranks: int, threads: int) -> None:
-        own = [sys.executable, __file__, "--model", model, "--worker", f"{ranks},{threads}", "--dtype", args.dtype]
+    def __init__(self, args: argparse.Namespace, model: str, axis: str, ranks: int, threads: int) -> None:
+        own = [sys.executable, __file__, "--model", model, "--worker", f"{axis},{ranks},{threads}"]
+        own += ["--dtype", args.dtype]
         own += ["--quantization", args.quantization] if args.quantization else []
         self._process = subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.name = f"{ranks} rank(s) with {threads} thread(s)"
@@ -88,9 +91,9 @@ class Engine:
         self._process.wait()
 
 
-def compare(args: argparse.Namespace, model: str) -> None:
+def compare(args: argparse.Namespace, model: str, axis: str) -> None:
     """Let both engines take turns, and print what they took."""
-    engines = [Engine(args, model, 1, args.ranks), Engine(args, model, args.ranks, 1)]
+    engines = [Engine(args, model, axis, 1, args.ranks), Engine(args, model, axis, args.ranks, args.threads)]
     for batch in map(int, args.batch.split(",")):
         rounds: list[list[float]] = []
         for number in range(args.rounds + 1):  # the first one does not count
@@ -115,10 +118,12 @@ def compare(args: argparse.Namespace, model: str) -> None:
     print(f"load average: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(axis: str = "tensor", description: str | None = __doc__, **defaults: Any) -> None:
+    """Compare ranks of an axis ("tensor", "pipeline") with one process; `defaults` are those of the arguments."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: a random checkpoint of the shape of Qwen3 0.6B")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each rank; the one process has one for each rank")
     parser.add_argument("--batch", default="1,8", help="requests at a time, several with commas")
     parser.add_argument("--tokens", type=int, default=64, help="decode steps of a round")
     parser.add_argument("--rounds", type=int, default=7)
@@ -126,17 +131,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", help="of weights while they are loaded: int8, int4, ...")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.set_defaults(**defaults)
     args = parser.parse_args()
     if args.worker:
-        ranks, threads = map(int, args.worker.split(","))
-        work(args.model, ranks, threads, args.dtype, args.quantization)
+        axis, ranks, threads = args.worker.split(",")
+        work(args.model, axis, int(ranks), int(threads), args.dtype, args.quantization)
     elif args.model:
-        compare(args, args.model)
+        compare(args, args.model, axis)
     else:
         from quire_testkit.checkpoints import make_checkpoint
 
         with tempfile.TemporaryDirectory() as scratch:
-            compare(args, str(make_checkpoint(Path(scratch) / "qwen3-0.6b", like="qwen3", size="0.6b")))
+            compare(args, str(make_checkpoint(Path(scratch) / "qwen3-0.6b", like="qwen3", size="0.6b")), axis)
 
 
 if __name__ == "__main__":

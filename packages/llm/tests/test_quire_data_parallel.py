@@ -106,6 +106,8 @@ def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("quire.rank_config.split_cores", lambda setting, size: [((0, 2, 4, 6), 4), ((1, 3, 5, 7), 4)])
     parts = [config_of_ranks(rank_config(shared, rank)) for rank in range(2)]
     assert [(part.runner.num_threads, part.runner.cpu_affinity) for part in parts] == [(2, "none"), (2, "none")]
+    staged = QuireConfig.of(data_parallel_size=2, pipeline_parallel_size=2)
+    assert [rank_config(staged, rank).runner.num_threads for rank in range(2)] == [4, 4], "stages have the same cores"
     added = rank_config(config, 1)
     assert engine_ranks(added.data_parallel) == (1, 1)
     assert added.data_parallel.data_parallel_size == 2

@@ -12,8 +12,10 @@ import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.config import QuireConfig
+from quire.pipeline_parallel import num_steps_in_flight
 from quire.plan import make_plan
 from quire.stage_notes import stage_notes
+from quire.tensor_parallel import config_of_ranks
 from quire_demo_model import checkpoint_path
 from quire_interfaces import ConfigError
 from quire_models import ModelConfig
@@ -46,6 +48,33 @@ def test_tensors_and_layers_are_shared_by_processes() -> None:
         assert len(children(os.getpid())) == 3
         assert answers(shared) == expected
     assert children(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_threads", "num_steps"),
+    [
+        ({}, 8, 1),  # stages have the same cores
+        ({"num_threads": 4}, 4, 2),
+        ({"num_threads": 1}, 1, 2),  # there are two stages
+        ({"num_threads": 5}, 5, 1),
+        ({"tensor_parallel_size": 2}, 4, 1),
+        ({"tensor_parallel_size": 2, "num_threads": 2}, 2, 2),
+        ({"data_parallel_size": 2, "num_threads": 4}, 4, 1),
+        ({"num_threads": 100}, 100, 1),
+    ],
+)
+def test_as_many_steps_are_on_their_way_as_there_are_cores_for(
+    settings: dict[str, Any], num_threads: int, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    config = config_of_ranks(QuireConfig.of(pipeline_parallel_size=2, **settings))
+    assert (config.runner.num_threads, num_steps_in_flight(config)) == (num_threads, num_steps)
+
+
+def test_stages_with_the_same_cores_take_all_requests_in_a_step() -> None:
+    settings = SETTINGS | {"num_threads": len(os.sched_getaffinity(0))}
+    with LLM(**settings) as alone, LLM(pipeline_parallel_size=2, **settings) as staged:
+        assert answers(staged) == answers(alone)
 
 
 def test_a_stage_that_is_killed_costs_no_token() -> None:

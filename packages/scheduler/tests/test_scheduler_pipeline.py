@@ -53,6 +53,6 @@ def test_preempted_and_aborted_requests_leave_their_share_to_others(make_driver:
         assert driver.transcripts[request.request_id].token_ids == expected_of(request)
 
 
-def test_a_pipeline_has_a_stage() -> None:
-    with pytest.raises(ConfigError, match="num_stages must be at least 1, got 0"):
+def test_a_pipeline_has_a_step() -> None:
+    with pytest.raises(ConfigError, match="num_steps must be at least 1, got 0"):
         PipelineRule(0)

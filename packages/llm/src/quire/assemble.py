@@ -26,6 +26,7 @@ from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, ti
 from quire.kv_transfers import make_transfers
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
+from quire.pipeline_parallel import num_steps_in_flight
 from quire.plan import MemoryPlan, make_plan
 from quire.poolers import (
     PoolingChoice,
@@ -479,8 +480,8 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         is_bidirectional = media is not None and media.is_bidirectional
         media_rule = MediaRule(size, size, step_tokens, keeps_spans_whole=is_bidirectional)
         rules.append(media_rule)
-    if (num_stages := config.parallel.pipeline_parallel_size) > 1:
-        rules.append(PipelineRule(num_stages))
+    if (num_steps := num_steps_in_flight(config)) > 1:
+        rules.append(PipelineRule(num_steps))
     make_scheduler = Scheduler if transfers is None else transfers.make_scheduler
     scheduler = make_scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
@@ -501,7 +502,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         release_kv_cache=partial(_release_kv_cache, device) if may_release else None,
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
-        steps_ahead=num_stages - 1 if num_stages > 1 else None,
+        steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
         check_integrity=allocator.check_integrity,
         add_stats=device.add_stats,
     )

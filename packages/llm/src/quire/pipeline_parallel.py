@@ -1,16 +1,18 @@
-"""Pipeline parallelism: what stages cannot do yet.
+"""Pipeline parallelism: how many steps are on their way through the stages, and what stages cannot do yet.
 
 Knows settings and plans; importing this module loads no torch.
 """
 
 from __future__ import annotations
 
+import os
+
 from quire.config import QuireConfig
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_models.stages import stage_layers, stage_refusal
 
-__all__ = ["check_stages"]
+__all__ = ["check_stages", "num_steps_in_flight"]
 
 
 def check_stages(config: QuireConfig, model: ModelConfig) -> None:
@@ -42,3 +44,17 @@ def check_stages(config: QuireConfig, model: ModelConfig) -> None:
     if reason := stage_refusal(model):
         raise ConfigError(f"model does not go with pipeline_parallel_size {size}: {reason}", field="model")
     stage_layers(model.network, size)  # refuses more stages than layers
+
+
+def num_steps_in_flight(config: QuireConfig) -> int:
+    """Number of steps that are on their way through the stages at once, each with its share of the requests: as many as
+    there are cores for, at most one for each stage. Where the stages have the same cores, that is one: then a step
+    takes all requests, and reads the weights once for them.
+
+    Args:
+        config: Settings of each rank (`config_of_ranks`).
+    """
+    parallel = config.parallel
+    num_ranks = parallel.tensor_parallel_size * config.data_parallel.data_parallel_size
+    num_threads = num_ranks * (config.runner.num_threads or 1)
+    return max(1, min(parallel.pipeline_parallel_size, len(os.sched_getaffinity(0)) // num_threads))

@@ -36,7 +36,7 @@ def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
         cores, num_physical = split_cores(runner.cpu_affinity, size)[place]
         if config.parallel.num_ranks > 1:  # of each engine: threads of ranks are bound to no cores
             num_cores = num_physical if cores else max(1, (os.cpu_count() or 1) // size)
-            num_threads = runner.num_threads or max(1, num_cores // config.parallel.num_ranks)
+            num_threads = runner.num_threads or max(1, num_cores // config.parallel.tensor_parallel_size)
             affinity = "none"
         elif cores and (runner.num_threads or 0) <= len(cores):
             num_threads = runner.num_threads or num_physical

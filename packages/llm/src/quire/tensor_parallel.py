@@ -99,8 +99,8 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
 
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
     """The settings of each of several ranks: a share of this machine's cores, and drafts of fixed lengths. Adaptive
-    ones follow a clock, which differs between ranks."""
-    size = config.parallel.num_ranks // config.hosts.nnodes  # of this host
+    ones follow a clock, which differs between ranks. Stages have the same cores: one computes while the others wait."""
+    size = config.parallel.tensor_parallel_size // config.hosts.nnodes  # of this host
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
     # Each rank would bind its threads to the same cores.
     runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")

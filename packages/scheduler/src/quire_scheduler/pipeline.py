@@ -1,4 +1,4 @@
-"""`PipelineRule`: the requests of an engine whose stages compute several steps at once."""
+"""`PipelineRule`: the requests of an engine of which several steps are on their way through stages at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class PipelineRule(AdmissionRule):
     no more decodes than leave as many for the steps beside it.
 
     Args:
-        num_stages: Pipeline stages, which is also the number of steps that may be on their way.
+        num_steps: Number of steps that may be on their way.
 
     Raises:
-        ConfigError: `num_stages` is below 1.
+        ConfigError: `num_steps` is below 1.
     """
 
     name = "pipeline"
     holds_queue = False
 
-    def __init__(self, num_stages: int) -> None:
-        if num_stages < 1:
-            raise ConfigError(f"num_stages must be at least 1, got {num_stages!r}", field="pipeline_parallel_size")
-        self._num_stages = num_stages
+    def __init__(self, num_steps: int) -> None:
+        if num_steps < 1:
+            raise ConfigError(f"num_steps must be at least 1, got {num_steps!r}", field="pipeline_parallel_size")
+        self._num_steps = num_steps
         self._num_running = 0
         self._decoding: set[str] = set()
         """Requests that decode in the step that is planned."""
@@ -49,7 +49,7 @@ class PipelineRule(AdmissionRule):
             return True
         if not request.output_token_ids or request.request_id in self._decoding:
             return False
-        if len(self._decoding) >= -(-self._num_running // self._num_stages):
+        if len(self._decoding) >= -(-self._num_running // self._num_steps):
             return True
         self._decoding.add(request.request_id)
         return False
