@@ -69,11 +69,11 @@ def tests(session: nox.Session) -> None:
     lint(session)
     imports(session)
     types(session)
-    # Two workers with one thread each: torch's own threads would fight over small machines. Where tests ask for more,
-    # one that spun at a barrier would keep the other from its core.
-    arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    # Workers with one thread each: torch's own threads would fight over small machines. Where tests ask for more, one
+    # that spun at a barrier would keep the other from its core. A third of the time tests wait for processes and
+    # timers, so that three workers fill two cores.
+    arguments = ("-m", "pytest", "-n", "3", "--dist", "worksteal", *session.posargs)
     python(session, *arguments, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
-    python(session, "tests/core_size.py", OMP_NUM_THREADS="1")
 
 
 def _package_tests(name: str, member: str) -> None:

@@ -36,7 +36,7 @@ def test_bodies_from_the_schema(live, path, mode):
 
     @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
     @settings(
-        max_examples=75,
+        max_examples=40,
         deadline=None,
         derandomize=True,
         database=None,
@@ -84,7 +84,7 @@ def test_the_document_says_what_every_route_answers(make_live):
 def _check_answers(url, operation, there):
     @given(case=operation.as_strategy(), is_there=st.booleans())
     @settings(
-        max_examples=12,
+        max_examples=8,
         deadline=None,
         derandomize=True,
         database=None,

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,20 @@ from quire_server.log_pipe import log_pipe
 from quire_server.mcp_servers import read_mcp_servers
 
 
-def wait_for_pipes() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "quire-log-pipe":
-            thread.join(20)
+@pytest.fixture
+def wait_for_pipes() -> Callable[[], None]:
+    """Wait until what was piped since the test began is in the log."""
+    before = threading.enumerate()  # other tests' servers may be running
+
+    def wait() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "quire-log-pipe" and thread not in before:
+                thread.join(20)
+
+    return wait
 
 
-def test_lines_of_another_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_another_process(caplog: pytest.LogCaptureFixture, wait_for_pipes: Callable[[], None]) -> None:
     caplog.set_level(logging.INFO)
     program = "import sys; sys.stderr.buffer.write(b'one\\n\\n  \\ntwo \\xff\\nno end')"
     with log_pipe(logging.getLogger("quire_x"), "mcp") as file:
@@ -32,7 +40,9 @@ def test_lines_of_another_process(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-async def test_mcp_servers_log_here(caplog: pytest.LogCaptureFixture, capfd: Any, tmp_path: Any) -> None:
+async def test_mcp_servers_log_here(
+    caplog: pytest.LogCaptureFixture, capfd: Any, tmp_path: Any, wait_for_pipes: Callable[[], None]
+) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "servers.yaml"
     program = "import sys; print('no licence', file=sys.stderr)"

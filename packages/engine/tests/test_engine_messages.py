@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_engine.messages import (
@@ -150,6 +150,7 @@ def test_client_messages_survive(message: AddRequest | AbortRequests | UtilityCa
 
 
 @given(core_messages)
+@settings(max_examples=40)  # each takes long to draw
 def test_core_messages_survive(message: Outputs) -> None:
     assert decode_core_message(encode_message(message)) == message
 

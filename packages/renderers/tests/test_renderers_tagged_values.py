@@ -182,7 +182,7 @@ def test_a_value_that_was_cut_short_is_never_taken_for_whole(style):
     ends = tuple(tag for part in STYLES[style][5:] for tag in part.split())
     for value in values(style):
         text = call(style, "route", {"town": value})
-        for size in range(text.index(value), len(text.rstrip())):
+        for size in range(text.index(value) + len(value) % 3, len(text.rstrip()), 3):  # others in other values
             if text[:size].rstrip().endswith(ends):
                 continue  # for all one can know, it is whole
             calls, _, complete = parse(style, text[:size], stopped=False)
