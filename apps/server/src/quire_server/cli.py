@@ -5,75 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from quire_server.command_line import Parser, settings_from
+import quire_server.terminal.commands  # noqa: F401 - they stand in the table
+from quire_server.command_line import settings_from
+from quire_server.commands import (
+    COMMANDS,
+    JSON,
+    MODEL,
+    Command,
+    ParsedCommand,
+    argument,
+    command,
+    engine_sections,
+    server_sections,
+)
 
 if TYPE_CHECKING:
-    from quire.config import QuireConfig
-    from quire.setting_fields import ConfigField, Origin, Sections
+    from quire.setting_fields import ConfigField, Origin
     from quire_server.completion import CompletedFlag
 
 __all__ = ["main"]
-
-
-class ParsedCommand(NamedTuple):
-    """What a command was called with."""
-
-    sections: dict[str, Any]
-    """Section -> configuration; empty for a command without settings."""
-    origins: dict[str, Origin]
-    """Setting -> where its value came from."""
-    args: argparse.Namespace
-    """Its own arguments."""
-
-    def engine_config(self) -> QuireConfig:
-        """The engine's settings."""
-        from quire.config import QuireConfig
-
-        return QuireConfig(**{name: each for name, each in self.sections.items() if name != "server"})
-
-
-class Argument(NamedTuple):
-    """An argument of a command's own, as `argparse.ArgumentParser.add_argument` takes it."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
-    is_alternative: bool = False
-    """Exactly one of the command's alternatives must be there."""
-
-
-def argument(*names: str, is_alternative: bool = False, **options: Any) -> Argument:
-    """An `Argument` in the words of `add_argument`."""
-    return Argument(names, options, is_alternative)
-
-
-class Command(NamedTuple):
-    """One of `quire`'s commands."""
-
-    text: str
-    """What it does, in a few words."""
-    usage: str
-    """What follows its name."""
-    sections: Callable[[], Sections] | None
-    """The settings that it takes."""
-    arguments: tuple[Argument, ...]
-    """Its own arguments."""
-    run: Callable[[ParsedCommand], int]
-    """Runs it; the exit status."""
-
-    def parser(self, name: str) -> Parser:
-        """A parser of its own arguments."""
-        parser = Parser(f"quire {name}")
-        has_alternatives = any(each.is_alternative for each in self.arguments)
-        group = parser.add_mutually_exclusive_group(required=True) if has_alternatives else parser
-        for each in self.arguments:
-            (group if each.is_alternative else parser).add_argument(*each.names, **each.options)
-        return parser
-
-
-COMMANDS: dict[str, Command] = {}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -113,7 +65,8 @@ def _main(arguments: list[str]) -> int:
 
 def usage() -> str:
     """The list of commands."""
-    lines = [f"  {name:<17}{command.text}" for name, command in COMMANDS.items()]
+    names = ["serve", *(name for name in COMMANDS if name != "serve")]
+    lines = [f"  {name:<17}{COMMANDS[name].text}" for name in names]
     lines += [f"  {name:<17}(from an installed package; quire {name} --help)" for name in sorted(_plugins())]
     return "usage: quire COMMAND ...\n\n" + "\n".join(lines) + "\n\n`quire COMMAND --help` says more."
 
@@ -130,36 +83,6 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         print(page_of(parser.prog, command.usage, command.text, parser, config_fields(sections), topic))
         return 0
     return command.run(ParsedCommand(*settings_from(parser, arguments, sections)))
-
-
-def server_sections() -> Sections:
-    """The engine's settings and the server's."""
-    from quire.config import QuireConfig
-    from quire_server.config import ServerConfig
-
-    return {**QuireConfig.sections(), "server": ServerConfig}
-
-
-def _engine_sections() -> Sections:
-    from quire.config import QuireConfig
-
-    return QuireConfig.sections()
-
-
-def command(
-    name: str, text: str, usage: str = "", *arguments: Argument, sections: Callable[[], Sections] | None = None
-) -> Callable[[Callable[[ParsedCommand], int]], Callable[[ParsedCommand], int]]:
-    """Register a function as a command (`Command`)."""
-
-    def register(function: Callable[[ParsedCommand], int]) -> Callable[[ParsedCommand], int]:
-        COMMANDS[name] = Command(text, usage, sections, arguments, function)
-        return function
-
-    return register
-
-
-MODEL = argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
-JSON = argument("--json", action="store_true", dest="as_json", help="machine-readable")
 
 
 @command(
@@ -221,7 +144,7 @@ def run_run_batch(parsed: ParsedCommand) -> int:
     "[MODEL] [--json] [--flag value ...]",
     MODEL,
     JSON,
-    sections=_engine_sections,
+    sections=engine_sections,
 )
 def run_plan(parsed: ParsedCommand) -> int:
     from quire_server.plan_report import print_plan
@@ -271,7 +194,7 @@ def run_kv_serve(parsed: ParsedCommand) -> int:
     ),
     argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already"),
     argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)"),
-    sections=_engine_sections,
+    sections=engine_sections,
 )
 def run_compile_kernels(parsed: ParsedCommand) -> int:
     from pathlib import Path
@@ -302,7 +225,7 @@ def run_compile_kernels(parsed: ParsedCommand) -> int:
         "--context", type=int, default=4096, metavar="TOKENS", help="of sequences that are decoded (default: 4096)"
     ),
     argument("--jobs", type=int, metavar="N", help="processes that compile (default: one for each core)"),
-    sections=_engine_sections,
+    sections=engine_sections,
 )
 def run_tune(parsed: ParsedCommand) -> int:
     from quire_server.tune_report import print_problems, print_tuning
@@ -325,7 +248,7 @@ def run_tune(parsed: ParsedCommand) -> int:
         "--against", nargs="+", default=[], metavar="FORM", help="values of --quantization to compare with, or none"
     ),
     JSON,
-    sections=_engine_sections,
+    sections=engine_sections,
 )
 def run_eval(parsed: ParsedCommand) -> int:
     from quire_server.eval_report import print_eval
