@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from quire_ops import (
     NormWeights,
     ops,
 )
+from quire_ops.encoder_stack import INPUT_GROUP
+from quire_ops.grouped import block_groups
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 3e-3}
 """Of the largest number of the result. Activations of plain bfloat16 weights are rounded before each product."""
@@ -38,7 +42,7 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
 
 
 class Maker:
-    """Random layers of one dtype, with weights as they are or in int8."""
+    """Random layers of one dtype, with weights as they are, in int8, or in int8 in groups where inputs are rounded."""
 
     def __init__(self, dtype: torch.dtype, form: str = "plain") -> None:
         self.dtype, self.form = dtype, form
@@ -48,6 +52,10 @@ class Maker:
         if self.form == "int8":
             scale = torch.rand(outputs).add(0.5).mul(inputs**-0.5 / 64).to(self.dtype)
             return LinearWeights(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), added, scale)
+        if self.form == "rounded":
+            scale = torch.rand(outputs, -(-inputs // INPUT_GROUP)).add(0.5).mul(inputs**-0.5 / 64).to(self.dtype)
+            weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+            return LinearWeights(weight, added, block_groups(scale))
         return LinearWeights(torch.randn(outputs, inputs).mul(inputs**-0.5).to(self.dtype), added)
 
     def norm(self, kind: str, size: int) -> NormWeights:
@@ -104,6 +112,7 @@ class Maker:
             hidden_size=hidden,
             dtype=self.dtype,
             rotary_dim=rotary,
+            rounds_inputs=self.form == "rounded",
         )
 
 
@@ -135,8 +144,9 @@ def test_it_computes_what_the_reference_does(arrangement: str, form: str, dtype:
     assert (hidden.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("form", ["plain", "int8"])
+@pytest.mark.parametrize(
+    ("form", "dtype"), [*itertools.product(("plain", "int8"), TOLERANCE), ("rounded", torch.float32)]
+)
 @pytest.mark.parametrize("arrangement", ["bert", "modernbert", "t5", "mpnet", "eurobert", "odd sizes"])
 @pytest.mark.parametrize("repeats", [1, 4], ids=["together", "each thread its own texts"])
 def test_neighbours_order_and_threads_change_no_bit(
@@ -160,6 +170,70 @@ def test_neighbours_order_and_threads_change_no_bit(
         assert torch.equal(run(x, lens, turns), torch.cat(together))
     finally:
         torch.set_num_threads(2)
+
+
+ODD_INPUTS: dict[str, Any] = {"hidden": 70, "heads": 2, "head_dim": 21, "inner": 131}
+"""No size is a multiple of four."""
+
+
+def _rounded_and_exact(stack: EncoderStack, x: Tensor, lens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """What the kernel gives, what the reference gives in float64, and what that gives with inputs as they are."""
+    turns = rotations(stack, lens)
+    wide_turns = [(cos.double(), sin.double()) for cos, sin in turns]
+    wide = _widened(stack)
+    expected = ops.encoder_stack(wide)(x.double(), lens, wide_turns)
+    exact = ops.encoder_stack(dataclasses.replace(wide, rounds_inputs=False))(x.double(), lens, wide_turns)
+    return encoder_stack(stack)(x, lens, turns).double(), expected, exact
+
+
+@pytest.mark.parametrize("arrangement", [*ARRANGEMENTS, "odd inputs"])
+def test_inputs_are_rounded_as_the_reference_rounds_them(arrangement: str) -> None:
+    """In one layer of texts of one token, where a number in the middle of two steps costs its own token alone: some
+    hundred numbers of each are rounded, and one in ten thousand is as near to the middle as float32 is exact."""
+    torch.manual_seed(0)
+    windows = ARRANGEMENTS.get(arrangement, {}).get("windows", (None,))[:1]
+    stack = Maker(torch.float32, "rounded").stack(**ARRANGEMENTS.get(arrangement, ODD_INPUTS) | {"windows": windows})
+    x = torch.randn(70, stack.hidden_size)
+    x[:, 3] *= 30  # which costs its own group alone
+    hidden, expected, exact = _rounded_and_exact(stack, x, [1] * len(x))
+    is_equal = ((hidden - expected).abs() <= TOLERANCE[torch.float32] * expected.abs().max()).all(dim=1)
+    assert is_equal.float().mean() >= 0.8
+    assert ((exact - expected).abs() > TOLERANCE[torch.float32] * expected.abs().max()).any(dim=1).all()
+
+
+@pytest.mark.parametrize(
+    ("arrangement", "dtype"),
+    [
+        *itertools.product((*ARRANGEMENTS, "odd inputs"), [torch.float32]),
+        ("bert", torch.bfloat16),
+        ("bert", torch.float16),
+    ],
+)
+def test_rounded_inputs_cost_what_they_cost_the_reference(arrangement: str, dtype: torch.dtype) -> None:
+    """In networks where tokens meet, one number that is rounded the other way changes what others are rounded to: what
+    is compared is the distance to inputs as they are."""
+    torch.manual_seed(0)
+    stack = Maker(dtype, "rounded").stack(**ARRANGEMENTS.get(arrangement, ODD_INPUTS))
+    x = torch.randn(sum(LENS), stack.hidden_size).to(dtype)
+    hidden, expected, exact = _rounded_and_exact(stack, x, LENS)
+    cost, rounding = (hidden - exact).norm(), (expected - exact).norm()
+    of_dtype = (exact.to(dtype).double() - exact).norm()
+    assert 0.9 * rounding <= cost <= 1.1 * rounding + of_dtype
+
+
+def test_inputs_beyond_numbers_spoil_their_own_token_alone() -> None:
+    torch.manual_seed(0)
+    stack = Maker(torch.float32, "rounded").stack(windows=(None,))
+    x = torch.randn(6, 96)
+    x[1], x[2] = 0.0, 3e-40
+    run = encoder_stack(stack)
+    hidden = run(x, [1] * 6, [])
+    assert hidden.isfinite().all()
+    for number in (float("inf"), float("-inf"), float("nan")):
+        x[4, 70] = number
+        broken = run(x, [1] * 6, [])
+        assert broken[4].isnan().all()
+        assert torch.equal(broken[[0, 1, 2, 3, 5]], hidden[[0, 1, 2, 3, 5]])
 
 
 def test_a_long_text_is_computed_in_chunks() -> None:

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, empty_like
 
 from quire_kernels_cpu.abi import STRUCTS
@@ -19,14 +20,15 @@ from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.layer_arguments import ACTIVATIONS, NORM_KINDS
 from quire_kernels_cpu.matrix import matrix_argument
 from quire_ops import EncoderLayerWeights, EncoderStack, GatedWeights, LinearWeights, NormWeights, SizeRule, ops
-from quire_ops.encoder_stack import RunEncoder
+from quire_ops.encoder_stack import INPUT_GROUP, RunEncoder
 
 __all__ = ["Encoder", "encoder_stack"]
 
 
 @backend_for(ops.encoder_stack, sizes={"head_dim": SizeRule(maximum=MAX_HEAD_DIM)})
 def encoder_stack(stack: EncoderStack) -> RunEncoder:
-    """Weights are plain, or int8 with a scale per output (op `int8_linear`). Activations stay in float32."""
+    """Weights are plain, or int8 with a scale per output (op `int8_linear`); where inputs are rounded, int8 in
+    groups (op `grouped_linear`). Activations stay in float32 between products."""
     return Encoder(stack)
 
 
@@ -43,6 +45,7 @@ class Encoder:
             num_layers=len(layers),
             hidden=stack.hidden_size,
             rotary_dim=stack.rotary_dim,
+            rounds_inputs=stack.rounds_inputs,
             final_norm=self._norm(stack.final_norm),
         )
         self._handle: int | None = library().quire_encoder_new(self._dtype, ctypes.byref(argument))
@@ -107,7 +110,13 @@ class Encoder:
     def _matrix(self, weights: LinearWeights, inputs: int | None = None) -> ctypes.Structure:
         """inputs: None for the size of the residual stream."""
         assert weights.input_scale is None
-        assert weights.scale is None or weights.scale.ndim == 1
+        if self._stack.rounds_inputs:
+            assert weights.weight.dtype == torch.int8
+            assert weights.zero is None
+            assert weights.scale is not None
+            assert weights.scale.shape[1] == -(-weights.weight.shape[1] // INPUT_GROUP)
+        else:
+            assert weights.scale is None or weights.scale.ndim == 1
         assert weights.weight.is_contiguous()
         return matrix_argument(*weights[:5], inputs=self._stack.hidden_size if inputs is None else inputs)
 

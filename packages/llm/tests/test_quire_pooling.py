@@ -132,6 +132,11 @@ def test_what_an_encoder_does_not_do(llm: LLM, model: SentenceModel) -> None:
             LLM(model.folder, **SETTINGS, **setting)
 
 
+def test_what_encoders_alone_do() -> None:
+    with pytest.raises(ConfigError, match=r"w8a8-g64' is for encoders alone, and .* is none; use w8a8"):
+        LLM(quantization="w8a8-g64", num_threads=1, max_model_len=64)
+
+
 def test_more_texts_than_a_queue_holds(model: SentenceModel, tmp_path: Path) -> None:
     settings = {"max_num_seqs": 3, "max_queued_requests": 2, "max_num_batched_tokens": 300}
     with LLM(model.folder, **SETTINGS, **settings) as llm:
@@ -197,12 +202,21 @@ async def test_many_prompts_of_a_served_engine_with_errors_per_item(model: Sente
     assert [each.outputs.pooled for each in outputs[:8]] == [each.outputs.pooled for each in outputs[10:]] == expected
 
 
-def test_the_same_bits_in_any_batch_and_order(model: SentenceModel, llm: LLM) -> None:
+@pytest.mark.parametrize("quantization", [None, "w8a8-g64"])
+def test_the_same_bits_in_any_batch_and_order(model: SentenceModel, llm: LLM, quantization: str | None) -> None:
     texts = [sample_text(number % 37 + 1, number) for number in range(60)]
-    alone = [llm.embed(text, use_tqdm=False)[0].outputs.pooled for text in texts]
+    with LLM(model.folder, quantization=quantization, **SETTINGS) as one:
+        alone = [one.embed(text, use_tqdm=False)[0].outputs.pooled for text in texts]
+        if quantization:
+            similarity = torch.cosine_similarity(
+                embeddings(one.embed(texts, use_tqdm=False)), embeddings(llm.embed(texts, use_tqdm=False))
+            )
+            assert 0.999 < similarity.mean() < 1 - 1e-7
+            assert one.engine_info.choices["weights"] == "w8a8-g64, float32"
     chooser = random.Random(1)
     for budget in (256, 700, 8192):
-        with LLM(model.folder, max_num_batched_tokens=budget, **SETTINGS) as other:
+        settings = {"max_num_batched_tokens": budget, "quantization": quantization, **SETTINGS}
+        with LLM(model.folder, **settings) as other:
             order = chooser.sample(range(len(texts)), len(texts))
             outputs = other.embed([texts[place] for place in order], use_tqdm=False)
             assert [each.outputs.pooled for each in outputs] == [alone[place] for place in order]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quire_interfaces import ConfigError
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_ops import OpRequest, op_report
@@ -46,7 +48,7 @@ def test_one_call_gives_what_the_layers_give(tmp_path: Path, name: str, dtype: s
     assert (one_call - exact).norm() <= 1.1 * (by_layers - exact).norm()
 
 
-@pytest.mark.parametrize(("method", "is_taken"), [("int8", True), ("int4", False)])
+@pytest.mark.parametrize(("method", "is_taken"), [("int8", True), ("w8a8", False), ("int4", False)])
 def test_quantized_weights_have_a_scale_per_output(tmp_path: Path, method: str, is_taken: bool) -> None:
     write_checkpoint(tmp_path, "BertModel", ENCODER_CASES["BertModel"])
     network = load_encoder(tmp_path, dtype="bfloat16", linear_method=method)
@@ -54,3 +56,30 @@ def test_quantized_weights_have_a_scale_per_output(tmp_path: Path, method: str, 
     together = torch.cat(network.read(TEXTS)).float()
     network.run_layers = network.layer_by_layer
     assert torch.nn.functional.cosine_similarity(together, torch.cat(network.read(TEXTS)).float()).min() > 0.999
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.skipif(not IS_SERVED, reason="no backend has op encoder_stack here")
+def test_weights_and_inputs_in_8_bits(tmp_path: Path, name: str) -> None:
+    """What the layers give with the same weights and inputs as they are, but for a dozen roundings to 255 steps, of
+    half a percent each. Gates multiply them."""
+    write_checkpoint(tmp_path, name, ENCODER_CASES[name])
+    network = load_encoder(tmp_path, dtype="float32", linear_method="w8a8-g64")
+    assert network.in_one_call
+    rounded = torch.cat(network.read(TEXTS))
+    network.run_layers = network.layer_by_layer
+    as_they_are = torch.cat(network.read(TEXTS))
+    error = float((rounded - as_they_are).norm() / as_they_are.norm())
+    assert 0.002 < error < 0.06
+
+
+def test_networks_that_cannot_round_inputs_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "deberta", "DebertaV2Model", ENCODER_CASES["DebertaV2Model"])
+    with pytest.raises(ConfigError, match=r"w8a8-g64' is for encoders .*op encoder_stack does not .*use int8") as error:
+        load_encoder(tmp_path / "deberta", dtype="float32", linear_method="w8a8-g64")
+    assert error.value.field == "quantization"
+    bert = ENCODER_CASES["BertModel"]
+    wide = dataclasses.replace(bert, fields={**bert.fields, "hidden_size": 320, "num_attention_heads": 1})
+    write_checkpoint(tmp_path / "wide", "BertModel", wide)
+    with pytest.raises(ConfigError, match=r"no compiled kernel takes them here.*use int8"):  # heads are too wide
+        load_encoder(tmp_path / "wide", dtype="float32", linear_method="w8a8-g64")

@@ -71,7 +71,7 @@ def same_weights(apart: Network, joined: Network) -> None:
             assert tensor.is_contiguous()
 
 
-@pytest.mark.parametrize("method", linear_method_names())
+@pytest.mark.parametrize("method", [name for name in linear_method_names() if name != "w8a8-g64"])  # of encoders
 def test_weights_and_logits_are_those_of_layers_apart(folder: Path, method: str) -> None:
     apart, joined = (load(folder, joined=each, linear_method=method) for each in (False, True))
     assert all(group.is_joined for group in groups(joined))

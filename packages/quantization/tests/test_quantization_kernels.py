@@ -121,8 +121,9 @@ def test_disabled_kernels_leave_others_or_none() -> None:
 
 
 def test_online_methods_are_chosen_like_checkpoints() -> None:
-    for name, op in (("int8", "int8_linear"), ("w8a8", "w8a8_linear"), ("int4-g32", "grouped_linear"),
-                     ("fp8", "grouped_linear"), ("mxfp8", "grouped_linear")):  # fmt: skip
+    for name, op in (("int8", "int8_linear"), ("w8a8", "w8a8_linear"), ("w8a8-g64", "grouped_linear"),
+                     ("int4-g32", "grouped_linear"), ("fp8", "grouped_linear"),
+                     ("mxfp8", "grouped_linear")):  # fmt: skip
         method = linear_method(name, OpRequest(dtype=torch.bfloat16))
         assert isinstance(method, QuantizedLinear)
         assert method.choice is not None

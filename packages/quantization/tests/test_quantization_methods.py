@@ -94,6 +94,25 @@ class TestW8A8(LinearMethodSuite):
         assert torch.allclose(logits, (x + 0.25) @ weight.T, rtol=1e-6)
 
 
+class TestInt8Grouped(LinearMethodSuite):
+    max_error = 1 / 254
+
+    def make_method(self, dtype: torch.dtype) -> LinearMethod:
+        return linear_method("w8a8-g64", OpRequest(dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_each_weight_is_within_half_a_step_of_its_group(self, dtype: torch.dtype) -> None:
+        weight = (torch.randn(50, 100) * torch.logspace(-3, 2, 100)).to(dtype)
+        weight[7] = 0
+        weights = self.make_method(dtype).make_weights(weight, None)
+        assert weights["weight"].dtype == torch.int8
+        scale = unblock_groups(weights["scale"], 50).double()
+        assert scale.shape == (50, 2)
+        restored = dequantize(weights["weight"], weights["scale"], None, 100, torch.float64)
+        slack = (0.5 + 127 * torch.finfo(dtype).eps) * scale.repeat_interleave(64, dim=1)[:, :100]
+        assert ((restored - weight.double()).abs() <= slack).all()
+
+
 class _Int4(LinearMethodSuite):
     # By Cauchy and Schwarz: rounding to steps of a third of a standard deviation costs a tenth of a row's norm.
     max_error = 1 / 8
@@ -177,7 +196,8 @@ class TestFloat8Microscaled(_Float8):
 
 
 def test_unknown_method_lists_the_choices() -> None:
-    assert linear_method_names() == ("plain", "int8", "w8a8", "int4", "int4-g64", "int4-g32", "fp8", "mxfp8")
-    with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, w8a8, int4") as error:
+    names = ("plain", "int8", "w8a8", "w8a8-g64", "int4", "int4-g64", "int4-g32", "fp8", "mxfp8")
+    assert linear_method_names() == names
+    with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, w8a8, w8a8") as error:
         linear_method("int3", OpRequest())
     assert error.value.field == "quantization"

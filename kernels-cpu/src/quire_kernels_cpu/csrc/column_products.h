@@ -9,7 +9,7 @@
 // cache while all tokens meet them.
 #pragma once
 
-#include "columns.h"
+#include "column_bytes.h"
 
 namespace quire {
 
@@ -50,6 +50,7 @@ struct ColumnInput {
     Columns columns;
     uint32_t* pieces = nullptr;  // [tiles][steps of 32 inputs][pieces][16][16] pairs of bfloat16; null: vectors multiply
     int num_pieces = 0;
+    ByteColumns bytes = {};  // of networks whose inputs are rounded
 
     int64_t steps() const { return (columns.features + 31) / 32; }
     uint32_t* at(int64_t tile, int64_t step) const { return pieces + (tile * steps() + step) * num_pieces * 256; }
@@ -281,6 +282,7 @@ void multiply(const ColumnProduct<T>& product, const ColumnInput& input, int64_t
     product.each(team.share(product.units()), [&](int i, int64_t begin, int64_t end) {
         const Matrix<T>& m = product.matrices[i];
         const ColumnOutput& out = product.outputs[i];
+        if (input.bytes.data) return multiply_by_bytes(m, out, input.bytes, begin, end, first, last);
         const bool whole = m.format == WeightFormat::int8;
         int64_t row = begin;
 #ifdef QUIRE_AMX

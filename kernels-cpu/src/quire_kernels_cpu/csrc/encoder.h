@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "column_products.h"
@@ -38,7 +39,7 @@ inline void norm_tile(const NormArgument& norm, const float* from, float* to, in
 
 // What one thread needs, or all for what they compute together, while texts pass through the layers.
 struct EncoderBuffers {
-    Buffer x, normed, wide, up, attended, projected, pieces, angles;
+    Buffer x, normed, wide, up, attended, projected, pieces, bytes, angles;
 };
 
 struct EncoderThread {
@@ -56,8 +57,8 @@ template <typename T>
 class Encoder {
 public:
     explicit Encoder(const EncoderArgument& from)
-        : hidden_(from.hidden), rotary_dim_(from.rotary_dim), final_norm_(from.final_norm) {
-        for (int64_t i = 0; i < from.num_layers; ++i) layers_.emplace_back(from.layers[i], hidden_);
+        : hidden_(from.hidden), rotary_dim_(from.rotary_dim), rounds_(from.rounds_inputs), final_norm_(from.final_norm) {
+        for (int64_t i = 0; i < from.num_layers; ++i) layers_.emplace_back(from.layers[i], hidden_, rounds_);
         for (const Layer& each : layers_) {
             wide_ = std::max({wide_, each.width + 2 * each.kv_width, each.inner()});
             attended_ = std::max(attended_, each.width);
@@ -74,7 +75,7 @@ public:
 #pragma omp parallel
         {
             static thread_local EncoderThread mine;
-            const HeldTiles tiles(input_pieces<T>() > 0);
+            const HeldTiles tiles(rounds_ || num_pieces() > 0);
             if (together) {
                 const Team team{omp_get_thread_num(), omp_get_num_threads()};
                 for (const EncoderBlock& block : blocks) Pass(*this, step, block, team, shared_, mine).run();
@@ -91,8 +92,9 @@ private:
         int64_t width, kv_width;  // of queries, and of keys or values
         DistanceBiases biases;
         Matrix<T> qkv[3], out, gate_up[2], down;
+        std::vector<std::unique_ptr<GroupTotals>> totals;  // of the matrices whose inputs are bytes
 
-        Layer(const EncoderLayerArgument& from, int64_t hidden)
+        Layer(const EncoderLayerArgument& from, int64_t hidden, bool rounds)
             : a(from), width(from.num_heads * from.head_dim), kv_width(from.num_kv_heads * from.head_dim),
               biases(from.bias, from.num_heads, from.max_distance) {
             qkv[0] = make_matrix<T>(a.q, width, hidden);
@@ -102,6 +104,11 @@ private:
             gate_up[0] = make_matrix<T>(a.gate, a.inner, hidden);
             gate_up[1] = make_matrix<T>(a.up, a.inner, hidden);
             down = make_matrix<T>(a.down, hidden, a.inner);
+            for (Matrix<T>* each : {&qkv[0], &qkv[1], &qkv[2], &out, &gate_up[0], &gate_up[1], &down}) {
+                if (!rounds || !each->data) continue;
+                totals.push_back(std::make_unique<GroupTotals>(group_totals(*each)));
+                each->totals = totals.back().get();
+            }
         }
         int64_t inner() const { return a.inner; }
         bool gated() const { return gate_up[0].data != nullptr; }
@@ -151,6 +158,7 @@ private:
             wide_ = buffers.wide.get<float>(0);
             up_ = buffers.up.get<float>(0);
             pieces_ = buffers.pieces.get<uint32_t>(0);
+            bytes_ = e_.rounds_ ? buffers.bytes.get<uint32_t>(0) : nullptr;
             angles_ = buffers.angles.get<float>(0);
         }
 
@@ -194,7 +202,8 @@ private:
             std::memset(attended + (tiles_ - 1) * e_.attended_ * kLanes, 0, e_.attended_ * kLanes * sizeof(float));
             buffers.wide.get<float>(lanes * e_.wide_);
             buffers.up.get<float>(chunk * e_.most_inputs_);
-            buffers.pieces.get<uint32_t>(chunk * ((e_.most_inputs_ + 31) / 32 * 16) * input_pieces<T>());
+            buffers.pieces.get<uint32_t>(chunk * ((e_.most_inputs_ + 31) / 32 * 16) * e_.num_pieces());
+            if (e_.rounds_) buffers.bytes.get<uint32_t>(chunk / kLanes * ByteColumns::words_of(e_.most_inputs_));
             buffers.angles.get<float>(2 * step_.num_rotations * lanes * e_.rotary_dim_);
         }
 
@@ -205,8 +214,11 @@ private:
         }
 
         // Products of a chunk: an input of which each thread has its tiles, which `at` begins; waits before and behind.
-        ColumnInput input(const Columns& at) const { return {at, input_pieces<T>() ? pieces_ : nullptr, input_pieces<T>()}; }
+        ColumnInput input(const Columns& at) const {
+            return {at, e_.num_pieces() ? pieces_ : nullptr, e_.num_pieces(), {bytes_, at.features}};
+        }
         void split(const ColumnInput& from, int64_t tile) const {
+            if (from.bytes.data) round_tile(from.columns, tile, from.bytes, tile);
             if (from.pieces) split_tile(from, tile);
         }
         void multiply_all(const Matrix<T>* matrices, const ColumnOutput* outputs, int count, const ColumnInput& from, int64_t tiles) const {
@@ -319,10 +331,13 @@ private:
         const int64_t tiles_;
         Columns x_, normed_, projected_;
         float *attended_, *wide_, *up_, *angles_;
-        uint32_t* pieces_;
+        uint32_t *pieces_, *bytes_;
     };
 
+    int num_pieces() const { return rounds_ ? 0 : input_pieces<T>(); }
+
     const int64_t hidden_, rotary_dim_;
+    const bool rounds_;
     const NormArgument final_norm_;
     std::vector<Layer> layers_;
     int64_t wide_ = 0, attended_ = 0, most_inputs_ = 0;

@@ -217,9 +217,10 @@ struct EncoderLayerArgument {
     float scale;
 };
 
+// rounds_inputs: of all matrices, which are then in int8 with groups of 64 inputs, see `column_bytes.h`.
 struct EncoderArgument {
     const EncoderLayerArgument* layers;
-    int64_t num_layers, hidden, rotary_dim;
+    int64_t num_layers, hidden, rotary_dim, rounds_inputs;
     NormArgument final_norm;
 };
 

@@ -20,6 +20,8 @@ constexpr int64_t kGroupPiece = 128;
 // Inputs of a piece in `lane_sums.h`, and of a group where an output has one scale: int32 holds what they sum to.
 constexpr int64_t kBytePiece = 256;
 
+struct GroupTotals;
+
 // [rows, cols], row-major: elements of T, or a format of them.
 template <typename T>
 struct Matrix {
@@ -34,6 +36,7 @@ struct Matrix {
     const int16_t* group_zero = nullptr;  // or none: value = scale * (element - zero)
     bool wide_scale = false;
     int64_t group = 0;  // inputs of a group: 32, 64 or 128
+    const GroupTotals* totals = nullptr;  // where inputs are bytes, see `column_bytes.h`
     const int64_t* rank_sizes = nullptr;  // outputs of each rank, where ranks share them out
 
     bool grouped() const { return format >= WeightFormat::group_int4; }

@@ -22,7 +22,7 @@ def _int4_bytes(group_size: int, out_features: int, in_features: int, dtype_byte
     return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
-def _fp8_bytes(group_size: int, out_features: int, in_features: int, dtype_bytes: int) -> int:
+def _byte_bytes(group_size: int, out_features: int, in_features: int, dtype_bytes: int) -> int:
     return out_features * in_features + -(-out_features // 16) * 16 * -(-in_features // group_size) * dtype_bytes
 
 
@@ -30,11 +30,12 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "plain": lambda out_features, in_features, dtype_bytes: out_features * in_features * dtype_bytes,
     "int8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes),
     "w8a8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes) + 4,
+    "w8a8-g64": partial(_byte_bytes, 64),
     "int4": partial(_int4_bytes, 128),
     "int4-g64": partial(_int4_bytes, 64),
     "int4-g32": partial(_int4_bytes, 32),
-    "fp8": partial(_fp8_bytes, 128),
-    "mxfp8": partial(_fp8_bytes, 32),
+    "fp8": partial(_byte_bytes, 128),
+    "mxfp8": partial(_byte_bytes, 32),
 }
 """Linear method -> (outputs, inputs, bytes of a number in the compute dtype) -> bytes of a weight as the method keeps
 it."""

@@ -73,6 +73,9 @@ _INSTEAD = {
 }
 """Names that other engines have, or had -> what to do instead."""
 
+_OF_ENCODERS = ("w8a8-g64",)
+"""Linear methods of networks whose layers run in one call, op `encoder_stack`."""
+
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "bitsandbytes", "dummy")
 """Where weights come from: the files that there are ("auto"), safetensors, PyTorch's own files, a GGUF file,
 safetensors that bitsandbytes quantized, or a random generator."""
@@ -90,7 +93,7 @@ def resolved_linear_method(asked: str | None, model: ModelConfig, *, field: str 
     """
     if not asked or asked == "plain" or _is_name_of(asked, model):
         return "plain"
-    if asked in WEIGHT_BYTES and model.quantization is None:
+    if asked in WEIGHT_BYTES and model.quantization is None and (model.is_encoder or asked not in _OF_ENCODERS):
         return asked
     raise _refusal(asked, model, field)
 
@@ -98,6 +101,12 @@ def resolved_linear_method(asked: str | None, model: ModelConfig, *, field: str 
 def _refusal(asked: str, model: ModelConfig, field: str) -> ConfigError:
     """Why a model cannot be held by a linear method, and what to do. Arguments as those of `resolved_linear_method`."""
     given, what = asked.lower(), _described(model)
+    if asked in WEIGHT_BYTES and model.quantization is None:
+        return ConfigError(
+            f"{field} {asked!r} is for encoders alone, and {model.architecture} is none; use w8a8, which rounds tokens "
+            "with one scale each, or int8, which leaves them as they are",
+            field=field,
+        )
     if asked in WEIGHT_BYTES:
         return ConfigError(
             f"{field} {asked!r} was asked for, but the checkpoint is quantized already ({what}); leave the setting "

@@ -9,7 +9,7 @@ and values, D head dimension, R rotated dimensions, M furthest distance that a b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,18 @@ from quire_ops.linear_weights import GatedWeights, LinearWeights, reference_line
 from quire_ops.norms import layer_norm, rms_norm
 from quire_ops.op import op
 
-__all__ = ["EncoderAttentionWeights", "EncoderLayerWeights", "EncoderStack", "RunEncoder", "encoder_stack"]
+__all__ = [
+    "INPUT_GROUP",
+    "EncoderAttentionWeights",
+    "EncoderLayerWeights",
+    "EncoderStack",
+    "RunEncoder",
+    "encoder_stack",
+]
+
+INPUT_GROUP = 64
+"""Numbers of a token that are rounded with one scale, where inputs are rounded (`EncoderStack.rounds_inputs`); the last
+ones may be fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,12 @@ class EncoderStack:
     """Of what goes in and comes out; a backend may keep more digits in between."""
     rotary_dim: int
     """R: the first dimensions of a head, which are rotated; 0 where no layer has a rotation."""
+    rounds_inputs: bool = False
+    """What matrices take is rounded to 8 bits, `INPUT_GROUP` numbers of a token at a time. All of them are then int8 as
+    op `grouped_linear` takes it, in such groups, without zero points."""
+
+
+_Linear = Callable[[Tensor, LinearWeights], Tensor]
 
 
 class RunEncoder(Protocol):
@@ -98,27 +115,48 @@ def encoder_stack(stack: EncoderStack) -> RunEncoder:
     """All layers of an encoder in one call: what other ops do in turn. Optional: where no backend has it, networks call
     the other ops layer by layer."""
 
+    linear = _rounded_linear if stack.rounds_inputs else reference_linear
+
     def run(x: Tensor, lens: Sequence[int], rotations: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         for layer in stack.layers:
             norm, feed_forward_norm = layer.attention_norm, layer.feed_forward_norm
             if layer.is_post_ln:
-                x = _normed(x + _attention(x, layer.attention, lens, rotations), norm)
-                x = _normed(x + _feed_forward(x, layer.feed_forward), feed_forward_norm)
+                x = _normed(x + _attention(x, layer.attention, lens, rotations, linear), norm)
+                x = _normed(x + _feed_forward(x, layer.feed_forward, linear), feed_forward_norm)
             else:
-                x = x + _attention(_normed(x, norm), layer.attention, lens, rotations)
-                x = x + _feed_forward(_normed(x, feed_forward_norm), layer.feed_forward)
+                x = x + _attention(_normed(x, norm), layer.attention, lens, rotations, linear)
+                x = x + _feed_forward(_normed(x, feed_forward_norm), layer.feed_forward, linear)
         return _normed(x, stack.final_norm)
 
     return run
 
 
+def _rounded_linear(x: Tensor, weights: LinearWeights) -> Tensor:
+    """A linear layer whose inputs are rounded."""
+    return reference_linear(_rounded(x.double()), weights).to(x.dtype)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """x [E, I], each `INPUT_GROUP` numbers of a row as low + step * n: n a whole number from 0 to 255, low the least of
+    them, and low + step * 255 the largest. NaN where not all are finite."""
+    groups = []
+    for group in x.split(INPUT_GROUP, dim=1):
+        low, high = group.aminmax(dim=1, keepdim=True)
+        step = (high - low) / 255
+        numbers = ((group - low) / torch.where(step == 0, 1.0, step)).round_()
+        groups.append(low + step * numbers)
+    return torch.cat(groups, dim=1)
+
+
 def _attention(
-    x: Tensor, weights: EncoderAttentionWeights, lens: Sequence[int], rotations: Sequence[tuple[Tensor, Tensor]]
+    x: Tensor,
+    weights: EncoderAttentionWeights,
+    lens: Sequence[int],
+    rotations: Sequence[tuple[Tensor, Tensor]],
+    linear: _Linear,
 ) -> Tensor:
     head_dim = weights.q.weight.shape[0] // weights.num_heads
-    query, key, value = (
-        reference_linear(x, matrix).view(len(x), -1, head_dim) for matrix in (weights.q, weights.k, weights.v)
-    )
+    query, key, value = (linear(x, matrix).view(len(x), -1, head_dim) for matrix in (weights.q, weights.k, weights.v))
     if weights.rotation is not None:
         cos, sin = rotations[weights.rotation]
         size = cos.shape[-1]
@@ -128,14 +166,14 @@ def _attention(
     attended = encoder_attention(
         query, key, value, list(lens), scale=weights.scale, window=weights.sliding_window, bias=weights.bias
     )
-    return reference_linear(attended.flatten(1), weights.o)
+    return linear(attended.flatten(1), weights.o)
 
 
-def _feed_forward(x: Tensor, weights: GatedWeights | MLPWeights) -> Tensor:
+def _feed_forward(x: Tensor, weights: GatedWeights | MLPWeights, linear: _Linear) -> Tensor:
     if isinstance(weights, MLPWeights):
-        return reference_linear(_activated(reference_linear(x, weights.up), weights.activation), weights.down)
-    gate = _activated(reference_linear(x, weights.gate), weights.activation)
-    return reference_linear(gate * reference_linear(x, weights.up), weights.down)
+        return linear(_activated(linear(x, weights.up), weights.activation), weights.down)
+    gate = _activated(linear(x, weights.gate), weights.activation)
+    return linear(gate * linear(x, weights.up), weights.down)
 
 
 def _activated(x: Tensor, name: str) -> Tensor:

@@ -3,6 +3,7 @@
 from quire_quantization.methods import (
     Float8WeightOnlyLinear,
     Int4WeightOnlyLinear,
+    Int8GroupedLinear,
     Int8WeightOnlyLinear,
     PlainLinear,
     W8A8Linear,
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
+    "Int8GroupedLinear",
     "Int8WeightOnlyLinear",
     "PlainLinear",
     "W8A8Linear",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
 from quire_ops import OpRequest, QuantizedTokens, bind, ops
+from quire_ops.encoder_stack import INPUT_GROUP
 from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
 from quire_quantization.kernels import INT8_TOKENS, BoundOps, KernelChoice, choose_kernel
 from quire_quantization.stored import GroupedWeight, exact_scale
@@ -22,6 +23,7 @@ from quire_quantization.stored import GroupedWeight, exact_scale
 __all__ = [
     "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
+    "Int8GroupedLinear",
     "Int8WeightOnlyLinear",
     "PlainLinear",
     "QuantizedLinear",
@@ -215,6 +217,34 @@ class Int4WeightOnlyLinear(_GroupedLinear):
         return pack_int4(elements), scale[:, :, 0].to(weight.dtype)
 
 
+class Int8GroupedLinear(_GroupedLinear):
+    """The weight in int8 with one symmetric scale for each `INPUT_GROUP` inputs of an output, max |weight| / 127.
+
+    For op `encoder_stack`, which rounds inputs in the same groups; a layer by itself takes them as they come. Rounded
+    to nearest, as "Q8_0" of llama.cpp is in groups of 32.
+    """
+
+    name = "w8a8-g64"
+    key = QuantKey(dtype="int8", scale_dtype="compute", granularity="group", group_size=INPUT_GROUP)
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype."""
+        outputs, inputs = weight.shape
+        elements = torch.empty_like(weight, dtype=torch.int8)
+        scales = weight.new_empty(outputs, -(-inputs // INPUT_GROUP))
+        for begin in range(0, outputs, _ROWS):  # bounds the wide copies
+            rows = slice(begin, begin + _ROWS)
+            padded = torch.nn.functional.pad(weight[rows].float(), (0, -inputs % INPUT_GROUP))
+            groups = padded.view(len(padded), -1, INPUT_GROUP)
+            scales[rows] = groups.abs().amax(dim=2) / 127.0
+            # A group of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
+            divisor = torch.where(scales[rows] == 0, 1.0, scales[rows].float())[:, :, None]
+            whole = (groups / divisor).round_().clamp_(-127, 127)
+            elements[rows] = whole.view(len(padded), -1)[:, :inputs].to(torch.int8)
+        weights = {"weight": elements, "scale": block_groups(scales)}
+        return weights if bias is None else {**weights, "bias": bias}
+
+
 class Float8WeightOnlyLinear(_GroupedLinear):
     """The weight in fp8 e4m3, rounded to nearest; activations as they are.
 
@@ -305,6 +335,7 @@ _METHODS: dict[str, Callable[[OpRequest], LinearMethod]] = {
     "plain": PlainLinear,
     "int8": Int8WeightOnlyLinear,
     "w8a8": W8A8Linear,
+    "w8a8-g64": Int8GroupedLinear,
     "int4": partial(Int4WeightOnlyLinear, group_size=128),
     "int4-g64": partial(Int4WeightOnlyLinear, group_size=64),
     "int4-g32": partial(Int4WeightOnlyLinear, group_size=32),

@@ -16,7 +16,7 @@ def load(settings: dict[str, Any]) -> tuple[Run, str]:
         torch.set_num_threads(settings["num_threads"])
     dtype = getattr(torch, settings["dtype"])
     model = transformers.AutoModel.from_pretrained(settings["model"], dtype=dtype).eval()
-    if settings.get("quantization") == "int8":
+    if settings.get("quantization") in ("int8", "w8a8-g64"):  # it rounds inputs, too
         model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
 
     @torch.inference_mode()
