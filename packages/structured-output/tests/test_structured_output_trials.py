@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,9 +120,45 @@ def test_a_constraint_that_ran_out_of_time_is_tried_again(backend):
     compiler.close()
 
 
+def test_the_start_of_the_process_takes_nothing_of_the_first_constraint(backend, tmp_path, monkeypatch):
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    with contextlib.closing(TrialProcess(backend.vocabulary, Allowance(0, 100))) as trials:
+        assert trials.run(GrammarSpec("regex", "[a-c]{3}"), 0.07, most_s=2.5).source  # at most 2.5 s by the clock
+
+
+def test_a_process_that_does_not_start_is_said(backend, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with (
+        contextlib.closing(TrialProcess(backend.vocabulary)) as trials,
+        pytest.raises(RequestError, match="the process for that does not start"),
+    ):
+        trials.run(GrammarSpec("regex", "a"), 10)
+
+
+def test_time_by_the_clock_does_not_count_while_others_compute(backend, trials):
+    """The constraint's process is stopped for longer than its time."""
+    spec = GrammarSpec("json", json.dumps({"properties": {f"k{i}": {"type": "integer"} for i in range(2000)}}))
+    before = set(children_of(trials._process.pid)) if trials._process else set()
+    done = ThreadPoolExecutor(1).submit(trials.run, spec, 2, most_s=200)
+    while not trials._process or not (new := set(children_of(trials._process.pid)) - before):
+        pass
+    (child,) = new
+    while sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13])) < 5:
+        pass  # it has begun
+    os.kill(child, signal.SIGSTOP)
+    time.sleep(2.2)
+    assert not done.done()
+    os.kill(child, signal.SIGCONT)
+    assert done.result(300).source
+
+
 def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend, monkeypatch):
     """More of them than there are threads; their processes are stopped, so that none ends before it is let go."""
     monkeypatch.setattr("quire_structured_output.compiler.QUICK_S", 1.0)  # a busy machine may need more than 0.25
+    monkeypatch.setattr("quire_structured_output.trials.PATIENCE", 1)  # nor does a stopped process use any of it
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=60), lambda: backend, tries_apart=True)
     compiler._allowance = Allowance(0, 100)  # nor does it let anything starve
     compiler.submit(GrammarSpec("regex", "a")).result(200)  # starts the process

@@ -409,7 +409,8 @@ class GrammarCompiler:
         is_last = slice_s >= timeout_s
         if tried is None:
             try:
-                tried = self._trials.run(spec, min(slice_s, timeout_s), may_disturb=order.cost <= MAX_USUAL_COST)
+                may_disturb = order.cost <= MAX_USUAL_COST
+                tried = self._trials.run(spec, min(slice_s, timeout_s), most_s=timeout_s, may_disturb=may_disturb)
             except TimeoutError:
                 if not is_last:
                     raise _TakesLongerError(None) from None

@@ -49,13 +49,14 @@ def main(fd: int) -> None:
     """Serve orders until the other end of socket `fd` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle; this process ends with it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
-    lower_priority(0, starve=False)
-    if sys.platform != "linux":
-        os.nice(NICE)
     channel = socket.socket(fileno=fd)
     backend = LLGuidanceBackend(read_vocabulary(channel))
     gc.collect()
     gc.freeze()
+    lower_priority(0, starve=False)  # from here on it works for strangers
+    if sys.platform != "linux":
+        os.nice(NICE)
+    channel.sendall(b"r")
     while True:
         data, fds, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
@@ -73,8 +74,9 @@ def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
     try:
         head, _, text = _read_all(order).partition(b"\n")
         task = json.loads(head)
-        _limit(task["timeout_s"])
-        _starve_after(task["quick_s"])
+        timeout_s, quick_s = task["timeout_s"], task["quick_s"]
+        _limit(timeout_s, task["most_s"] if quick_s > 0 else timeout_s)
+        _starve_after(quick_s, time.monotonic() + timeout_s)
         spec = GrammarSpec(task["kind"], text.decode("utf-8", "surrogatepass"), *task["options"])
         answer, source = _blame(spec) if task["action"] == "blame" else _try(backend, spec)
         answer["used_s"] = time.process_time()
@@ -84,12 +86,14 @@ def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
         os._exit(status)
 
 
-def _limit(timeout_s: float) -> None:
-    """Bound the time, the memory and the traces of this process."""
+def _limit(timeout_s: float, most_s: float) -> None:
+    """Bound the processor time, the time by the clock, the memory and the traces of this process."""
     import resource
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)
+    signal.setitimer(signal.ITIMER_REAL, most_s)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -99,8 +103,9 @@ def _limit(timeout_s: float) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _starve_after(quick_s: float) -> None:
-    """Let this process run on only when nothing else wants to once it has used the processor for so long."""
+def _starve_after(quick_s: float, deadline_s: float) -> None:
+    """Let this process run on only when nothing else wants to once it has used the processor for so long, and to the
+    deadline, by the clock."""
     if quick_s <= 0:
         lower_priority(0, starve=True)
         return
@@ -110,6 +115,7 @@ def _starve_after(quick_s: float) -> None:
         while (left_s := quick_s - time.process_time()) > 0:
             time.sleep(max(left_s, LOOK_S))
         lower_priority(main_id, starve=True)
+        signal.setitimer(signal.ITIMER_REAL, max(LOOK_S, deadline_s - time.monotonic()))
 
     threading.Thread(target=watch, daemon=True).start()
 

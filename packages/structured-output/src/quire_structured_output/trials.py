@@ -23,6 +23,10 @@ from quire_structured_output.vocabulary import Vocabulary, write_vocabulary
 __all__ = ["SupportsTrials", "TrialProcess", "TriedGrammar", "can_fork"]
 
 BLAME_TIMEOUT_S = 1.0
+PATIENCE = 40
+"""A trial that has of its allowance may take so many times its processor time by the clock: others compute, too."""
+START_S = 60.0
+"""How long the process may take to start."""
 
 
 class TriedGrammar(NamedTuple):
@@ -66,17 +70,22 @@ class TrialProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
 
-    def run(self, spec: GrammarSpec, timeout_s: float, *, may_disturb: bool = True) -> TriedGrammar:
+    def run(
+        self, spec: GrammarSpec, timeout_s: float, *, most_s: float | None = None, may_disturb: bool = True
+    ) -> TriedGrammar:
         """Try a constraint; waits for it.
 
         Args:
+            timeout_s: Processor time that it gets, as long as it has of the allowance; by the clock otherwise.
+            most_s: How long it may take at most, by the clock; None for as long as that.
             may_disturb: Whether it may have of the allowance; else it runs when nothing else wants to.
 
         Raises:
             RequestError: it cannot be used.
             TimeoutError: that was not known in time.
         """
-        answer, text = self._ask("try", spec, timeout_s, may_disturb=may_disturb)
+        most_s = min(most_s or timeout_s, PATIENCE * timeout_s)
+        answer, text = self._ask("try", spec, timeout_s, most_s, may_disturb=may_disturb)
         if "error" in answer:
             raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
         return TriedGrammar(text, tuple(answer["walk"]), answer["compile_s"])
@@ -84,7 +93,7 @@ class TrialProcess:
     def largest_part(self, spec: GrammarSpec) -> str:
         """`blame.largest_part`, or the size alone if even that takes long."""
         with contextlib.suppress(TimeoutError, RequestError):
-            return self._ask("blame", spec, BLAME_TIMEOUT_S, may_disturb=False)[1]
+            return self._ask("blame", spec, BLAME_TIMEOUT_S, BLAME_TIMEOUT_S, may_disturb=False)[1]
         return f"the whole of it, {len(spec.text)} characters"
 
     def close(self) -> None:
@@ -98,33 +107,36 @@ class TrialProcess:
             process.wait(10)
 
     def _ask(
-        self, action: str, spec: GrammarSpec, timeout_s: float, *, may_disturb: bool = True
+        self, action: str, spec: GrammarSpec, timeout_s: float, most_s: float, *, may_disturb: bool = True
     ) -> tuple[dict[str, Any], str]:
-        quick_s, start_s, used_s = self._allowance.take() if may_disturb else 0.0, time.monotonic(), None
-        try:
-            answer, text = self._exchange(action, spec, timeout_s, quick_s)
-            used_s = answer["used_s"]
-            return answer, text
-        finally:  # of what did not answer, no more is known than how long it was there
-            self._allowance.give_back(quick_s - (time.monotonic() - start_s if used_s is None else used_s))
-
-    def _exchange(self, action: str, spec: GrammarSpec, timeout_s: float, quick_s: float) -> tuple[dict[str, Any], str]:
-        deadline_s = time.monotonic() + timeout_s
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self._order(theirs)
-            ours.settimeout(timeout_s)
-            options = [spec.whitespace_pattern, spec.additional_properties]
-            head = {"action": action, "kind": spec.kind, "options": options, "timeout_s": timeout_s, "quick_s": quick_s}
+            quick_s, start_s, used_s = self._allowance.take() if may_disturb else 0.0, time.monotonic(), None
             try:
-                ours.sendall(json.dumps(head).encode() + b"\n" + spec.text.encode("utf-8", "surrogatepass"))
-                ours.shutdown(socket.SHUT_WR)
-                answer = self._answer(ours, deadline_s)
-            except ConnectionError:
-                answer = b""
+                limits = {"timeout_s": timeout_s, "most_s": most_s, "quick_s": quick_s}
+                answer, text = self._exchange(ours, action, spec, limits)
+                used_s = answer["used_s"]
+                return answer, text
+            finally:  # of what did not answer, no more is known than how long it was there
+                self._allowance.give_back(quick_s - (time.monotonic() - start_s if used_s is None else used_s))
+
+    def _exchange(
+        self, ours: socket.socket, action: str, spec: GrammarSpec, limits: dict[str, float]
+    ) -> tuple[dict[str, Any], str]:
+        start_s = time.monotonic()
+        ours.settimeout(limits["most_s"])
+        options = [spec.whitespace_pattern, spec.additional_properties]
+        head = {"action": action, "kind": spec.kind, "options": options, **limits}
+        try:
+            ours.sendall(json.dumps(head).encode() + b"\n" + spec.text.encode("utf-8", "surrogatepass"))
+            ours.shutdown(socket.SHUT_WR)
+            answer = self._answer(ours, start_s + limits["most_s"])
+        except ConnectionError:
+            answer = b""
         if not answer:
-            if time.monotonic() >= deadline_s - 0.05:  # its own alarm was a little earlier
+            if time.monotonic() - start_s >= limits["timeout_s"] - 0.05:  # its own alarm was a little earlier
                 raise TimeoutError
             raise RequestError(
                 f"structured_outputs.{spec.kind} cannot be used: compiling it needed too much memory or too deep a "
@@ -152,23 +164,30 @@ class TrialProcess:
         """Have a child serve the other end; the process is started when it is not there."""
         with self._lock:
             for _ in range(2):
-                if self._channel is None:
-                    self._start()
-                assert self._channel is not None
                 try:
-                    socket.send_fds(self._channel, [b"t"], [theirs.fileno()])
+                    channel = self._channel = self._channel or self._start()
+                    socket.send_fds(channel, [b"t"], [theirs.fileno()])
                     return
                 except OSError:
-                    self._channel.close()
+                    if self._channel is not None:
+                        self._channel.close()
                     self._channel = None
         raise RequestError("structured_outputs cannot be compiled: the process for that does not start")
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
+        """Start the process, and wait until it is ready. Raises OSError where it is not."""
         if self._process is not None:
             self._process.wait(10)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "quire_structured_output.trial_process", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._channel = ours
-        write_vocabulary(ours, self._vocabulary)
+        try:
+            write_vocabulary(ours, self._vocabulary)
+            ours.settimeout(START_S)
+            if not ours.recv(1):
+                raise ConnectionResetError("the process ended")
+        except OSError:
+            ours.close()
+            raise
+        return ours
