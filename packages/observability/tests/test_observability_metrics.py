@@ -61,9 +61,11 @@ def request(**changes: Any) -> SimpleNamespace:
         "last_token_time_s": 104.0,
         "finished_time_s": 104.25,
         "num_prompt_tokens": 11,
+        "num_cached_tokens": 3,
         "num_generation_tokens": 5,
         "num_preemptions": 1,
         "max_tokens": 64,
+        "tenant": None,
         "n": 2,
     }
     return SimpleNamespace(**(fields | changes))
@@ -372,3 +374,23 @@ def test_several_engines_are_told_apart_by_a_label_and_stand_together() -> None:
     assert metrics.stats.kv_cache_usage == pytest.approx(0.2)
     assert metrics.stats.num_generation_tokens_total == 11
     assert metrics.num_finished == 1
+
+
+def test_tenants_are_counted_and_requests_without_one_are_not() -> None:
+    metrics, heard = EngineMetrics(), []
+    metrics.on_request_end = heard.append
+    ended = [request(tenant="a"), request(tenant="b"), request(tenant="a", num_generation_tokens=1), request(tenant="")]
+    for number, each in enumerate(ended):
+        metrics.of_engine(0 if number != 1 else 1).on_finished(each, FinishReason.LENGTH)
+    assert heard == ended
+    lines = metrics.exposition().decode().splitlines()
+    assert [line for line in lines if line.startswith("quire:tenant_") and "_created" not in line] == [
+        'quire:tenant_requests_total{tenant="a"} 2.0',
+        'quire:tenant_requests_total{engine="1",tenant="b"} 1.0',
+        'quire:tenant_prompt_tokens_total{tenant="a"} 22.0',
+        'quire:tenant_prompt_tokens_total{engine="1",tenant="b"} 11.0',
+        'quire:tenant_cached_tokens_total{tenant="a"} 6.0',
+        'quire:tenant_cached_tokens_total{engine="1",tenant="b"} 3.0',
+        'quire:tenant_generation_tokens_total{tenant="a"} 6.0',
+        'quire:tenant_generation_tokens_total{engine="1",tenant="b"} 5.0',
+    ]

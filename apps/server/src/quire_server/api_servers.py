@@ -26,6 +26,7 @@ from quire_engine import EngineHub, EngineInfo, FrontAddresses
 from quire_engine.process import signal_name
 from quire_interfaces import ConfigError, EngineDeadError
 from quire_observability import EngineMetrics
+from quire_server.callers import read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.elastic import pool_of
 from quire_server.exit_status import EngineStartError, ExitStatus
@@ -62,6 +63,8 @@ def _why_one_process(config: QuireConfig, server: ServerConfig) -> str | None:
         return "--pooling-model, whose engine one API process has: serve that model on its own"
     if server.response_store == ":memory:":
         return "--response-store :memory:, where other API processes cannot look: give a file"
+    if read_api_keys(server).limits:
+        return "limits of keys in --api-key-file, which one API process counts"
     if server.files_dir is not None:
         return "--files-dir, whose batches one API process runs"
     return None

@@ -34,6 +34,7 @@ from quire_server.administration import ADMIN_PATHS, for_admins
 from quire_server.batches.line_answers import BATCH_ENDPOINTS
 from quire_server.batches.load import InteractiveWatch
 from quire_server.batches.service import BatchesService, BatchRequest
+from quire_server.callers import KeyLimits
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.chat_page import chat_settings, page, page_file
 from quire_server.completions import completions
@@ -89,6 +90,7 @@ from quire_server.pooling_protocol import (
 )
 from quire_server.pooling_routes import POOLING_ROUTES
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.rate_limits import RATE_LIMIT_HEADERS
 from quire_server.readiness import ConnectionCloser, health, ready, refuse_while_draining
 from quire_server.render import render_chat, render_completion, render_messages
 from quire_server.responses import ChatCompletion, Completion
@@ -121,6 +123,7 @@ from quire_server.token_protocol import (
 )
 from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_here, abort_requests, generate
 from quire_server.tokenization import detokenize, tokenize, tokenizer_info
+from quire_server.usage_report import USAGE_QUERY, usage
 
 __all__ = ["make_app", "post_handlers"]
 
@@ -171,7 +174,6 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
         ("/v1/completions/render", render_completion, CompletionRequest, LIST),
         ("/v1/completions/derender", derender_completions, completion_derender, completion_part),
         ("/inference/v1/generate", generate, GenerateRequest, json_of(GeneratedTokens, GeneratedText, events=True)),
-        ("/inference/v1/abort_requests", abort_requests, AbortRequest, NOTHING),
         ("/v1/messages", messages, MessagesRequest, JSON_OR_EVENTS),
         ("/v1/messages/render", render_messages, MessagesRequest, JSON),
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest, JSON),
@@ -184,6 +186,14 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
         ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest, JSON),
     ):
         routes.add("POST", path, _generating(handler), answers, body=body)
+    routes.add(
+        "POST",
+        "/inference/v1/abort_requests",
+        _generating(abort_requests),
+        NOTHING,
+        body=AbortRequest,
+        is_limited=False,
+    )
     routes.add("POST", "/tokenize", tokenize, OBJECT_OR_LISTS, body=TokenizeRequest)
     routes.add("POST", "/detokenize", detokenize, body=DetokenizeRequest)
     for path, pooling_handler, pooling_body, answers in POOLING_ROUTES:
@@ -199,6 +209,7 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/version", version)
     routes.add("GET", "/load", load)
     routes.add("GET", "/v1/models", models)
+    routes.add("GET", "/v1/usage", usage, query=USAGE_QUERY)
     routes.add("GET", "/v1/models/{name:path}", one_model)
     routes.add("GET", "/metrics", metrics, TEXT)
     routes.add("GET", "/", page, HTML)
@@ -262,7 +273,7 @@ def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=["x-request-id", "request-id", "retry-after"],
+        expose_headers=["x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS],
     )
 
 
@@ -279,7 +290,7 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
         routes.add("POST", "/resume", for_admins(resume))
         routes.add("GET", "/is_paused", for_admins(is_paused))
         query = {"reset_running_requests": switch, "reset_external": switch}
-        routes.add("POST", "/scale_elastic_ep", for_admins(scale), body=ScaleRequest)
+        routes.add("POST", "/scale_elastic_ep", for_admins(scale), body=ScaleRequest, is_limited=False)
         routes.add("POST", "/is_scaling_elastic_ep", for_admins(is_scaling))
         drain = {"type": "number", "minimum": 0, "maximum": 86400, "default": 120}
         routes.add("POST", "/restart_engines", for_admins(restart_engines), query={"drain_timeout": drain})
@@ -292,6 +303,7 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
             for_admins(load_lora_adapter, is_own=True),
             TEXT,
             body=LoadLoRAAdapterRequest,
+            is_limited=False,
         )
         routes.add(
             "POST",
@@ -299,6 +311,7 @@ def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
             for_admins(unload_lora_adapter, is_own=True),
             TEXT,
             body=UnloadLoRAAdapterRequest,
+            is_limited=False,
         )
 
 
@@ -321,14 +334,16 @@ class _Routes:
         body: Bodies | None = None,
         query: Query | None = None,
         needs_awake: bool = True,
+        is_limited: bool = True,
     ) -> None:
         """A route that answers with what the handler returns, or with the error that it raised. What has a body needs
-        the engine to run, unless `needs_awake` is false. Name and docstring of the handler are shown."""
+        the engine to run, unless `needs_awake` is false, and the limits of the caller's key to allow it, unless
+        `is_limited` is false. Name and docstring of the handler are shown."""
         run = handler
         if self._files.keeps_files and body is not None and not isinstance(body, Form):
             run = reading_files(run, self._files)
         if body is not None:
-            run = _while_serving(run, needs_awake=needs_awake)
+            run = _while_serving(run, needs_awake=needs_awake, is_limited=is_limited)
         if method == "POST":
             self.handlers[path] = run
 
@@ -350,8 +365,9 @@ class _Routes:
             handler = for_admins(handler)
         method, path = route.method, route.path
         self.add(
-            method, path, handler, route.answers, body=route.body, query=route.query, needs_awake=route.needs_awake
-        )
+            method, path, handler, route.answers, body=route.body, query=route.query, needs_awake=route.needs_awake,
+            is_limited=route.is_limited and not route.is_admin,
+        )  # fmt: skip
 
 
 def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponsePreparer) -> None:
@@ -361,18 +377,23 @@ def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponseP
     app.add_api_websocket_route(path, endpoint)
 
 
-def _while_serving(handler: Handler, *, needs_awake: bool) -> Handler:
-    """The handler, for requests that are refused while the server drains and, of the served model, while it sleeps.
+def _while_serving(handler: Handler, *, needs_awake: bool, is_limited: bool) -> Handler:
+    """The handler, for requests that are refused while the server drains, while a limit of the caller's key is reached
+    and, of the served model, while it sleeps.
 
     Args:
         handler: What runs.
         needs_awake: Whether all requests are for the served model; others look themselves which model they are for.
+        is_limited: Whether requests count to the limits of the caller's key.
     """
 
     async def checked(context: ServerContext, request: Request) -> Response:
         refuse_while_draining(context)
         if needs_awake:
             context.check_awake()
+        if is_limited and not getattr(request.state, "is_admitted", False):
+            context.rate_limiter.admit(context.caller)
+            request.state.is_admitted = True  # /invocations asks other routes
         return await handler(context, request)
 
     return checked
@@ -397,7 +418,14 @@ def _generating(handler: Handler) -> Handler:
 
 
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:
-    """The handler's response, or the error body of what it raised."""
+    """The handler's response, or the error body of what it raised; with what is left of the caller's limits."""
+    response = await _unlimited_answer(handler, context, request)
+    if context.caller.limits != KeyLimits():
+        response.headers.update(context.rate_limiter.headers(context.caller))
+    return response
+
+
+async def _unlimited_answer(handler: Handler, context: ServerContext, request: Request) -> Response:
     try:
         context.data_parallel_rank = _data_parallel_rank(request)
         return await handler(context, request)

@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +24,23 @@ from quire_server.config import ServerConfig, complaint_about_key
 from quire_server.response_store import store_path
 from quire_server.sealing import kept_key
 
-__all__ = ["KEYLESS", "APIKeys", "Caller", "read_api_keys"]
+__all__ = ["KEYLESS", "APIKeys", "Caller", "KeyLimits", "read_api_keys"]
 
 _logger = logging.getLogger("quire")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What the requests of one key may use; 0 sets no bound."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    """Prompt tokens and generated ones."""
+    tokens_per_day: int = 0
+    """Of a day of UTC."""
+
+
+_LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,8 @@ class Caller:
     """Keyed hash of the key, the same after a restart with the same response store; "" on a server without keys."""
     is_admin: bool = False
     """Whether the key is one for administrators."""
+    limits: KeyLimits = KeyLimits()
+    """Of the key."""
 
 
 KEYLESS = Caller("", "")
@@ -50,6 +66,7 @@ class _NamedKey(NamedTuple):
     name: str | None
     key: str
     is_admin: bool
+    limits: KeyLimits = KeyLimits()
 
 
 class APIKeys:
@@ -65,7 +82,7 @@ class APIKeys:
         for each in keys:
             owner = _owner(each.key.encode(), secret)
             tenant = f"key-{owner[:8]}" if each.name is None else each.name
-            self._callers.append((each.key.encode(), Caller(tenant, owner, each.is_admin)))
+            self._callers.append((each.key.encode(), Caller(tenant, owner, each.is_admin, each.limits)))
         self.num_keys = len(self._callers)
         """Number of different keys."""
         self.is_open = all(caller.is_admin for _, caller in self._callers)
@@ -75,6 +92,16 @@ class APIKeys:
     def has_admins(self) -> bool:
         """Whether some are administrators'."""
         return any(caller.is_admin for _, caller in self._callers)
+
+    @property
+    def callers(self) -> list[Caller]:
+        """All who have a key, in the order of the settings."""
+        return [caller for _, caller in self._callers]
+
+    @property
+    def limits(self) -> dict[str, KeyLimits]:
+        """Tenant -> the limits of its key, of those that have any."""
+        return {each.tenant: each.limits for _, each in self._callers if each.limits != KeyLimits()}
 
     def caller_of(self, presented: bytes) -> Caller | None:
         """Who sends this key; None for an unknown or missing one, where one is needed."""
@@ -126,7 +153,8 @@ def _owner_secret(config: ServerConfig) -> bytes | None:
 
 
 def _read_key_file(path: Path) -> list[_NamedKey]:
-    """Keys of a YAML file: `NAME: KEY`, or `NAME: {key: KEY, admin: true}`, one for each caller."""
+    """Keys of a YAML file: `NAME: KEY`, or `NAME: {key: KEY, admin: true, tokens_per_minute: N}` with any of the fields
+    of `KeyLimits`, one for each caller."""
     keys = [_named_key(path, name, value) for name, value in _mapping(path)]
     names = [str(each.name) for each in keys]
     for name in names:
@@ -140,17 +168,25 @@ def _read_key_file(path: Path) -> list[_NamedKey]:
 
 
 def _named_key(path: Path, name: str, value: yaml.Node) -> _NamedKey:
-    fields = {"key": value}
+    given = {"key": value}
     if isinstance(value, yaml.MappingNode):
-        fields = {_text(field): each for field, each in value.value}
-    if unknown := fields.keys() - {"key", "admin"}:
-        raise _file_error(path, f"{name!r} may have key and admin, not {min(unknown)!r}")
-    key, admin = _text(fields.get("key")), _text(fields.get("admin")) or "false"
+        given = {_text(field): each for field, each in value.value}
+    if unknown := given.keys() - {"key", "admin", *_LIMITS}:
+        raise _file_error(path, f"{name!r} may have key, admin, {', '.join(_LIMITS)}, not {min(unknown)!r}")
+    key, admin = _text(given.get("key")), _text(given.get("admin")) or "false"
     if (complaint := complaint_about_key(key)) is not None:
         raise _file_error(path, f"the key of {name!r} {complaint}")
     if admin.lower() not in ("true", "false"):
         raise _file_error(path, f"admin of {name!r} must be true or false")
-    return _NamedKey(name, key, admin.lower() == "true")
+    limits = {field: _limit(path, name, field, given[field]) for field in _LIMITS if field in given}
+    return _NamedKey(name, key, admin.lower() == "true", KeyLimits(**limits))
+
+
+def _limit(path: Path, name: str, field: str, node: yaml.Node) -> int:
+    text = _text(node)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**53):
+        raise _file_error(path, f"{field} of {name!r} must be a whole number above 0")
+    return int(text)
 
 
 def _text(node: yaml.Node | None) -> str:

@@ -24,6 +24,8 @@ from quire_server.io_processors import IOProcessor, load_io_processor
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields, StreamOptions
+from quire_server.rate_limits import RateLimiter
+from quire_server.usage import UsageBook, make_usage_book
 from quire_server.value_count import ValueBounds
 
 __all__ = ["OwnAdapter", "ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
@@ -94,11 +96,21 @@ class ServerContext:
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too many values or too large constraints."""
     api_keys: APIKeys = field(init=False)
+    usage: UsageBook = field(init=False)
+    """What each tenant has used."""
+    rate_limiter: RateLimiter = field(init=False)
+    """Holds callers to the limits of their keys."""
     io_processor: IOProcessor | None = field(init=False, default=None)
     """Reads and answers what is sent to /pooling for task "plugin"; None without a plug-in."""
 
     def __post_init__(self) -> None:
         self.api_keys = read_api_keys(self.config)
+        self.usage = make_usage_book(self.config) if self.api_keys.num_keys else UsageBook()
+        self.rate_limiter = RateLimiter(self.usage, self.api_keys.limits)
+        self.state.background.append(self.usage.keep_saving)
+        for metrics in (self.metrics, self.pooling_metrics):
+            if metrics is not None:
+                metrics.on_request_end = self.usage.count
         if self.llm.media is not None:
             self.metrics.prepared_media = self.llm.media.stats
         if self.config.io_processor_plugin is not None:

@@ -30,5 +30,7 @@ class DoorRoute:
     """Whether it needs a model that generates."""
     needs_awake: bool = True
     """Whether it needs the served model to be awake; routes that may be for another one look themselves."""
+    is_limited: bool = True
+    """Whether a request with a body counts to the limits of the caller's key."""
     is_admin: bool = False
     """Whether it changes the server for everybody."""

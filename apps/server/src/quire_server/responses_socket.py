@@ -102,6 +102,7 @@ async def _answer_all(
     recent = RecentResponse()
     while (text := await _next(context, messages)) is not None:
         try:
+            context.rate_limiter.admit(context.caller)
             await _answer(preparer, context, socket, text, recent)
         except QuireError as error:
             await _send_error(socket, error)

@@ -22,5 +22,7 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     max_tokens: int = 0
+    tenant: str | None = None
+    """Of `RequestOptions`."""
     n: int = 1
     """Completions asked for by the request this one belongs to."""

@@ -107,6 +107,7 @@ class RequestBook(Generic[Reader]):
             arrival_time_s=request.arrival_time_s or time.monotonic(),
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=request.max_tokens,
+            tenant=request.options.tenant,
             n=n,
         )
         entry = InFlight(request, reader, metrics)

@@ -95,9 +95,11 @@ class RequestTimes(Protocol):
     last_token_time_s: float
     finished_time_s: float
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_generation_tokens: int
     num_preemptions: int
     max_tokens: int
+    tenant: str | None
     n: int
 
 
@@ -126,6 +128,30 @@ _PREPARED = {
 """Metric -> (attribute of `PreparedCounts`, help)."""
 
 
+class _TenantTotals:
+    """What the requests of one tenant took together."""
+
+    __slots__ = ("num_cached_tokens", "num_generation_tokens", "num_prompt_tokens", "num_requests")
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_prompt_tokens = self.num_cached_tokens = self.num_generation_tokens = 0
+
+    def count(self, metrics: RequestTimes) -> None:
+        """Add a request that ended."""
+        self.num_requests += 1
+        self.num_prompt_tokens += metrics.num_prompt_tokens
+        self.num_cached_tokens += metrics.num_cached_tokens
+        self.num_generation_tokens += metrics.num_generation_tokens
+
+
+_TENANT_COUNTERS = {
+    "requests": "Requests of a tenant (an API key) that ended.",
+    "prompt_tokens": "Their prompt tokens.",
+    "cached_tokens": "Their prompt tokens whose keys and values were there already.",
+    "generation_tokens": "Their generated tokens.",
+}
+
+
 class _PoolingTotals:
     """What requests of one pooling task took together."""
 
@@ -136,6 +162,7 @@ class _PoolingTotals:
         self.latency_s = Histogram(_LATENCY_BOUNDS_S)
 
 
+# Many attributes: what is counted of requests, of pooling, of tenants and of other engines is told together.
 class EngineMetrics(Collector):
     """All metrics of an engine, or of the engines of one server (`of_engine`). One thread reports; scrapes may come
     from another.
@@ -162,6 +189,8 @@ class EngineMetrics(Collector):
         self._label_values: list[str] = []
         self.adapter_labels: Callable[[str], tuple[str, str]] = lambda name: (name, "")
         """The engine's name of an adapter -> its labels: the name its users know, and whose it is ("" for all)."""
+        self.on_request_end: Callable[[RequestTimes], None] = lambda metrics: None
+        """Hears of each request that ends."""
         self.prepared_media: Callable[[], Mapping[str, PreparedCounts]] = dict
         """What was prepared so far, by modality; nothing where the model takes text only."""
         self._rank: int | None = None
@@ -176,6 +205,7 @@ class EngineMetrics(Collector):
         self._iteration_tokens = self._histograms["iteration_tokens_total"]
         self._num_finished = dict.fromkeys(FinishReason, 0)
         self._pooling: dict[str, _PoolingTotals] = {}
+        self._tenants: dict[str, _TenantTotals] = {}
         self._num_rejected = 0
         self._num_stalls = 0
         # A counter that appears with its first event shows no increase.
@@ -194,6 +224,7 @@ class EngineMetrics(Collector):
         if rank not in self._others:
             labels = dict(zip(self._label_names, self._label_values, strict=True))
             self._others[rank] = EngineMetrics(self._prefix, labels={**labels, "engine": str(rank)})
+            self._others[rank].on_request_end = lambda metrics: self.on_request_end(metrics)
         return self._others[rank]
 
     def set_labels(self, **labels: str) -> None:
@@ -239,6 +270,9 @@ class EngineMetrics(Collector):
     def on_finished(self, metrics: RequestTimes, reason: FinishReason) -> None:
         """A request (one of its n completions) ended."""
         self._num_finished[reason] += 1
+        self.on_request_end(metrics)
+        if metrics.tenant:
+            self._tenants.setdefault(metrics.tenant, _TenantTotals()).count(metrics)
         observe = self._observe
         observe("request_prompt_tokens", metrics.num_prompt_tokens)
         observe("request_generation_tokens", metrics.num_generation_tokens)
@@ -370,6 +404,8 @@ class EngineMetrics(Collector):
             yield self._labelled(name, text, "modality", counts)
         if self._pooling:
             yield from self._pooled()
+        if self._tenants:
+            yield from self._tenant_counters()
         if stats.num_adapter_slots:
             yield from self._adapters(stats)
         if stats.expert_rank_tokens_total:
@@ -392,6 +428,11 @@ class EngineMetrics(Collector):
             histogram = totals.latency_s
             family.add_metric([*self._label_values, task], buckets=histogram.buckets(), sum_value=histogram.sum)
         yield family
+
+    def _tenant_counters(self) -> Iterator[Metric]:
+        for name, text in _TENANT_COUNTERS.items():
+            counts = ((tenant, getattr(totals, f"num_{name}")) for tenant, totals in self._tenants.items())
+            yield self._labelled(f"tenant_{name}", text, "tenant", counts)
 
     def _adapters(self, stats: SchedulerStats) -> Iterator[Metric]:
         yield self._gauge("lora_adapters_running", "Adapters that running requests use.", stats.num_adapters_running)
