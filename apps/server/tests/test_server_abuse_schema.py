@@ -94,6 +94,8 @@ def _check_answers(url, operation, there):
     def every_answer_is_foreseen(case, is_there):
         if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int):
             case.body["max_tokens"] = min(case.body["max_tokens"], 8)
+        if operation.path == "/v1/engine/events":  # an answer without end, unless one is asked for
+            case.query = {**(case.query or {}), "num_events": "1"}
         if is_there and there:
             case.path_parameters.update({name: there[name] for name in case.path_parameters})
         case.validate_response(case.call(base_url=url, timeout=30), checks=STATED)

@@ -28,8 +28,8 @@ class Recorder(NullListener):
     def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None:
         self.events.append(("finished", metrics.num_generation_tokens, reason))
 
-    def on_rejected(self) -> None:
-        self.events.append(("rejected",))
+    def on_rejected(self, metrics: RequestMetrics) -> None:
+        self.events.append(("rejected", metrics.request_id))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_rejected_request_has_not_finished(recorder: Recorder) -> None:
     book: RequestBook[None] = RequestBook(recorder)
     book.add(make_message("a", [1]), None, n=1, num_prompt_tokens=1)
     assert book.reject("a") is not None
-    assert recorder.events[1:] == [("rejected",)]
+    assert recorder.events[1:] == [("rejected", "a")]
     assert len(book) == 0
 
 

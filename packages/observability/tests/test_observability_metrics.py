@@ -55,6 +55,7 @@ def value(metrics: EngineMetrics, name: str, **labels: str) -> float:
 
 def request(**changes: Any) -> SimpleNamespace:
     fields = {
+        "request_id": "request-0",
         "arrival_time_s": 100.0,
         "scheduled_time_s": 100.5,
         "first_token_time_s": 102.0,
@@ -204,7 +205,7 @@ def test_token_times_and_refusals() -> None:
     metrics.on_first_token(0.3)
     metrics.on_tokens(0.4, 4)
     metrics.on_tokens(2.0, 1)
-    metrics.on_rejected()
+    metrics.on_rejected(request())
     assert value(metrics, "quire:time_to_first_token_seconds_bucket", le="0.25") == 0
     assert value(metrics, "quire:time_to_first_token_seconds_bucket", le="0.5") == 1
     assert value(metrics, "quire:inter_token_latency_seconds_count") == 5

@@ -29,6 +29,7 @@ from quire_observability import EngineMetrics
 from quire_server.callers import read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.elastic import pool_of
+from quire_server.engine_view.service import request_explanations, request_list
 from quire_server.exit_status import EngineStartError, ExitStatus
 from quire_server.stopping import Stopping
 
@@ -355,7 +356,9 @@ class HubProcess:
 
     def _calls(self) -> dict[str, Callable[..., Awaitable[Any]]]:
         return {
+            "explain": self._explain,
             "exposition": self._exposition,
+            "list_requests": self._list_requests,
             "num_requests": self._num_requests,
             "resize": self._resize,
             "restart": self._restart,
@@ -368,6 +371,12 @@ class HubProcess:
             async with asyncio.timeout(timeout_s):
                 await self._llm.client.stats()
         return self._metrics.exposition()
+
+    async def _explain(self, request_name: str, tenant: str | None, hides_salts: bool) -> list[dict[str, Any]]:
+        return await request_explanations(self._llm.client, self._metrics.requests, request_name, tenant, hides_salts)
+
+    async def _list_requests(self, tenant: str | None) -> list[dict[str, Any]]:
+        return request_list(self._metrics.requests, tenant)
 
     async def _num_requests(self) -> int:
         return self._llm.client.num_requests()

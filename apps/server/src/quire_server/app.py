@@ -50,6 +50,7 @@ from quire_server.derender_stream import (
 )
 from quire_server.door_route import DoorRoute
 from quire_server.elastic import ScaleRequest, is_scaling, restart_engines, scale
+from quire_server.engine_view import EngineView
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.files.file_parts import reading_files
 from quire_server.files.service import FilesService
@@ -63,6 +64,7 @@ from quire_server.ollama import OLLAMA_ROUTES
 from quire_server.openapi import (
     BATCH_PAGE,
     BYTES,
+    EVENTS,
     FILE_PAGE,
     HTML,
     ITEM_PAGE,
@@ -215,6 +217,11 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/", page, HTML)
     routes.add("GET", "/page/{name}", page_file, TEXT)
     routes.add("GET", "/chat_settings", chat_settings)
+    view, rank = EngineView(context), {"type": "integer", "minimum": 0, "maximum": 999999999}
+    bounds = {"num_events": {**rank, "minimum": 1}, "engine": rank}
+    routes.add("GET", "/v1/engine/events", view.events, EVENTS, query=bounds)
+    routes.add("GET", "/v1/requests", view.requests)
+    routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES):
         routes.add_door(door)
     _socket(app, context, "/v1/responses", responses.preparer)

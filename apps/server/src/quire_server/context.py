@@ -15,7 +15,7 @@ from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
 from quire.transfer_params import check_transfer
 from quire_interfaces import Modality, ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
-from quire_observability import EngineMetrics
+from quire_observability import EngineMetrics, current_request_id
 from quire_pooling import PoolerSpec
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
@@ -192,6 +192,7 @@ class ServerContext:
             cache_salt=self.caller_salt(body.cache_salt),
             adapter=self.adapter_of(body.model),
             tenant=self.caller.tenant,
+            client_request_id=current_request_id.get() or None,
             output_kind=OutputKind.DELTA if streams else OutputKind.FINAL_ONLY,
             data_parallel_rank=self.data_parallel_rank if rank is None else rank,
         )

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, get_args
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.streams import OutputStream
 from quire_interfaces import AdapterInfo, FinishReason, SchedulerStats
+from quire_interfaces.engine_watch import RequestRecord, WatchCursor, WatchReport
 
 __all__ = ["PAUSE_MODES", "EngineClient", "PauseMode"]
 
@@ -131,6 +132,29 @@ class EngineClient(Protocol):
         Raises:
             ModelNotFoundError: no adapter has this name.
         """
+
+    # Looking into engines.
+
+    async def engine_ranks(self) -> list[int]:
+        """Ranks of the engines that may be watched."""
+
+    async def watch(self, rank: int, watcher: str, cursor: WatchCursor) -> WatchReport:
+        """What has happened in an engine since a cursor. It notes what happens while somebody fetches reports.
+
+        Args:
+            rank: Of the engine.
+            watcher: Name of who looks, the same for each report.
+            cursor: Of the last report.
+
+        Raises:
+            RequestError: there is no engine of this rank.
+        """
+
+    async def leave_watch(self, watcher: str) -> None:
+        """Fetch no more reports of any engine."""
+
+    async def explain_request(self, request_id: str) -> RequestRecord | None:
+        """What the engines know of a request in flight; None for one that none of them has."""
 
     # Health.
 

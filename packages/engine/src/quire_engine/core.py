@@ -17,6 +17,8 @@ from quire_engine.config import EngineConfig
 from quire_engine.kv_event_publisher import KVEventPublisher
 from quire_engine.messages import EngineInfo
 from quire_engine.quarantine import Quarantine
+from quire_engine.watch import EngineWatch, WatchedScheduler
+from quire_engine.watched_requests import new_record
 from quire_interfaces import (
     AdapterStore,
     EngineCoreOutput,
@@ -34,6 +36,7 @@ from quire_interfaces import (
     SchedulerOutput,
     SchedulerStats,
 )
+from quire_interfaces.engine_watch import FIRST_NUMBER, RequestRecord, WatchedKVCache
 
 __all__ = ["EngineCore", "EngineParts", "StepResult"]
 
@@ -64,6 +67,8 @@ class EngineParts:
     that takes no media."""
     kv_events: KVEventPublisher | None = None
     """Publishes what becomes findable in the prefix cache; None where nobody is to hear of it. Closed with the core."""
+    kv_cache: WatchedKVCache | None = None
+    """Shown to those who watch the engine; None where there are no blocks."""
     steps_ahead: int | None = None
     """Steps that may be planned ahead of the one that runs, where the executor says how many; None where the settings
     do."""
@@ -182,6 +187,35 @@ class EngineCore:
         for add_stats in self.parts.add_stats:
             add_stats(stats)
         return stats
+
+    def watch(self) -> EngineWatch:
+        """What is seen of this engine from now on, or since somebody else began to look."""
+        scheduler = self._scheduler
+        if isinstance(scheduler, WatchedScheduler):
+            return scheduler.watch
+
+        def end() -> None:
+            self._scheduler = scheduler
+
+        watch = EngineWatch(scheduler, self.parts.kv_cache, self.parts.gates, self.info.block_size, end)
+        self._scheduler = WatchedScheduler(scheduler, watch)
+        return watch
+
+    def leave_watch(self, watcher: str) -> None:
+        """Somebody looks no more."""
+        if isinstance(self._scheduler, WatchedScheduler):
+            self._scheduler.watch.leave(watcher)
+
+    def explain_request(self, request_id: str) -> RequestRecord | None:
+        """What is known of a request that is not finished, also where nobody has watched; None for another."""
+        if isinstance(self._scheduler, WatchedScheduler):
+            return self._scheduler.watch.record_of(request_id)
+        request = next((each for each in self._scheduler.requests() if each.request_id == request_id), None)
+        if request is None:
+            return None
+        record = new_record(request, FIRST_NUMBER, time.monotonic(), is_complete=False)
+        record.wait_reason = self._scheduler.waiting_reason(request_id)
+        return record
 
     def pause(self, state: PauseState) -> None:
         """Hold new requests, or all, or none (resume). The next `step` still collects a step in flight."""

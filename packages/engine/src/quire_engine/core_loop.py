@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import msgspec
+
 from quire_engine.core import EngineCore, StepResult
 from quire_engine.messages import (
     AbortRequests,
@@ -36,6 +38,7 @@ from quire_interfaces import (
     QuireError,
     RequestError,
 )
+from quire_interfaces.engine_watch import WatchCursor
 
 __all__ = ["UTILITIES", "CoreLoop", "Inbox"]
 
@@ -305,6 +308,17 @@ class CoreLoop:
                 _logger.warning("the adapter %r is not served any more: %s", name, error)
         return failed
 
+    def _fetch_watch(self, watcher: str, cursor: list[int]) -> bytes:
+        """A `WatchReport`, encoded: what it is made of goes on changing."""
+        return msgspec.msgpack.encode(self._core.watch().report(watcher, WatchCursor(*cursor)))
+
+    def _leave_watch(self, watcher: str) -> None:
+        self._core.leave_watch(watcher)
+
+    def _explain_request(self, request_id: str) -> bytes:
+        """A `RequestRecord` or None, encoded."""
+        return msgspec.msgpack.encode(self._core.explain_request(request_id))
+
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
         self._publish(self._core.collect_all())
@@ -320,7 +334,9 @@ class CoreLoop:
 
 UTILITIES: dict[str, Callable[..., Any]] = {
     "check_integrity": CoreLoop._check_integrity,
+    "explain_request": CoreLoop._explain_request,
     "is_paused": CoreLoop._is_paused,
+    "leave_watch": CoreLoop._leave_watch,
     "load_adapter": CoreLoop._load_adapter,
     "pause": CoreLoop._pause,
     "ping": CoreLoop._ping,
@@ -332,5 +348,6 @@ UTILITIES: dict[str, Callable[..., Any]] = {
     "stats": CoreLoop._stats,
     "unload_adapter": CoreLoop._unload_adapter,
     "wake_up": CoreLoop._wake_up,
+    "watch": CoreLoop._fetch_watch,
 }
 """Control calls by name."""

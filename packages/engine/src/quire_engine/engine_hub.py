@@ -44,6 +44,7 @@ from quire_engine.messages import (
 )
 from quire_engine.streams import OutputStream
 from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, QuireError
+from quire_interfaces.engine_watch import WatchCursor, WatchReport
 
 __all__ = ["EngineHub", "FrontAddresses", "HubCall"]
 
@@ -84,7 +85,11 @@ class EngineHub:
         max_queued_messages: int = 65536,
     ) -> None:
         self._client = client
-        self._calls: dict[str, HubCall] = {**{name: partial(_control, client, name) for name in CONTROL_CALLS}, **calls}
+        self._calls: dict[str, HubCall] = {
+            **{name: partial(_control, client, name) for name in CONTROL_CALLS},
+            "watch": partial(_watch, client),
+            **calls,
+        }
         self._on_ready, self._on_report = on_ready, on_report
         self._max_queued_messages = max_queued_messages
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
@@ -328,10 +333,14 @@ class _Front:
 
 
 CONTROL_CALLS = (
-    "check_integrity", "is_paused", "load_adapter", "pause", "ping", "reset_encoder_cache", "reset_prefix_cache",
-    "resume", "sleep", "sleep_level", "stats", "unload_adapter", "wake_up",
+    "check_integrity", "engine_ranks", "is_paused", "leave_watch", "load_adapter", "pause", "ping",
+    "reset_encoder_cache", "reset_prefix_cache", "resume", "sleep", "sleep_level", "stats", "unload_adapter", "wake_up",
 )  # fmt: skip
 """Methods of an `EngineClient` that API processes call."""
+
+
+async def _watch(client: EngineClient, rank: int, watcher: str, cursor: list[int]) -> WatchReport:
+    return await client.watch(rank, watcher, WatchCursor(*cursor))
 
 
 async def _control(client: EngineClient, name: str, **arguments: Any) -> Any:

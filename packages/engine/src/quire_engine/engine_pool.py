@@ -30,6 +30,7 @@ from quire_interfaces import (
     SchedulerStats,
     sum_stats,
 )
+from quire_interfaces.engine_watch import RequestRecord, WatchCursor, WatchReport
 
 __all__ = ["EnginePool", "MakeEngine"]
 
@@ -402,6 +403,21 @@ class EnginePool:
 
     async def check_integrity(self) -> str | None:
         return next((each for each in await self._each(lambda engine: engine.check_integrity()) if each), None)
+
+    async def engine_ranks(self) -> list[int]:
+        return list(self.engines)
+
+    async def watch(self, rank: int, watcher: str, cursor: WatchCursor) -> WatchReport:
+        if rank not in self.engines:
+            raise RequestError(f"there is no engine of rank {rank}: {', '.join(map(str, self.engines))}", param="rank")
+        return await self.engines[rank].watch(rank, watcher, cursor)
+
+    async def leave_watch(self, watcher: str) -> None:
+        await self._each(lambda engine: engine.leave_watch(watcher))
+
+    async def explain_request(self, request_id: str) -> RequestRecord | None:
+        engine = self._engine_of(request_id)
+        return None if engine is None else await engine.explain_request(request_id)
 
     # Health: the pool serves as long as one engine does.
 

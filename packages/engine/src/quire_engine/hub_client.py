@@ -40,6 +40,7 @@ from quire_interfaces import (
     RequestError,
     SchedulerStats,
 )
+from quire_interfaces.engine_watch import WatchCursor, WatchReport
 
 __all__ = ["HubClient"]
 
@@ -178,6 +179,12 @@ class HubClient(StreamingClient):
 
     async def unload_adapter(self, name: str) -> None:
         await self._call("unload_adapter", name=name)
+
+    async def engine_ranks(self) -> list[int]:
+        return [int(rank) for rank in await self._call("engine_ranks")]
+
+    async def watch(self, rank: int, watcher: str, cursor: WatchCursor) -> WatchReport:
+        return msgspec.convert(await self._call("watch", rank=rank, watcher=watcher, cursor=list(cursor)), WatchReport)
 
     async def stats(self) -> SchedulerStats:
         self.last_stats = msgspec.convert(await self._call("stats"), SchedulerStats)

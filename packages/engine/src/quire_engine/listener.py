@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from quire_engine.metrics import RequestMetrics
 from quire_interfaces import FinishReason, SchedulerStats
+from quire_interfaces.engine_watch import RequestRecord
 
 __all__ = ["EngineListener", "NullListener"]
 
@@ -29,8 +31,11 @@ class EngineListener(Protocol):
     def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None:
         """A request ended, in whatever way."""
 
-    def on_rejected(self) -> None:
+    def on_rejected(self, metrics: RequestMetrics) -> None:
         """The engine refused a request."""
+
+    def on_watched(self, records: Sequence[RequestRecord]) -> None:
+        """Somebody watches the engine, and was told this of requests."""
 
     def on_restart(self, reason: str) -> None:
         """The engine's process ended and is started again: for a signal (its name), by itself ("exit"), or for a
@@ -53,7 +58,9 @@ class NullListener:
 
     def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None: ...
 
-    def on_rejected(self) -> None: ...
+    def on_rejected(self, metrics: RequestMetrics) -> None: ...
+
+    def on_watched(self, records: Sequence[RequestRecord]) -> None: ...
 
     def on_restart(self, reason: str) -> None: ...
 

@@ -11,6 +11,10 @@ __all__ = ["RequestMetrics"]
 class RequestMetrics:
     """When things happened to one request, in `time.monotonic()` seconds as seen by its front; 0.0 is "not yet"."""
 
+    request_id: str = ""
+    """In the core."""
+    client_request_id: str | None = None
+    """This and the tenant are of `RequestOptions`."""
     arrival_time_s: float = 0.0
     scheduled_time_s: float = 0.0
     """First entered a row."""
@@ -23,6 +27,5 @@ class RequestMetrics:
     num_preemptions: int = 0
     max_tokens: int = 0
     tenant: str | None = None
-    """Of `RequestOptions`."""
     n: int = 1
     """Completions asked for by the request this one belongs to."""

@@ -120,7 +120,6 @@ class ProcessClient(StreamingClient):
         """The signal of that failure, if one was its cause."""
         self._num_oom_kills = num_oom_kills()
         """`num_oom_kills` when the process was started."""
-        self.num_restarts = 0
 
     @property
     def is_remote(self) -> bool:

@@ -104,10 +104,12 @@ class RequestBook(Generic[Reader]):
             num_prompt_tokens: Tokens of the caller's prompt.
         """
         metrics = RequestMetrics(
+            request_id=request.request_id,
+            client_request_id=request.options.client_request_id,
+            tenant=request.options.tenant,
             arrival_time_s=request.arrival_time_s or time.monotonic(),
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=request.max_tokens,
-            tenant=request.options.tenant,
             n=n,
         )
         entry = InFlight(request, reader, metrics)
@@ -174,7 +176,7 @@ class RequestBook(Generic[Reader]):
         """Forget a request that the core refused. Returns its entry; None for one that is not in flight."""
         entry = self.take(request_id)
         if entry is not None:
-            self._listener.on_rejected()
+            self._listener.on_rejected(entry.metrics)
         return entry
 
     def retry_after_s(self) -> float:

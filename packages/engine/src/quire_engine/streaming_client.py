@@ -36,6 +36,7 @@ from quire_engine.messages import (
 )
 from quire_engine.request_book import InFlight, RequestBook
 from quire_engine.streams import OutputStream
+from quire_engine.watch_client import read_record, read_report
 from quire_interfaces import (
     AdapterInfo,
     EngineCoreOutput,
@@ -46,6 +47,7 @@ from quire_interfaces import (
     RequestError,
     SchedulerStats,
 )
+from quire_interfaces.engine_watch import RequestRecord, WatchCursor, WatchReport
 
 __all__ = ["EngineOwner", "StreamingClient", "failure_text", "first_line"]
 
@@ -108,6 +110,8 @@ class StreamingClient:
         self.adapters: dict[str, str] = {}
         """Name -> place of each adapter that requests may choose."""
         self.last_stats = SchedulerStats()
+        self.num_restarts = 0
+        """Number of engine processes that ended and were started again."""
         self._rest: tuple[str, dict[str, Any]] | None = None
         """The call that paused the engine or put it to sleep: one that is started again rests as well."""
         self._former_stats = SchedulerStats()
@@ -525,6 +529,21 @@ class StreamingClient:
     async def check_integrity(self) -> str | None:
         result = await self._call("check_integrity")
         return None if result is None else str(result)
+
+    async def engine_ranks(self) -> list[int]:
+        return [0]
+
+    async def watch(self, rank: int, watcher: str, cursor: WatchCursor) -> WatchReport:
+        data: bytes = await self._call("watch", watcher=watcher, cursor=list(cursor))
+        report = read_report(data, self.last_stats, self.num_restarts)
+        self.listener.on_watched(report.requests)
+        return report
+
+    async def leave_watch(self, watcher: str) -> None:
+        await self._call("leave_watch", watcher=watcher)
+
+    async def explain_request(self, request_id: str) -> RequestRecord | None:
+        return read_record(await self._call("explain_request", request_id=request_id))
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         info = AdapterInfo(**await self._call("load_adapter", name=name, path=path, replace=replace))

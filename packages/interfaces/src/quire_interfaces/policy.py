@@ -245,6 +245,13 @@ class Scheduler(Protocol):
     def num_requests(self) -> tuple[int, int]:
         """(running, waiting)."""
 
+    def requests(self) -> list[Request]:
+        """All that wait or run, in the order in which they came."""
+
+    def waiting_reason(self, request_id: str) -> str | None:
+        """Why a request waits: "paused", "tokens_in_flight", the name of the rule that refuses it, or "capacity"; None
+        for one that does not wait. Changes nothing."""
+
     def pause(self, state: PauseState) -> None: ...
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:

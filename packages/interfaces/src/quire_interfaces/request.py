@@ -62,6 +62,8 @@ class RequestOptions:
     """Name of the LoRA adapter to run with; None for the network as it is."""
     tenant: str | None = None
     """On whose behalf the request runs, for fair sharing; None for nobody in particular."""
+    client_request_id: str | None = None
+    """Name of what the client asked, which may take several requests; None where it has none. For those who watch."""
     output_kind: OutputKind | None = None
     """What each output holds; None for deltas where outputs are streamed (`AsyncEngine`), and for everything at the end
     where they are collected (`LLMEngine`)."""

@@ -452,6 +452,11 @@ class KVCacheManager:
                 high = middle - 1
         return low
 
+    def block_states(self, block_ids: Sequence[int]) -> bytes:
+        """Per block: 0 free, 1 free with a content that is findable, 2 in use."""
+        references, hashes = self._pool.ref_counts, self._pool.block_hashes
+        return bytes([2 if references[block] else hashes[block] is not None for block in block_ids])
+
     def usage(self) -> KVCacheUsage:
         """Free and total blocks."""
         return KVCacheUsage(self._pool.num_free, self._pool.num_blocks - 1)

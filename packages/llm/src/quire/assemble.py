@@ -504,6 +504,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
         check_integrity=allocator.check_integrity,
+        kv_cache=allocator,
         add_stats=device.add_stats,
     )
 

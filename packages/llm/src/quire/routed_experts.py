@@ -153,6 +153,14 @@ class ExpertsScheduler:
         """(running, waiting)."""
         return self._inner.num_requests()
 
+    def requests(self) -> list[Request]:
+        """All that wait or run."""
+        return self._inner.requests()
+
+    def waiting_reason(self, request_id: str) -> str | None:
+        """Why a request waits."""
+        return self._inner.waiting_reason(request_id)
+
     def pause(self, state: PauseState) -> None:
         """Hold new requests, or all, or none."""
         self._inner.pause(state)

@@ -1,8 +1,10 @@
 """Prometheus metrics of the engine, and how its log looks. No torch, no web framework."""
 
-from quire_observability.engine_metrics import CONTENT_TYPE, EngineMetrics, RequestTimes, current_requests
+from quire_observability.engine_metrics import CONTENT_TYPE, EngineMetrics, current_requests
 from quire_observability.histogram import Histogram
 from quire_observability.logs import configure_logging, current_request_id
+from quire_observability.request_explanation import explain_request
+from quire_observability.request_log import LoggedRequest, RequestLog, RequestTimes
 from quire_observability.throughput import ThroughputLog
 
 __version__ = "0.1.0"
@@ -11,9 +13,12 @@ __all__ = [
     "CONTENT_TYPE",
     "EngineMetrics",
     "Histogram",
+    "LoggedRequest",
+    "RequestLog",
     "RequestTimes",
     "ThroughputLog",
     "configure_logging",
     "current_request_id",
     "current_requests",
+    "explain_request",
 ]

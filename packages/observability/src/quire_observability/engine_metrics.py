@@ -8,7 +8,7 @@ whoever serves `/metrics` calls `exposition`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import accumulate
 from typing import Protocol
@@ -18,7 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats, sum_stats
+from quire_interfaces.engine_watch import RequestRecord
 from quire_observability.histogram import Histogram
+from quire_observability.request_log import RequestLog, RequestTimes
 
 __all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes", "current_requests"]
 
@@ -84,23 +86,6 @@ _GAUGES = {
 
 current_requests: ContextVar[list[RequestTimes] | None] = ContextVar("current_requests", default=None)
 """Where to collect the engine's requests that this task makes; None does not collect them."""
-
-
-class RequestTimes(Protocol):
-    """What is read of a request that ended (`quire_engine.RequestMetrics`). Times in seconds, 0.0 is "never"."""
-
-    arrival_time_s: float
-    scheduled_time_s: float
-    first_token_time_s: float
-    last_token_time_s: float
-    finished_time_s: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_generation_tokens: int
-    num_preemptions: int
-    max_tokens: int
-    tenant: str | None
-    n: int
 
 
 class PreparedCounts(Protocol):
@@ -193,6 +178,8 @@ class EngineMetrics(Collector):
         """Hears of each request that ends."""
         self.prepared_media: Callable[[], Mapping[str, PreparedCounts]] = dict
         """What was prepared so far, by modality; nothing where the model takes text only."""
+        self.requests = RequestLog()
+        """The requests in flight, and the last ones that ended; of all engines."""
         self._rank: int | None = None
         """Of the engine that reports here; None until one is asked for."""
         self._others: dict[int, EngineMetrics] = {}
@@ -225,6 +212,7 @@ class EngineMetrics(Collector):
             labels = dict(zip(self._label_names, self._label_values, strict=True))
             self._others[rank] = EngineMetrics(self._prefix, labels={**labels, "engine": str(rank)})
             self._others[rank].on_request_end = lambda metrics: self.on_request_end(metrics)
+            self._others[rank].requests = self.requests
         return self._others[rank]
 
     def set_labels(self, **labels: str) -> None:
@@ -255,6 +243,7 @@ class EngineMetrics(Collector):
 
     def on_added(self, metrics: RequestTimes) -> None:
         """A request was handed to the engine: it belongs to what `current_requests` collects."""
+        self.requests.added(metrics)
         current = current_requests.get()
         if current is not None:
             current.append(metrics)
@@ -273,6 +262,7 @@ class EngineMetrics(Collector):
         self.on_request_end(metrics)
         if metrics.tenant:
             self._tenants.setdefault(metrics.tenant, _TenantTotals()).count(metrics)
+        self.requests.finished(metrics, reason)
         observe = self._observe
         observe("request_prompt_tokens", metrics.num_prompt_tokens)
         observe("request_generation_tokens", metrics.num_generation_tokens)
@@ -298,9 +288,14 @@ class EngineMetrics(Collector):
         totals.num_prompt_tokens += num_prompt_tokens
         totals.latency_s.observe(latency_s)
 
-    def on_rejected(self) -> None:
+    def on_rejected(self, metrics: RequestTimes) -> None:
         """The engine refused a request."""
         self._num_rejected += 1
+        self.requests.rejected(metrics)
+
+    def on_watched(self, records: Sequence[RequestRecord]) -> None:
+        """Somebody watches the engine, and was told this of requests."""
+        self.requests.note(records)
 
     def on_restart(self, reason: str) -> None:
         """The engine's process ended and is started again."""

@@ -507,6 +507,17 @@ class Scheduler:
         """(running, waiting)."""
         return len(self._running), len(self._waiting)
 
+    def requests(self) -> list[Request]:
+        """All that wait or run, in the order in which they came."""
+        return [state.request for state in self._states.values()]
+
+    def waiting_reason(self, request_id: str) -> str | None:
+        """Why a request waits (see `waiting_reasons`); None for one that does not."""
+        state = self._states.get(request_id)
+        if state is None or state.request.status == RequestStatus.RUNNING:
+            return None
+        return self._waiting_reason(state)[0]
+
     def pause(self, state: PauseState) -> None:
         """Hold new requests, or all, or none. Under NEW_HELD preempted requests go on: they are not new."""
         self._pause_state = PauseState(state)

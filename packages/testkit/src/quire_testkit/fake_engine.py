@@ -131,6 +131,7 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         executor=FaultyExecutor(runner, step_time_s=config.step_time_s),
         info=info,
         check_integrity=allocator.check_integrity,
+        kv_cache=allocator,
     )
 
 

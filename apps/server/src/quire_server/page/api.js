@@ -61,7 +61,25 @@ async function ask(path, options = {}) {
  * @returns {AsyncGenerator<any>}
  */
 export async function* streamEvents(path, body, signal) {
-  const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  yield* eventsOf(await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal }));
+}
+
+/**
+ * What the engines do, until the signal.
+ * @param {AbortSignal} signal
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* watchEngine(signal) {
+  yield* eventsOf(await ask("v1/engine/events", { signal }));
+}
+
+/** Why a request took as long as it did. @param {string} id @returns {Promise<any>} */
+export async function fetchExplanation(id) {
+  return (await ask(`v1/requests/${encodeURIComponent(id)}/explain`)).json();
+}
+
+/** @param {Response} response @returns {AsyncGenerator<any>} */
+async function* eventsOf(response) {
   const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {

@@ -6,9 +6,11 @@ import { Composer } from "./composer.js";
 import { ConversationStore, path, textOf } from "./conversations.js";
 import { showKeys } from "./dialogs.js";
 import { byId, copyText, announce, iconButton, make } from "./dom.js";
+import { EngineView } from "./engine_view.js";
 import { Settings } from "./settings.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { Sidebar } from "./sidebar.js";
+import { Tabs } from "./tabs.js";
 
 const EXAMPLES = ["What is Quire?", "What is 27 + 35?", "Spell the word paper"];
 const RETRY_MS = 1500;
@@ -25,6 +27,7 @@ const KEYS = [
   ["Alt B", "KeyB", "Show or hide chats"],
   ["Alt S", "KeyS", "Settings"],
   ["Alt M", "KeyM", "Choose a model"],
+  ["Alt V", "KeyV", "Chat or engine"],
   ["Alt E", "KeyE", "Edit the last question"],
   ["Alt R", "KeyR", "Regenerate the last answer"],
   ["Alt G", "KeyG", "Let the last answer go on"],
@@ -44,6 +47,11 @@ class Page {
       iconButton("settings", "Settings (Alt S)", () => this.panel.toggle(), { id: "show-settings", "aria-controls": "settings", "aria-expanded": "false" }));
     this.sidebar = new Sidebar(this.chat, this.settings, () => this.showHelp());
     this.panel = new SettingsPanel(this.chat, this.settings, () => this.connect());
+    const engine = new EngineView();
+    this.tabs = new Tabs([
+      { id: "chat", name: "Chat", view: byId("chat-view"), toggle: () => {} },
+      { id: "engine", name: "Engine", view: byId("engine-view"), toggle: (isOpen) => engine.toggle(isOpen) },
+    ]);
     /** @type {import("./api.js").ModelCard[]} */
     this.models = [];
     this.model = /** @type {HTMLSelectElement} */ (byId("model"));
@@ -156,6 +164,7 @@ class Page {
       case "KeyB": this.sidebar.toggle(); break;
       case "KeyS": this.panel.toggle(); break;
       case "KeyM": this.model.focus(); break;
+      case "KeyV": this.tabs.next(); break;
       case "KeyE": if (question) this.chat.edit(question); break;
       case "KeyR": if (answer) this.chat.regenerate(answer); break;
       case "KeyG": if (answer && textOf(answer) && !answer.items) this.chat.continue(answer); break;
