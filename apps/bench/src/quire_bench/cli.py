@@ -1,4 +1,4 @@
-"""Subcommands that this package adds to `quire`: `bench throughput|latency|embed|serve|peers|kernels` and `make-model`.
+"""Subcommands that this package adds to `quire`: `bench` with its kinds, and `make-model`.
 
 Only argparse is imported until a command runs.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import Any
+
+from quire_bench.serving_flags import add_dataset_flags, add_load_flags, add_result_flags
 
 __all__ = ["register_bench", "register_make_model"]
 
@@ -20,7 +22,9 @@ PEER_NAMES = [
 def register_bench(commands: Any) -> None:
     """Add `bench` to an argparse subparsers object; parsed arguments get `run`, a function of them."""
     parser = commands.add_parser("bench", help="measure throughput, latency or a running server")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|embed|serve|peers|kernels")
+    kinds = parser.add_subparsers(
+        dest="kind", required=True, metavar="throughput|latency|embed|serve|sweep|startup|peers|kernels"
+    )
     throughput = kinds.add_parser("throughput", help="offline: all requests at once")
     latency = kinds.add_parser("latency", help="offline: one batch, many times")
     serve = kinds.add_parser("serve", help="over HTTP, against any OpenAI-compatible server")
@@ -38,6 +42,10 @@ def register_bench(commands: Any) -> None:
     latency.set_defaults(run=run_latency)
     _add_embed(kinds.add_parser("embed", help="texts per second and the time of one, offline or of a server"))
     _add_serve(serve)
+    _add_sweep(kinds.add_parser("sweep", help="a server under several loads, the largest that keeps to limits, plots"))
+    _add_startup(
+        kinds.add_parser("startup", help="from a command to a server that answers, with empty caches and again")
+    )
     _add_kernels(kinds.add_parser("kernels", help="each backend of an op, beside what the machine allows"))
     _add_peers(kinds.add_parser("peers", help="offline: beside every other engine that is installed, in turn"))
 
@@ -45,10 +53,22 @@ def register_bench(commands: Any) -> None:
 def _add_workload(parser: argparse.ArgumentParser, num_requests: int) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--num-prompts", type=int, default=num_requests, help=f"requests (default {num_requests})")
-    group.add_argument("--input-len", type=int, default=128, help="prompt tokens, exactly (default 128)")
-    group.add_argument("--output-len", type=int, default=128, help="generated tokens, exactly (default 128)")
-    group.add_argument("--length-spread", type=float, default=0.0, help="0.5 draws lengths from 50 %% to 150 %%")
-    group.add_argument("--prefix-len", type=int, default=0, help="tokens at the head that all prompts share")
+    group.add_argument(
+        "--input-len", "--random-input-len", type=int, default=128, help="prompt tokens, exactly (default 128)"
+    )
+    group.add_argument(
+        "--output-len", "--random-output-len", type=int, default=128, help="generated tokens, exactly (default 128)"
+    )
+    group.add_argument(
+        "--length-spread",
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="0.5 draws lengths from 50 %% to 150 %%",
+    )
+    group.add_argument(
+        "--prefix-len", "--random-prefix-len", type=int, default=0, help="tokens at the head that all prompts share"
+    )
     group.add_argument(
         "--token-range",
         default="10:250",
@@ -69,15 +89,65 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", help="model name to ask for (default: the server's first)")
-    parser.add_argument(
-        "--max-concurrency", type=int, help="requests in flight (default 16; with --request-rate, no bound)"
-    )
-    parser.add_argument("--request-rate", type=float, help="requests per second, Poisson (default: no pause)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="bound on the whole run, seconds (default 600)")
-    parser.add_argument("--api-key", help="default: OPENAI_API_KEY of the environment")
+    add_dataset_flags(parser)
+    add_load_flags(parser)
+    add_result_flags(parser)
+    group = parser.add_argument_group("vLLM's result file")
+    group.add_argument("--save-result", action="store_true", help="write figures under vLLM's names, as JSON")
+    group.add_argument("--save-detailed", action="store_true", help="with those of each request")
+    group.add_argument("--result-dir", metavar="FOLDER", help="(default: here)")
+    group.add_argument("--result-filename", metavar="NAME", help="(default: LABEL-RATEqps-TIME.json)")
     parser.set_defaults(run=run_bench_serve)
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    sweeps = parser.add_subparsers(dest="sweep", required=True, metavar="serve|serve-sla|plot-pareto")
+    serve = sweeps.add_parser("serve", help="measure each rate with each concurrency")
+    sla = sweeps.add_parser("serve-sla", aliases=["serve_sla"], help="find the largest load that keeps to limits")
+    for each in (serve, sla):
+        _add_workload(each, 64)
+        add_dataset_flags(each)
+        add_load_flags(each)
+        add_result_flags(each)
+        outputs = each.add_argument_group("files")
+        outputs.add_argument("--csv", metavar="FILE", help="a line for each run, under vLLM's names")
+        outputs.add_argument("--svg", metavar="FILE", help="throughput of each user against that of all")
+        outputs.add_argument("--html", metavar="FILE", help="the same with a table, in one file")
+    serve.add_argument("--request-rates", metavar="NUMBER,...", help="requests per second, e.g. 1,2,4,inf")
+    serve.add_argument("--max-concurrencies", metavar="NUMBER,...", help="requests in flight, e.g. 1,4,16")
+    serve.add_argument("--num-runs", type=int, default=1, metavar="N", help="of each load (default 1)")
+    serve.set_defaults(run=run_sweep_serve)
+    sla.add_argument(
+        "--sla", nargs="+", default=[], metavar="FIGURE=MS", help="limits, e.g. p99_ttft_ms=200 p99_itl_ms=50"
+    )
+    sla.add_argument(
+        "--variable", choices=("request-rate", "max-concurrency"), default="request-rate", help="(default request-rate)"
+    )
+    sla.add_argument("--min", type=float, default=1.0, metavar="LOAD", help="first load (default 1)")
+    sla.add_argument("--max", type=float, default=256.0, metavar="LOAD", help="largest load (default 256)")
+    sla.add_argument("--tolerance", type=float, default=0.05, metavar="SHARE", help="of a rate (default 0.05)")
+    sla.set_defaults(run=run_sweep_sla)
+    plot = sweeps.add_parser("plot-pareto", aliases=["plot_pareto"], help="draw runs that were measured")
+    plot.add_argument("files", nargs="+", metavar="FILE", help="CSV or JSON of sweeps, or results of bench serve")
+    plot.add_argument("--svg", metavar="FILE")
+    plot.add_argument("--html", metavar="FILE")
+    plot.set_defaults(run=run_plot_pareto)
+
+
+def _add_startup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the server, behind --")
+    parser.add_argument("--serve-cmd", metavar="COMMAND", help="another server; {port} and {model} stand for these")
+    parser.add_argument(
+        "--num-iters-cold", type=int, default=1, metavar="N", help="starts with empty caches (default 1)"
+    )
+    parser.add_argument(
+        "--num-iters-warmup", type=int, default=1, metavar="N", help="starts that do not count (default 1)"
+    )
+    parser.add_argument("--num-iters-warm", type=int, default=3, metavar="N", help="starts after those (default 3)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="bound on each start, seconds (default 600)")
+    parser.add_argument("--output-json", metavar="FILE", help='write the figures as JSON; "-" for standard output')
+    parser.set_defaults(run=run_startup)
 
 
 def _add_embed(parser: argparse.ArgumentParser) -> None:
@@ -349,27 +419,38 @@ def run_embed(args: argparse.Namespace) -> int:
 
 def run_bench_serve(args: argparse.Namespace) -> int:
     """`quire bench serve`; exit status 1 when a request failed."""
-    import asyncio
+    from quire_bench import serve_commands
 
-    from quire_bench.report import progress_bar
-    from quire_bench.serve import ServeLoad, run_serve, summarize
+    return serve_commands.run_bench_serve(args)
 
-    load = ServeLoad(
-        base_url=args.base_url,
-        model=args.model,
-        max_concurrency=16 if args.max_concurrency is None and args.request_rate is None else args.max_concurrency,
-        request_rate=args.request_rate,
-        timeout_s=args.timeout,
-        api_key=args.api_key,
-        seed=args.seed,
-    )
-    requests = _requests(args)
-    with progress_bar() as progress:
-        task = progress.add_task("requests", total=len(requests))
-        timings, wall_s = asyncio.run(run_serve(load, requests, lambda: progress.advance(task)))
-    figures = summarize(timings, wall_s)
-    _show("serve", figures, args)
-    return 1 if figures["num_failed"] else 0
+
+def run_sweep_serve(args: argparse.Namespace) -> int:
+    """`quire bench sweep serve`; exit status 1 when a request failed."""
+    from quire_bench import serve_commands
+
+    return serve_commands.run_sweep_serve(args)
+
+
+def run_sweep_sla(args: argparse.Namespace) -> int:
+    """`quire bench sweep serve-sla`; exit status 1 where not even the lowest load keeps to the limits."""
+    from quire_bench import serve_commands
+
+    return serve_commands.run_sweep_sla(args)
+
+
+def run_plot_pareto(args: argparse.Namespace) -> int:
+    """`quire bench sweep plot-pareto`."""
+    from quire_bench import serve_commands
+
+    return serve_commands.run_plot_pareto(args)
+
+
+def run_startup(args: argparse.Namespace) -> int:
+    """`quire bench startup`."""
+    from quire_bench import serve_commands
+
+    args.flags = [flag for flag in args.flags if flag != "--"]
+    return serve_commands.run_startup(args)
 
 
 def register_make_model(commands: Any) -> None:
