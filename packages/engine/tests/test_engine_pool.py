@@ -21,6 +21,7 @@ from quire_interfaces import (
     RequestError,
     RequestOptions,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from quire_testkit.conformance.engine_client import collect, make_message
 from quire_testkit.fake_engine import FACTORY
@@ -347,3 +348,44 @@ async def test_a_start_that_fails_ends_all_and_says_why() -> None:
     with pytest.raises(EngineDeadError, match="asked to fail: the moon"):
         await pool.ready()
     assert pool.is_dead
+
+
+def test_engines_hear_which_constraints_were_compiled_before() -> None:
+    async def run() -> None:
+        async with running(2) as pool:
+            sent: list[tuple[str, bool]] = []
+
+            def record(engine: ProcessClient) -> None:
+                send = engine._send
+
+                def recorded(each: Any) -> None:
+                    if isinstance(each, AddRequest):
+                        sent.append((each.request_id, each.grammar_was_compiled))
+                    send(each)
+
+                engine._send = recorded  # type: ignore[method-assign]
+
+            for engine in pool.engines.values():
+                record(engine)
+
+            async def ask(name: str, regex: str | None, rank: int) -> None:
+                constraint = None if regex is None else StructuredOutputsParams(regex=regex)
+                params = SamplingParams(max_tokens=2, structured_outputs=constraint)
+                request = AddRequest(
+                    request_id=name, prompt=pack_token_ids([5]), sampling_params=params, seed=0, max_tokens=2,
+                    options=RequestOptions(data_parallel_rank=rank),
+                )  # fmt: skip
+                await collect(pool.open([request]))
+
+            await ask("first", "a+", 0)
+            await ask("other", "b+", 0)
+            await ask("again", "a+", 1)
+            await ask("plain", None, 1)
+            killed = pool.engines[0].pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda: pool.num_restarts == 1 and not pool.engines[0].is_loading)
+            await ask("restarted", "b+", 0)
+            assert dict(sent) == {"first": False, "other": False, "again": True, "plain": False, "restarted": True}
+
+    asyncio.run(run())

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from quire_engine.client import PauseMode
+from quire_engine.compiled_grammars import CompiledGrammars
 from quire_engine.config import EngineConfig
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.prefix_router import PrefixRouter
@@ -61,6 +62,7 @@ class EnginePool:
         self, make_engine: MakeEngine, size: int, config: EngineConfig | None = None, *, first_rank: int = 0
     ) -> None:
         self.config = config or EngineConfig()
+        self.compiled_grammars = CompiledGrammars()
         self._make_engine = make_engine
         self.engines: dict[int, ProcessClient] = {
             rank: make_engine(rank, self) for rank in range(first_rank, first_rank + size)

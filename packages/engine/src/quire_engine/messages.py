@@ -109,6 +109,8 @@ class AddRequest(_Message):
     """Whether the output needs no more than what is computed behind a cached prefix."""
     prompt_group: str | None = None
     arrival_time_s: float = 0.0
+    grammar_was_compiled: bool = False
+    """An engine has compiled its constraint before."""
 
     def to_request(self) -> Request:
         """The request as the scheduler wants it."""
@@ -129,6 +131,7 @@ class AddRequest(_Message):
             second_segment_start=self.second_segment_start,
             reads_prefix_cache=self.reads_prefix_cache and self.sampling_params.prompt_logprobs is None,
             output_token_ids=list(self.output_token_ids),
+            grammar_was_compiled=self.grammar_was_compiled,
         )
 
     def resumed(self, output_token_ids: list[int]) -> AddRequest:

@@ -245,7 +245,7 @@ class ProcessClient(StreamingClient):
         stream = self._new_stream(requests)
         try:
             for request in requests:
-                self._send(request)
+                self._send(self._compiled_grammars.marked(request))
                 self._note_sent(request, stream, n)
         except (TypeError, msgspec.MsgspecError) as error:
             stream.close()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire_engine.client import PAUSE_MODES, PauseMode
+from quire_engine.compiled_grammars import CompiledGrammars
 from quire_engine.config import EngineConfig
 from quire_engine.control_calls import ControlCalls
 from quire_engine.counters import add_counters
@@ -75,6 +76,9 @@ RETRY_ADOPTED_S = 0.1
 class EngineOwner(Protocol):
     """Who has several engines, and moves requests from one to another (`EnginePool`)."""
 
+    compiled_grammars: CompiledGrammars
+    """Constraints that any of them has compiled."""
+
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
         """End requests, whichever engine has them."""
 
@@ -117,6 +121,7 @@ class StreamingClient:
         self._former_stats = SchedulerStats()
         """Of engine processes that died; their counters are part of all statistics."""
         self._owner = owner
+        self._compiled_grammars = CompiledGrammars() if owner is None else owner.compiled_grammars
         keeps_tokens = owner is not None or self.config.max_restarts > 0
         self._book: RequestBook[OutputStream] = RequestBook(self.listener, keeps_tokens=keeps_tokens)
         self._calls = ControlCalls(self._send, self.config.call_timeout_s)
@@ -276,7 +281,7 @@ class StreamingClient:
         """Send a request with the tokens that it has, unless it has ended."""
         entry = self._book.get(request_id)
         if entry is not None:
-            self._send(entry.request.resumed(list(entry.token_ids)))
+            self._send(self._compiled_grammars.marked(entry.request).resumed(list(entry.token_ids)))
 
     # What comes back.
 
@@ -309,6 +314,8 @@ class StreamingClient:
         for output in message.outputs:
             entry = self._book.record(output, now)
             if entry is not None:
+                if output.new_token_ids and entry.metrics.num_generation_tokens == len(output.new_token_ids):
+                    self._compiled_grammars.note(entry.request)
                 entry.reader.push(output)
         for rejected in message.rejected:
             self._on_rejected(rejected)

@@ -109,6 +109,8 @@ class Request:
     """The device slot its adapter is in while RUNNING."""
     reads_prefix_cache: bool = True
     """False when every prompt position must be computed (prompt_logprobs, pooling of more than the last token)."""
+    grammar_was_compiled: bool = False
+    """Whether another engine, or this one before it was started again, has compiled the constraint."""
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

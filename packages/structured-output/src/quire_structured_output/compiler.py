@@ -162,8 +162,8 @@ class GrammarCompiler:
         Args:
             spec: The content.
             tenant: Whose request needs it.
-            was_compiled: Whether the request has tokens by it, from another engine: a usual one is then compiled at
-                once, without a trial, for somebody waits in the midst of an answer.
+            was_compiled: Whether another engine has compiled it, or this one before it was started again: a usual one
+                is then compiled at once, without a trial.
 
         Returns:
             A future that raises RequestError when the content cannot be used.

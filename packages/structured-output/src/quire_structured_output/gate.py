@@ -55,7 +55,8 @@ class GrammarGate(AdmissionRule):
         if params is None:
             return
         spec = params.spec()
-        future = self.compiler.submit(spec, request.options.tenant, was_compiled=bool(request.output_token_ids))
+        was_compiled = request.grammar_was_compiled or bool(request.output_token_ids)
+        future = self.compiler.submit(spec, request.options.tenant, was_compiled=was_compiled)
         if future.done() and (error := future.exception()) is not None:
             raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
         if not future.done():
