@@ -95,6 +95,7 @@ from quire_server.protocol import ChatCompletionRequest, CompletionRequest, Deto
 from quire_server.rate_limits import RATE_LIMIT_HEADERS
 from quire_server.readiness import ConnectionCloser, health, ready, refuse_while_draining
 from quire_server.render import render_chat, render_completion, render_messages
+from quire_server.render_client import RENDER_PATHS, renders_only
 from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
@@ -156,6 +157,7 @@ def post_handlers(context: ServerContext) -> Mapping[str, Handler]:
 
 def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService, BatchesService]:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
+    app.state.renders_only = renders_only(context.llm)
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
     context.state.on_notices["cancel_response"] = responses.cancel_here
@@ -224,7 +226,8 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES):
         routes.add_door(door)
-    _socket(app, context, "/v1/responses", responses.preparer)
+    if not app.state.renders_only:
+        _socket(app, context, "/v1/responses", responses.preparer)
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
     routes.add("GET", "/v1/responses/{id}", responses.retrieve, JSON_OR_EVENTS, query=part)
@@ -346,6 +349,8 @@ class _Routes:
         """A route that answers with what the handler returns, or with the error that it raised. What has a body needs
         the engine to run, unless `needs_awake` is false, and the limits of the caller's key to allow it, unless
         `is_limited` is false. Name and docstring of the handler are shown."""
+        if self._app.state.renders_only and path not in RENDER_PATHS:
+            return
         run = handler
         if self._files.keeps_files and body is not None and not isinstance(body, Form):
             run = reading_files(run, self._files)
@@ -461,7 +466,9 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
     else:
         message = f"there is no route {request.method} {request.url.path}; GET /openapi.json lists them"
-        if request.url.path in ADMIN_PATHS:
+        if request.app.state.renders_only:
+            message += "; this server renders and tokenizes only (quire launch render)"
+        elif request.url.path in ADMIN_PATHS:
             message += ", and --enable-admin-routes or --admin-api-key add this one"
     code = "method_not_allowed" if status == 405 else "not_found"
     response = error_response(HTTPError(status, message, code=code), request.scope)

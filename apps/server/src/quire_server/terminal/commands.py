@@ -178,6 +178,20 @@ def run_show(parsed: ParsedCommand) -> int:
 
 
 @command(
+    "launch",
+    "serve a part of the server: render renders and tokenizes, without an engine",
+    "render [MODEL] [--flag value ...]",
+    argument("COMPONENT", choices=["render"], help="render: the render, derender and tokenize routes"),
+    MODEL,
+    sections=server_sections,
+)
+def run_launch(parsed: ParsedCommand) -> int:
+    from quire_server.render_only import launch_render
+
+    return launch_render(parsed.engine_config(), parsed.sections["server"])
+
+
+@command(
     "collect-env",
     "say what a report of a problem should: versions, processor, memory, kernels, GPU, settings; no secrets",
     "[--json]",
