@@ -47,16 +47,21 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run_requests(llm: AsyncLLM, num_requests: int, concurrency: int, seed: int) -> None:
-    """So many requests of random tokens, so many of them at a time."""
+def random_prompts(llm: AsyncLLM, number: int, seed: int) -> list[list[int]]:
+    """Prompts of random tokens."""
     chance = random.Random(seed)
     vocab_size = llm.engine.info.vocab_size
-    numbers = iter(range(num_requests))
+    return [[chance.randrange(3, vocab_size) for _ in range(NUM_PROMPT_TOKENS)] for _ in range(number)]
+
+
+async def run_requests(llm: AsyncLLM, prompts: list[list[int]], concurrency: int) -> None:
+    """A request for each prompt, so many of them at a time."""
+    waiting = iter(prompts)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
 
     async def work() -> None:
-        for _ in numbers:
-            prompt = {"prompt_token_ids": [chance.randrange(3, vocab_size) for _ in range(NUM_PROMPT_TOKENS)]}
+        for token_ids in waiting:
+            prompt = {"prompt_token_ids": token_ids}
             async for _ in llm.generate(prompt, params, RequestOptions(output_kind=OutputKind.FINAL_ONLY)):
                 pass
 
@@ -78,9 +83,10 @@ async def measure(num_engines: int, num_requests: int, seed: int) -> Rate:
     engines = list(llm.client.engines.values()) if isinstance(llm.client, EnginePool) else [llm.client]
     pids = [engine.pid for engine in engines if engine.pid is not None]
     concurrency = CONCURRENCY * num_engines
-    await run_requests(llm, concurrency, concurrency, seed + 1)
+    await run_requests(llm, random_prompts(llm, concurrency, seed + 1), concurrency)
+    prompts = random_prompts(llm, num_requests * num_engines, seed)
     start_s, own_s, engines_s = time.perf_counter(), time.process_time(), sum(map(cpu_seconds, pids))
-    await run_requests(llm, num_requests * num_engines, concurrency, seed)
+    await run_requests(llm, prompts, concurrency)
     seconds = time.perf_counter() - start_s
     engine_cpu_s, client_cpu_s = sum(map(cpu_seconds, pids)) - engines_s, time.process_time() - own_s
     await llm.shutdown()

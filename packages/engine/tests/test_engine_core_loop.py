@@ -61,6 +61,17 @@ def test_stream_interval(interval: int, sizes: list[int]) -> None:
     assert [token for piece in got for token in piece] == expected_output([1, 2], 12, request_seed=0)
 
 
+def test_steps_that_give_nobody_anything_send_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_engine.core_loop.STATS_INTERVAL_S", 3600.0)
+    counts = {}
+    for interval in (1, 100):
+        outputs = run([make_message("r", [1, 2], 40)], stream_interval=interval)
+        told = [each.step_tokens for each in outputs if isinstance(each, Outputs)]
+        assert sum(map(sum, told)) == 2 + 39, "every step is told"
+        counts[interval] = len(told)
+    assert counts[100] <= 5 < 40 <= counts[1]
+
+
 def test_aborted_requests_send_nothing_more_even_with_an_interval() -> None:
     turns: list[list[ClientMessage]] = [[make_message("r", [1], 50)], [], [], [AbortRequests(request_ids=["r", "x"])]]
     sent = run(*turns, stream_interval=10)

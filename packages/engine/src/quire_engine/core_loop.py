@@ -80,6 +80,8 @@ class CoreLoop:
         self._stream_interval = core.config.stream_interval
         self._held: dict[str, EngineCoreOutput] = {}
         self._has_streamed: set[str] = set()
+        self._step_tokens: list[int] = []
+        """Of steps that no message has reported yet."""
         self._pause_state = PauseState.RUNNING
         self._drain_deadline_s: float | None = None
         self._next_stats_s = 0.0
@@ -211,13 +213,16 @@ class CoreLoop:
             stats = self._core.stats()
             self._next_stats_s = now + STATS_INTERVAL_S
             self._stats_stale = False
-        if outputs or result.started or result.step_tokens or stats is not None:
+        self._step_tokens += result.step_tokens
+        # A step that gives nobody anything waits for the next message: each one wakes the client's process.
+        if outputs or result.started or stats is not None:
+            step_tokens, self._step_tokens = self._step_tokens, []
             self._send(
                 Outputs(
                     outputs=outputs,
                     started=result.started,
                     started_time_s=result.started_time_s,
-                    step_tokens=result.step_tokens,
+                    step_tokens=step_tokens,
                     stats=stats,
                 )
             )

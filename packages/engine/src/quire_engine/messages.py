@@ -336,7 +336,8 @@ class Outputs(_Message):
     started_time_s: float = 0.0
     """When the step was planned."""
     step_tokens: list[int] = []
-    """Tokens computed by each step that this message reports: mostly one."""
+    """Tokens computed by each step since the last message: mostly one, more where outputs are held back
+    (`stream_interval`)."""
     stats: SchedulerStats | None = None
     """From time to time, and whenever the engine runs empty."""
     rejected: list[RequestRejected] = []
