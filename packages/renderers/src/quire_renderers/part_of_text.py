@@ -1,8 +1,8 @@
 """The first or the last tokens of a long text, without tokenizing all of it.
 
 A text may be cut where its tokenizer splits it before it looks for tokens: what is on one side is then tokenized alike
-with and without the other side. Which places these are, samples say. Knows the `tokenizers` library; knows no lengths
-of models.
+with and without the other side. Which places these are, samples say; of words without an end `EndlessWords` knows more.
+Knows the `tokenizers` library; knows no lengths of models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import tokenizers
 
+from quire_renderers.endless_words import EndlessWords
 from quire_renderers.fewest_tokens import FewestTokens
 
 __all__ = ["PartOfText", "SupportsParts"]
@@ -85,6 +86,10 @@ class PartOfText:
     def _fewest(self) -> FewestTokens:
         return FewestTokens(self._backend, self._added_contents)
 
+    @cached_property
+    def _words(self) -> EndlessWords:
+        return EndlessWords(self._backend, self._added_contents)
+
     def first(self, text: str, max_tokens: int) -> list[int]:
         """The first `max_tokens` token ids of a text, or all that there are."""
         return self._head(text, max_tokens)[1][:max_tokens]
@@ -96,16 +101,21 @@ class PartOfText:
     def last(self, text: str, max_tokens: int) -> list[int]:
         """The last `max_tokens` token ids of a text, or all that there are."""
         size, border = _first_size(text[-MIN_CHARS:], max_tokens), self._border
-        while border is not None and size < len(text):
-            match = border.search(text, len(text) - size, len(text) - size + FARTHEST_CUT)
-            follower = None if match is None else border.search(text, match.end() + 1, match.end() + FARTHEST_CUT)
+        while size < len(text):
+            match = border and border.search(text, len(text) - size, len(text) - size + FARTHEST_CUT)
+            follower = match and border and border.search(text, match.end() + 1, match.end() + FARTHEST_CUT)
             if match is not None and follower is not None:
                 token_ids = self._encode(text[match.start() :])
                 # A text may begin otherwise than it goes on: what is before the second border is not taken.
                 if len(token_ids) - len(self._encode(text[match.start() : follower.start()])) >= max_tokens:
                     return token_ids[len(token_ids) - max_tokens :]
+            elif max_tokens and match is None and self._words.is_worth_it(size, text):
+                places = self._words.begins(text, len(text) - size)
+                token_ids = self._alike([text[place:] for place in places], slice(-max_tokens, None), max_tokens)
+                if token_ids:
+                    return token_ids
             size *= 2
-        token_ids = self._encode(text)
+        token_ids = self._encode(self._words.squeezed(text))
         return token_ids[max(0, len(token_ids) - max_tokens) :]
 
     def exceeds(self, text: str, max_tokens: int) -> bool:
@@ -120,14 +130,29 @@ class PartOfText:
     def _head(self, text: str, max_tokens: int, *, whole: bool = True) -> tuple[str, list[int]]:
         """`head`, and its token ids; both empty where only the whole text would do and `whole` is false."""
         size = _first_size(text[:MIN_CHARS], max_tokens)
-        while self._border is not None and size < len(text):
-            cut = _last_border(self._border, text, max(0, size - FARTHEST_CUT), size)
-            if cut is not None:
-                token_ids = self._encode(text[:cut])
+        while size < len(text):
+            cut = self._border and _last_border(self._border, text, max(0, size - FARTHEST_CUT), size)
+            if cut:
+                token_ids = self._encode(self._words.squeezed(text[:cut]))
                 if len(token_ids) >= max_tokens:
                     return text[:cut], token_ids
+            elif self._words.is_worth_it(size, text):
+                heads = [text[:place] for place in self._words.ends(text, size)]
+                token_ids = self._alike(heads, slice(max_tokens), max_tokens)
+                if token_ids:
+                    return heads[-1], token_ids
             size *= 2
-        return (text, self._encode(text)) if whole else ("", [])
+        return (text, self._encode(self._words.squeezed(text))) if whole else ("", [])
+
+    def _alike(self, texts: list[str], part: slice, num_tokens: int) -> list[int]:
+        """The part of its token ids that all texts have in common; none where they differ, or have fewer of them."""
+        common: list[int] = []
+        for text in texts:
+            token_ids = self._encode(text)[part]
+            if len(token_ids) < num_tokens or (common and token_ids != common):
+                return []
+            common = token_ids
+        return common
 
 
 def _first_size(sample: str, max_tokens: int) -> int:
