@@ -91,6 +91,14 @@ def test_processes_share_engines_state_and_figures_and_each_may_be_killed(launch
     alone.join()
     assert alone.is_done
 
+    # Whichever process is asked, it sees the engines and all requests.
+    names = {each["id"] for each in fresh(url, "GET", "/v1/requests").json()["data"]}
+    assert len(names) == 1
+    for _ in range(4):
+        (told,) = fresh(url, "GET", f"/v1/requests/{min(names)}/explain").json()["requests"]
+        assert (told["status"], told["numbers"]["num_output_tokens"]) == ("finished", 300)
+        assert fresh(url, "GET", "/v1/engine/events?engine=1&num_events=2").text.count('"engine":1') == 2
+
     # Streams of both; one of them is killed.
     streams: list[Stream] = []
     while len({owner_of(first, stream.port) for stream in streams}) < 2 or len(streams) < 6:

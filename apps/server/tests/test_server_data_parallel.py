@@ -56,6 +56,22 @@ def test_a_header_or_a_field_chooses_the_engine_and_metrics_tell_the_engines_apa
     assert "X-data-parallel-rank must be a rank, got 'first'" in response.json()["error"]["message"]
 
 
+def test_each_engine_is_watched(server: Any) -> None:
+    with server.client.stream("GET", "/v1/engine/events") as response:
+        events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
+        next(events)
+        for rank in (0, 1):
+            completed(server, max_tokens=20 + rank, data_parallel_rank=rank)
+        told: dict[int, list[int]] = {0: [], 1: []}
+        while not all(told.values()):
+            event = next(events)
+            told[event["engine"]] += [each["num_output_tokens"] for each in event["requests"] if each["finished_at"]]
+    assert told == {0: [20], 1: [21]}
+    response = server.client.get("/v1/engine/events?engine=1&num_events=3")
+    assert response.text.count('"engine":1') == 3
+    assert '"engine":0' not in response.text
+
+
 def test_pauses_and_caches_are_those_of_all_engines(server: Any) -> None:
     client = server.client
     assert client.post("/pause?mode=wait").status_code == 200

@@ -7,6 +7,7 @@ looks no more.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -35,6 +36,8 @@ LEASE_S = 10.0
 """Who has fetched no report for so long looks no more."""
 MAX_STEPS = 2048
 """Steps kept; older ones are not told any more."""
+TIMED_STEPS = 16
+"""Of so many steps that only decode, one is timed."""
 MISS_SHARE = 0.004
 """Share of the time that may go into explanations of cache misses, and how much of it is saved up at most."""
 MAX_MISS_CREDIT_S = 0.01
@@ -83,9 +86,15 @@ class EngineWatch:
         self.watch_id = time.monotonic_ns() // 1000
         self._watchers: dict[str, float] = {}
         """Name of each who looks -> until when, if no report is fetched before."""
-        self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._until_s = math.inf
+        """When the last one of them looks no more."""
+        self._steps: deque[tuple[float, ...]] = deque(maxlen=MAX_STEPS)
+        """Fields of `StepRecord`s."""
         self._num_steps = 0
-        self._open: dict[int, _OpenStep] = {}
+        self._open: dict[int, _OpenStep | float] = {}
+        """Steps in flight; of those that only decode, when they were planned."""
+        self._gauges = (0, 0, 0)
+        """Of `_measured`."""
         self._rows: dict[int, RequestTrace] = {}
         self._prefilling: dict[int, RequestTrace] = {}
         """Row -> request whose known tokens are not all computed."""
@@ -98,6 +107,7 @@ class EngineWatch:
         self._miss_credit_s, self._credited_s = MAX_MISS_CREDIT_S, now_s
         for request in scheduler.requests():
             self._add_present(request, now_s)
+        self._gauges = self._measured()
 
     def _add_present(self, request: Request, now_s: float) -> None:
         """Begin with a request that is there already."""
@@ -124,6 +134,7 @@ class EngineWatch:
         trace = self._records.add(request, now_s, is_complete=True)
         if request.sampling_params.structured_outputs is not None and self._has_grammar is not None:
             self._compiling[request.request_id] = trace
+        self._gauges = self._measured()
 
     def aborted(self, request_ids: Iterable[str]) -> None:
         """These requests were ended."""
@@ -132,12 +143,30 @@ class EngineWatch:
             trace = self._records.traces.get(request_id)
             if trace is not None:
                 self._records.finish(trace, now_s)
+        self._gauges = self._measured()
 
     def planned(self, output: SchedulerOutput, planned_s: float) -> None:
         """A step was planned, at `planned_s`."""
+        # Most steps only decode: nothing is noted of them but the time, and every so many is timed for all.
+        is_plain = not (
+            output.new_rows
+            or output.new_block_ids
+            or output.freed_rows
+            or output.draft_token_ids
+            or self._prefilling
+            or self._compiling
+        )
+        if is_plain and output.step_id % TIMED_STEPS:
+            self._open[output.step_id] = planned_s
+            return
         began_s = time.monotonic()
+        self._open[output.step_id] = planned_s if is_plain else self._opened(output, planned_s, began_s)
+        self._spent_s += (time.monotonic() - began_s) * (TIMED_STEPS if is_plain else 1)
+
+    def _opened(self, output: SchedulerOutput, planned_s: float, now_s: float) -> _OpenStep:
+        """Note what a step does beside decodes."""
         for row in output.freed_rows:
-            self._left_row(row, began_s)
+            self._left_row(row, now_s)
         for new in output.new_rows:
             self._entered_row(new, planned_s)
         if self._blocks is not None:
@@ -146,9 +175,9 @@ class EngineWatch:
                 if trace is not None:
                     for table in tables:
                         trace.block_ids += table
-                        self._blocks.take(trace.record.number, table)
+                        self._blocks.grow(trace.record.number, table)
         if self._compiling:
-            self._look_at_grammars(began_s)
+            self._look_at_grammars(now_s)
         num_prefill_tokens = num_prefill_rows = num_draft_tokens = 0
         first: list[RequestTrace] = []
         drafts: list[tuple[int, RequestTrace, int, bool]] = []
@@ -172,10 +201,16 @@ class EngineWatch:
                 if drafting is not None:
                     drafts.append((entries[row], drafting, len(token_ids), row in output.forced_rows))
                     drafting.has_drafts = True
-        self._open[output.step_id] = _OpenStep(
-            planned_s, num_prefill_tokens, num_prefill_rows, num_draft_tokens, first, drafts
-        )
-        self._spent_s += time.monotonic() - began_s
+        self._gauges = self._measured()
+        return _OpenStep(planned_s, num_prefill_tokens, num_prefill_rows, num_draft_tokens, first, drafts)
+
+    def _measured(self) -> tuple[int, int, int]:
+        """Requests that run and that wait, and blocks in use; as they are until something else than decodes happens."""
+        num_used = 0
+        if self._kv_cache is not None:
+            num_free, num_total = self._kv_cache.usage()
+            num_used = num_total - num_free
+        return (*self._scheduler.num_requests(), num_used)
 
     def updated(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """The results of a step were taken in."""
@@ -183,6 +218,25 @@ class EngineWatch:
         step = self._open.pop(output.step_id, None)
         if step is None or not output.rows:  # planned before somebody looked, or nothing was computed
             return
+        num_rows, num_tokens = len(output.rows), output.total_num_scheduled_tokens
+        if isinstance(step, float):
+            self._steps.append((self._num_steps, step, now_s, 0, num_tokens, 0, 0, 0, num_rows, *self._gauges))
+        else:
+            num_prefill, num_drafts = step.num_prefill_tokens, step.num_draft_tokens
+            num_accepted = self._take_results(step, result, now_s)
+            num_decode = num_tokens - num_prefill - num_drafts
+            rows = (step.num_prefill_rows, num_rows - step.num_prefill_rows)
+            made = (num_prefill, num_decode, num_drafts, num_accepted)
+            self._steps.append((self._num_steps, step.planned_s, now_s, *made, *rows, *self._gauges))
+        self._num_steps += 1
+        if not output.step_id % TIMED_STEPS:
+            self._spent_s += (time.monotonic() - now_s) * TIMED_STEPS
+        if now_s > self._until_s:
+            self._watchers.clear()
+            self._on_end()
+
+    def _take_results(self, step: _OpenStep, result: ModelRunnerOutput, now_s: float) -> int:
+        """Note what a step brought beside decodes. Returns the number of accepted draft tokens."""
         num_accepted = 0
         for entry, trace, num_drafts, is_forced in step.drafts:
             num_right = max(0, len(result.sampled_token_ids[entry]) - 1)
@@ -197,33 +251,7 @@ class EngineWatch:
             if not trace.record.first_token_s and trace.request.output_token_ids:
                 trace.record.first_token_s = now_s
                 self._records.changed(trace)
-        num_running, num_waiting = self._scheduler.num_requests()
-        num_used = 0
-        if self._kv_cache is not None:
-            usage = self._kv_cache.usage()
-            num_used = usage.num_total_blocks - usage.num_free_blocks
-        total = output.total_num_scheduled_tokens
-        self._steps.append(
-            StepRecord(
-                self._num_steps,
-                step.planned_s,
-                now_s,
-                step.num_prefill_tokens,
-                total - step.num_prefill_tokens - step.num_draft_tokens,
-                step.num_draft_tokens,
-                num_accepted,
-                step.num_prefill_rows,
-                len(output.rows) - step.num_prefill_rows,
-                num_running,
-                num_waiting,
-                num_used,
-            )
-        )
-        self._num_steps += 1
-        self._spent_s += time.monotonic() - now_s
-        if self._watchers and now_s > max(self._watchers.values()):
-            self._watchers.clear()
-            self._on_end()
+        return num_accepted
 
     def discarded(self, output: SchedulerOutput) -> None:
         """A step failed."""
@@ -284,7 +312,7 @@ class EngineWatch:
             cursor: Of its last report.
         """
         began_s = time.monotonic()
-        self._watchers[watcher] = began_s + LEASE_S
+        self._watchers[watcher] = self._until_s = began_s + LEASE_S
         reasons = self._records.look(began_s)
         if self._compiling:
             self._look_at_grammars(began_s)
@@ -303,7 +331,7 @@ class EngineWatch:
             now_s=began_s,
             num_blocks=0 if self._blocks is None else self._blocks.num_blocks,
             block_size=self._block_size,
-            steps=list(islice(self._steps, max(0, len(self._steps) - num_unread), None)),
+            steps=[StepRecord._make(each) for each in islice(self._steps, max(0, len(self._steps) - num_unread), None)],
             holders=self._blocks.holders() if is_anew and self._blocks is not None else [],
             changes=[] if is_anew or changes is None else changes,
             requests=self._records.alive() if is_anew else self._records.since(cursor.requests),

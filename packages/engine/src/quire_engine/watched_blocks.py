@@ -54,6 +54,14 @@ class BlockMap:
             elif abs(self._holders[block_id]) != number:
                 self._set(block_id, BLOCK_SHARED)
 
+    def grow(self, number: int, block_ids: Sequence[int]) -> None:
+        """A request got further blocks, for tokens that it computes."""
+        for block_id in block_ids:
+            if block_id != NULL_BLOCK_ID:
+                self._holders[block_id] = number
+                self._changes.append((block_id, number))
+                self.num_changes += 1
+
     def release(self, number: int, block_ids: Sequence[int]) -> None:
         """A request gave its blocks back; to be told before who took them in the same step."""
         held = [block_id for block_id in block_ids if block_id != NULL_BLOCK_ID]

@@ -137,7 +137,8 @@ class RowRecord(NamedTuple):
     phase: str
     """"waiting", "preempted", "prefill", "decode" or "draft": a decode with draft tokens."""
     num_computed_tokens: int
-    """Number of prompt tokens that are computed, cached ones included; of others, those that are known."""
+    """Number of prompt tokens that are computed or under way, cached ones included; behind the prompt, those that are
+    known."""
     num_output_tokens: int
     num_blocks: int
 
