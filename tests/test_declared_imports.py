@@ -13,7 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
 
-DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "pydantic_core": "pydantic", "yaml": "pyyaml", "zmq": "pyzmq"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "pydantic_core": "pydantic",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+    "opentelemetry": "opentelemetry-sdk",
+}
 """Modules -> the distribution that brings them, where it has another name."""
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
@@ -27,6 +34,7 @@ LOADED_BY_NAME = {
     "apps/server": {
         "quire-kernels-cpu", "quire-kernels-cuda", "quire-kernels-rocm",  # by entry points
         "httptools", "uvloop", "websockets",  # by uvicorn
+        "opentelemetry-exporter-otlp-proto-http",  # one of several distributions of the namespace `opentelemetry`
     },
     "kernels-cuda": {"triton"},
     "packages/multimodal": {

@@ -43,6 +43,7 @@ LOCAL_IMPORTS = {
     "quire_kernels_cuda.tuning_cases": "needs Triton",
     "quire_kernels_rocm.ops": "needs Triton",
     "quire_models.compilation": "loads torch and transformers",
+    "quire_server.app": "needs the extra otel",
     "quire_server.cli": "a command loads what it needs",
     "quire_server.command_line": "a command loads what it needs",
     "quire_server.help_text": "a command loads what it needs",

@@ -36,8 +36,10 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         start_s = time.monotonic()
-        requests: list[RequestTimes] = []
-        current_requests.set(requests)
+        requests = current_requests.get()  # of a layer around this one
+        if requests is None:
+            requests = []
+            current_requests.set(requests)
         status = 101 if scope["type"] == "websocket" else CLIENT_GONE
 
         async def send_watched(message: Message) -> None:

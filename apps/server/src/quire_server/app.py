@@ -259,7 +259,17 @@ def make_app(context: ServerContext) -> ASGIApp:
         # Around the guard: preflight requests carry no key, and a browser shows a refusal only with these headers.
         layered = _with_cors(layered, context.config)
     layered = ConnectionCloser(layered, context)
-    return AccessLog(layered) if context.config.access_log else layered
+    if context.config.access_log:
+        layered = AccessLog(layered)
+    return layered if context.config.otlp_traces_endpoint is None else _traced(layered, context)
+
+
+def _traced(app: ASGIApp, context: ServerContext) -> ASGIApp:
+    from quire_server.tracing import Tracing, make_tracer_provider, send_spans
+
+    provider = make_tracer_provider(context.config.otlp_traces_endpoint or "")
+    context.state.background.append(functools.partial(send_spans, provider))
+    return Tracing(app, provider.get_tracer("quire"), context.model_names[0])
 
 
 def _add_files_and_batches(routes: _Routes, context: ServerContext, files: FilesService) -> BatchesService:

@@ -308,6 +308,11 @@ class ServerConfig(Settings):
         help="Log every request when it is answered: status, time, tokens; never its texts or its key. Probes and "
         "scrapes that went well are left out, but for --log-level debug.",
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        help="Send traces of requests to this OpenTelemetry collector, e.g. http://localhost:4318; needs "
+        "the extra otel.",
+    )
     disable_log_stats: bool = setting(
         False, help="Do not log tokens a second, requests and the KV cache's usage while there is work."
     )

@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from quire_interfaces import ConfigError, QuireError
+from quire_observability import span
 from quire_server import mcp_relay
 from quire_server.log_pipe import log_pipe
 
@@ -183,7 +184,12 @@ class MCPServer:
                 raise MCPToolError(shortened(text, MAX_RESULT_CHARS) or "the tool failed and said nothing")
             return shortened(text, MAX_RESULT_CHARS)
 
-        text: str = await self._ask(work)
+        attributes = {
+            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "gen_ai.tool.type": "extension",
+            "server.address": self.label,
+        }  # fmt: skip
+        with span(f"execute_tool {name}", attributes):
+            text: str = await self._ask(work)
         return text
 
     async def _ask(self, work: _Work) -> Any:

@@ -148,6 +148,10 @@ def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
     check_files_dir(server)
     if server.io_processor_plugin is not None:
         load_io_processor(server.io_processor_plugin)
+    if server.otlp_traces_endpoint is not None:
+        from quire_server.tracing import check_endpoint
+
+        check_endpoint(server.otlp_traces_endpoint)
     read_api_keys(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
     return chat_template, mcp_servers

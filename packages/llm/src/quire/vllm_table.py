@@ -212,7 +212,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("all figures that there are stand at /metrics", show_hidden_metrics_for_version=_ANY,
               per_request_spec_decode_metrics="none", kv_cache_metrics=_BOTH, kv_cache_metrics_sample=_ANY,
               cudagraph_metrics=_BOTH, enable_mfu_metrics="false", custom_histogram_buckets="{}"),
-    **_answer("there are no traces; figures are at /metrics", otlp_traces_endpoint=_NOTHING,
+    **_answer("traces show the phases of each request; figures are at /metrics",
               collect_detailed_traces="+", enable_layerwise_nvtx_tracing="false", profiler_config="{}"),
     **_answer("kernels that are compiled after the start are counted at /metrics", jit_monitor_mode="warn",
               jit_monitor_verbose="false"),

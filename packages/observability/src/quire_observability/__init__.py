@@ -2,9 +2,10 @@
 
 from quire_observability.engine_metrics import CONTENT_TYPE, EngineMetrics, current_requests
 from quire_observability.histogram import Histogram
-from quire_observability.logs import configure_logging, current_request_id
+from quire_observability.logs import TraceIds, configure_logging, current_request_id, current_trace
 from quire_observability.request_explanation import explain_request
 from quire_observability.request_log import LoggedRequest, RequestLog, RequestTimes
+from quire_observability.spans import SpanRecord, current_spans, span
 from quire_observability.throughput import ThroughputLog
 
 __version__ = "0.1.0"
@@ -16,9 +17,14 @@ __all__ = [
     "LoggedRequest",
     "RequestLog",
     "RequestTimes",
+    "SpanRecord",
     "ThroughputLog",
+    "TraceIds",
     "configure_logging",
     "current_request_id",
     "current_requests",
+    "current_spans",
+    "current_trace",
     "explain_request",
+    "span",
 ]

@@ -11,17 +11,39 @@ import sys
 import warnings
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire_interfaces import ConfigError
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "JSONFormatter", "TextFormatter", "configure_logging", "current_request_id"]
+__all__ = [
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "JSONFormatter",
+    "TextFormatter",
+    "TraceIds",
+    "configure_logging",
+    "current_request_id",
+    "current_trace",
+]
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
 """The request that this task works for; its id is added to what is logged meanwhile. Set by whoever takes requests."""
+
+
+class TraceIds(NamedTuple):
+    """Of a span, as W3C trace context writes them."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 of them."""
+
+
+current_trace: ContextVar[TraceIds | None] = ContextVar("current_trace", default=None)
+"""The span of the request that this task works for; JSON logs name it. None where nothing is traced."""
 
 _CHATTY = ("asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "mcp", "urllib3")
 """Loggers of libraries that tell each of their own requests at the level info."""
@@ -47,8 +69,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JSONFormatter(logging.Formatter):
-    """One object a line: time, level, process, logger, message, request_id where there is one, the record's own fields
-    (`extra`), and exception."""
+    """One object a line: time, level, process, logger, message, request_id, trace_id and span_id where there
+    are such, the record's own fields (`extra`), and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, Any] = {
@@ -60,6 +82,8 @@ class JSONFormatter(logging.Formatter):
         }
         if request_id := _request_id(record):
             told["request_id"] = request_id
+        if (trace := current_trace.get()) is not None:
+            told |= trace._asdict()
         told |= {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS}
         if exception := _exception(record):
             told["exception"] = exception
