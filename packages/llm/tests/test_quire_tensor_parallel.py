@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from quire import LLM, AsyncLLM, LoRARequest, SamplingParams, StructuredOutputsP
 from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_demo_model import adapter_paths, checkpoint_path
-from quire_interfaces import ConfigError
+from quire_interfaces import ConfigError, RankDeadError
 from quire_models import ModelConfig
 
 SETTINGS: dict[str, Any] = {
@@ -68,6 +69,12 @@ def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     pids = [int(child) for task in tasks for child in task.read_text().split()]
     return [each for each in pids if b"quire_distributed.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def test_a_rank_that_ends_before_it_joins_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RankDeadError, match="rank 1 is gone: its process ended with exit status 1"):
+        LLM(tensor_parallel_size=2, **SETTINGS)
 
 
 def test_a_rank_that_is_killed_costs_no_token() -> None:

@@ -7,6 +7,7 @@ processes and steps; knows no network, and loads no torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -57,7 +58,8 @@ class RankProcess(RankHandle):
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), *inherited_fds)
             )
         super().__init__(spec.rank, Channel(own))
-        self._channel.send(spec)
+        with contextlib.suppress(OSError):  # it has ended, which the watcher tells
+            self._channel.send(spec)
         self._watcher.start()
 
     @property

@@ -22,6 +22,7 @@ from quire.rank_groups import RankGroups
 from quire.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
+from quire_distributed.host_ranks import join_with
 from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_distributed.rank_handle import RankHandle
 from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, SchedulerOutput, SchedulerStats
@@ -124,7 +125,12 @@ def start_other_ranks(config: QuireConfig, folder: Path, model: ModelConfig, pla
         return OtherRanks(handles, RankGroups.of(everyone, mesh), kv_plans[0])
     with quire_distributed.SharedMemoryRendezvous(size) as rendezvous:
         processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
-        world = quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size)
+        try:
+            world = join_with(processes, lambda: quire_distributed.SharedMemoryCollectives(rendezvous.address, 0, size))
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
     return OtherRanks(processes, RankGroups.of(world, mesh), kv_plans[0])
 
 
