@@ -234,6 +234,12 @@ def test_inputs_beyond_numbers_spoil_their_own_token_alone() -> None:
         broken = run(x, [1] * 6, [])
         assert broken[4].isnan().all()
         assert torch.equal(broken[[0, 1, 2, 3, 5]], hidden[[0, 1, 2, 3, 5]])
+    (layer,) = stack.layers
+    assert isinstance(layer.feed_forward, MLPWeights)
+    bias = layer.feed_forward.up.bias
+    assert bias is not None
+    bias[7] = float("nan")  # between two products, where nothing else carries it on
+    assert encoder_stack(stack)(torch.randn(6, 96), [1] * 6, []).isnan().all()
 
 
 def test_a_long_text_is_computed_in_chunks() -> None:
