@@ -165,6 +165,49 @@ def test_truncation(pooling: Any) -> None:
         )
 
 
+def test_parts_of_a_text_are_read_together(pooling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late chunking: one request to the engine, in which each text has its own tokens."""
+    prompts = pooling.llm.pooling_prompts
+    body = {"input": TEXTS, "late_chunking": True}
+    assert "pools by LAST" in refused(pooling.post("/v1/embeddings", body), "late_chunking")
+    changed = dataclasses.replace(prompts.spec, methods=("MEAN",), prompts={"query": "query: "})
+    monkeypatch.setattr(prompts, "spec", changed)
+    expected = [vector(pooling, text, special=False) for text in TEXTS]
+    ids = [[5, 6, 7], [8]]
+    plain = pooling.llm.renderer.tokenizer.encode("query: ", add_special_tokens=False)
+    for more, before in (({}, 0), ({"prompt_name": "query"}, len(plain)), ({"encoding_format": "base64"}, 0)):
+        answer = pooling.post("/v1/embeddings", body | more).json()
+        found = [each["embedding"] for each in answer["data"]]
+        if more.get("encoding_format"):
+            found = [numbers(base64.b64decode(each)) for each in found]
+        assert found == expected
+        special = num_tokens(pooling, "")
+        assert answer["usage"]["prompt_tokens"] == sum(int(each[1]) for each in expected) + before + special
+    tokens = pooling.post("/v1/embeddings", body | {"input": ids}).json()["data"]
+    assert [each["embedding"] for each in tokens] == [vector(pooling, each) for each in ids]
+    assert "has no tokens" in refused(pooling.post("/v1/embeddings", body | {"input": ["a", ""]}), "input[1]")
+    user = [{"role": "user", "content": "hello"}]
+    chats = {"messages": user, "late_chunking": True}
+    assert "leave messages out" in refused(pooling.post("/v1/embeddings", chats), "messages")
+    cut = body | {"truncate_prompt_tokens": 8}
+    assert "leave truncate_prompt_tokens out" in refused(pooling.post("/v1/embeddings", cut), "truncate_prompt_tokens")
+    too_long = body | {"input": [TEXTS[0] * 1000, TEXTS[0] * 1000]}
+    assert "maximum context length" in refused(pooling.post("/v1/embeddings", too_long), "input")
+
+
+def test_what_texts_are_in_coheres_words(pooling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = pooling.llm.pooling_prompts
+    names = {"query": "query: ", "passage": "passage: "}
+    monkeypatch.setattr(prompts, "spec", dataclasses.replace(prompts.spec, prompts=names))
+    for path in ("/v1/embeddings", "/pooling"):
+        for kind, before in (("search_query", "query: "), ("search_document", "passage: "), ("passage", "passage: ")):
+            (item,) = pooling.post(path, {"input": TEXTS[0], "input_type": kind}).json()["data"]
+            assert (item.get("embedding") or item["data"]) == vector(pooling, before + TEXTS[0])
+        assert "it may be" in refused(pooling.post(path, {"input": TEXTS[0], "input_type": "poem"}), "input_type")
+        both = {"input": TEXTS[0], "input_type": "query", "prompt_name": "query"}
+        assert "leave one out" in refused(pooling.post(path, both), "input_type")
+
+
 def test_classification(pooling: Any) -> None:
     for path in ("/classify", "/v1/classify"):
         answer = pooling.post(path, {"input": TEXTS}).json()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire_interfaces import PoolingParams, RequestError
+from quire_interfaces import PooledOutput, PoolingParams, RequestError
 from quire_server.body import parse_body
 from quire_server.cohere_protocol import CohereEmbedRequest, CohereMeta, vectors_by_type
 from quire_server.pooling_protocol import (
@@ -20,6 +20,8 @@ from quire_server.pooling_protocol import (
     ScoreRequest,
     pairs_of,
 )
+from quire_server.scoring import cosine, max_sim
+from quire_server.tei import sparse_weights
 from quire_server.tei_protocol import (
     TEIEmbedAllRequest,
     TEIEmbedRequest,
@@ -353,3 +355,24 @@ def test_vectors_of_tokens_are_not_normalized_for_tei() -> None:
     assert parsed(TEIEmbedRequest, inputs="a", normalize=False, dimensions=4).pooling_params("embed").dimensions == 4
     raw = [parsed(TEIPredictRequest, inputs="a", raw_scores=each).pooling_params("classify") for each in (True, False)]
     assert [each.use_activation for each in raw] == [False, True]
+
+
+def test_scores_of_late_interaction_are_sums_over_the_query() -> None:
+    """Of each token of the query, its best token of the document (arXiv 2004.12832, equation 3)."""
+    query = PooledOutput(struct.pack("<6f", 1, 0, 0, 1, 2, 1), (3, 2))
+    document = PooledOutput(struct.pack("<4f", 3, 1, 0, 2), (2, 2))
+    assert max_sim(query, document) == 3 + 2 + 7
+    assert max_sim(document, query) == 7 + 2
+    assert max_sim(query, PooledOutput(b"", (0, 2))) == 0
+    one, two = PooledOutput(struct.pack("<2f", 3, 4), (2,)), PooledOutput(struct.pack("<2f", 4, 3), (2,))
+    assert cosine(one, two) == pytest.approx(24 / 25)
+    assert cosine(one, PooledOutput(struct.pack("<2f", 0, 0), (2,))) == 0
+
+
+def test_sparse_weights_are_the_largest_of_a_token() -> None:
+    """Of BGE-M3's weights per token, without those of special tokens; of SPLADE's over the vocabulary, those not 0."""
+    per_token = PooledOutput(struct.pack("<4f", 0.25, 0.75, 0.5, 0), (4, 1))
+    expected = [{"index": 3, "value": 0.5}, {"index": 7, "value": 0.75}]
+    assert sparse_weights(per_token, [101, 7, 7, 3, 9, 102], [101, 102]) == expected
+    assert sparse_weights(per_token, [7, 7, 3, 9], [101, 102]) == expected
+    assert sparse_weights(PooledOutput(struct.pack("<3f", 0, 2, 0), (3,)), [5], []) == [{"index": 1, "value": 2.0}]

@@ -17,6 +17,7 @@ import transformers
 from llm_published_folders import write_network, write_qwen_tokenizer
 
 from quire import LLM, AsyncLLM, ConfigError, PoolingParams, QuireConfig, RequestError, SamplingParams
+from quire.assemble import read_model_config
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.tokenizers import sample_text
 
@@ -231,3 +232,22 @@ def test_adapters_change_embeddings(folder: Path, tmp_path: Path) -> None:
     assert not torch.allclose(plain, normalized(changed), atol=1e-2)
     with LLM(folder, convert="embed", **SETTINGS) as llm, pytest.raises(RequestError, match="serves no adapters"):
         llm.embed("a", lora_request="tuned", use_tqdm=False)
+
+
+def test_classes_of_a_converted_network_are_those_of_the_overrides(folder: Path) -> None:
+    """`hf_overrides` names them, or how many there are; a network that is not converted refuses what it does not
+    read."""
+
+    def labels(convert: str = "classify", **fields: Any) -> tuple[str, ...]:
+        config = QuireConfig.of(model=str(folder), convert=convert, hf_overrides=fields)
+        return read_model_config(config, folder).labels
+
+    assert labels(id2label={"0": "dull", "1": "bright", "2": "loud"}) == ("dull", "bright", "loud")
+    assert labels(num_labels=3) == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert labels() == ("LABEL_0", "LABEL_1")
+    for convert in ("auto", "embed"):
+        with pytest.raises(ConfigError, match="num_labels"):
+            labels(convert, num_labels=3)
+    config = QuireConfig.of(model=str(folder), runner="generate", convert="classify", hf_overrides={"num_labels": 3})
+    with pytest.raises(ConfigError, match="num_labels"):
+        read_model_config(config, folder)

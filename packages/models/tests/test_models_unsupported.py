@@ -28,7 +28,7 @@ def refusal(**fields: Any) -> str:
     ("architecture", "model_type", "kind", "nearest"),
     [
         ("WhisperForConditionalGeneration", "whisper", "hears or speaks", ""),
-        ("CLIPModel", "clip", "sees pictures", ""),
+        ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),
         ("T5ForSequenceClassification", "t5", "classifies texts", "T5EncoderModel, T5ForConditionalGeneration"),
@@ -46,8 +46,8 @@ def test_the_kind_and_the_nearest_are_named(architecture: str, model_type: str, 
 
 
 def test_a_text_half_that_continues_no_texts_makes_no_language_model() -> None:
-    halves = {"text_config": {"model_type": "clip_text_model"}, "vision_config": {}}
-    assert "it sees pictures" in refusal(architectures=["CLIPModel"], model_type="clip", **halves)
+    halves = {"text_config": {"model_type": "siglip2_text_model"}, "vision_config": {}}
+    assert "it sees pictures" in refusal(architectures=["Siglip2Model"], model_type="siglip2", **halves)
 
 
 def test_a_file_that_names_nothing() -> None:

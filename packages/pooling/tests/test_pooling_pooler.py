@@ -370,3 +370,30 @@ def test_a_sum_of_residual_and_function_is_not_taken_apart(hidden: Tensor, token
     of_tokens = hidden + torch.relu(hidden @ weights["v"].T)
     for result, each in zip(results, of_tokens.split(LENS), strict=True):
         torch.testing.assert_close(result, each.amax(0), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_a_text_have_vectors_of_their_own(hidden: Tensor, token_ids: Tensor) -> None:
+    """Late chunking: the mean of each part's tokens, with the bits of a text of these tokens; whole, and in chunks."""
+    pooler = Pooler(PoolerSpec(hidden_size=H, methods=("MEAN",), dimensions=()))
+    edges = (1, 70, 71, 129)
+    parts = [EMBED, EMBED, EMBED, dataclasses.replace(EMBED, late_chunk_edges=edges, dimensions=8), TOKEN_EMBED]
+    found = pooler.pool(hidden, LENS, parts, token_ids)
+    text = hidden.split(LENS)[3]
+    means = torch.stack([text[start:end].mean(0)[:8] for start, end in itertools.pairwise(edges)])
+    assert torch.allclose(found[3], F.normalize(means, dim=1), atol=1e-6)
+    alone = pooler.pool(text[1:70], [69], [dataclasses.replace(EMBED, dimensions=8)], torch.zeros(69, dtype=torch.long))
+    assert torch.equal(found[3][0], alone[0])
+    for size in (1, 50):
+        assert all(map(torch.equal, found, chunked(pooler, hidden, token_ids, parts, size)))
+
+
+@pytest.mark.parametrize("spec", [
+    PoolerSpec(hidden_size=H), PoolerSpec(hidden_size=H, methods=("MEAN", "MAX")),
+    PoolerSpec(hidden_size=H, methods=("MEAN",), embeds_in_chunks=True),
+])  # fmt: skip
+def test_parts_need_a_mean_of_tokens(spec: PoolerSpec) -> None:
+    with pytest.raises(RequestError, match="late_chunking takes a model that embeds by the mean"):
+        spec.resolve(dataclasses.replace(EMBED, late_chunk_edges=(0, 1)))
+    for wrong in ((0,), (1, 1), (-1, 2)):
+        with pytest.raises(RequestError, match="late_chunk_edges must"):
+            PoolingParams(late_chunk_edges=wrong)

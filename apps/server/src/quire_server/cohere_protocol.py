@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from quire_interfaces import PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
+from quire_server.input_types import prompt_of_input_type
 from quire_server.pooling_protocol import PoolingFields, PoolingInput
 from quire_server.protocol import SMALL_LIST, Body
 from quire_server.request_fields import Int, Objects, Texts, at_most
@@ -19,15 +19,6 @@ from quire_server.vector_encoding import Buffer, base64_vector, binary_vector, f
 
 __all__ = ["CohereEmbedRequest", "CohereEmbeddings", "CohereMeta", "vectors_by_type"]
 
-_INPUT_TYPES: dict[str, tuple[str, ...]] = {
-    "search_query": ("query", "retrieval.query"),
-    "search_document": ("document", "passage", "corpus", "retrieval.passage"),
-    "classification": (),
-    "clustering": ("separation",),
-    "image": (),
-}
-"""Cohere's names -> names of prompts in sentence-transformers' checkpoints, Jina's among them, of which the first one
-is taken."""
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
@@ -106,23 +97,13 @@ class CohereEmbedRequest(PoolingFields):
     def prompt_name(self, prompts: Mapping[str, str]) -> str | None:
         """Which of the checkpoint's prompts goes before each text; None for its default.
 
-        Cohere's own names are those of prompts, or stand for the names that sentence-transformers gives to prompts of
-        queries and of documents; a checkpoint without such prompts reads the texts as they are.
-
         Args:
             prompts: Of the checkpoint.
 
         Raises:
-            RequestError: it is neither a name of Cohere's nor of a prompt.
+            RequestError: `input_type` is neither a name of Cohere's nor of a prompt.
         """
-        if self.input_type is None or self.input_type in prompts:
-            return self.input_type
-        if self.input_type not in _INPUT_TYPES:
-            names = ", ".join(map(repr, dict.fromkeys([*prompts, *_INPUT_TYPES])))
-            raise RequestError(
-                f"Unsupported input_type {reprlib.repr(self.input_type)}; it may be {names}", param="input_type"
-            )
-        return next((name for name in _INPUT_TYPES[self.input_type] if name in prompts), None)
+        return prompt_of_input_type(self.input_type, prompts)
 
     def check_length(self, param: str, num_tokens: int) -> None:
         """Raises RequestError for a text longer than `max_tokens` where nothing is to be cut."""

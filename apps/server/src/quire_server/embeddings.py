@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from quire_interfaces import PooledOutput, PoolingTask, RequestError
 from quire_server.context import ServerContext, in_thread_when
+from quire_server.late_chunks import late_chunks, named_prompts
 from quire_server.plugin_pooling import plugin_pooling
 from quire_server.pooling_answers import Classification, EmbeddingObject, PooledObject
 from quire_server.pooling_call import PoolingCall, read_call
@@ -29,7 +30,11 @@ MAX_HEADER_BYTES = 60_000
 async def embeddings(context: ServerContext, request: Request) -> Response:
     """POST /v1/embeddings: texts, token ids or conversations to one vector each."""
     call = await read_call(context, request, EmbeddingRequest)
-    outputs = await call.run(call.body.inputs(), call.job(call.task("embed")))
+    job = named_prompts(call, call.job(call.task("embed")))
+    if call.body.late_chunking:
+        outputs = await late_chunks(call, job)
+    else:
+        outputs = await call.run(call.body.inputs(), job)
     if call.body.encoding_format in ("bytes", "bytes_only"):
         return await _bytes_answer(call, "embd-", outputs)
 
@@ -69,7 +74,7 @@ async def pooling(context: ServerContext, request: Request) -> Response:
     call = await read_call(context, request, PoolingRequest)
     if call.body.task == "plugin" or call.body.data is not None:
         return await plugin_pooling(call)
-    outputs = await call.run(call.body.inputs(), call.job(_requested_task(call)))
+    outputs = await call.run(call.body.inputs(), named_prompts(call, call.job(_requested_task(call))))
     if call.body.encoding_format in ("bytes", "bytes_only"):
         return await _bytes_answer(call, "pool-", outputs)
 

@@ -169,12 +169,19 @@ class PromptFields(ChatFields):
     messages: Messages | Conversations | None = None
     prompt_name: str | None = None
     """Name of a prompt of the checkpoint, which is put before each text; None for its default."""
+    input_type: str | None = None
+    """What texts are, in Cohere's words ("search_query"), or the name of a prompt: another way to say `prompt_name`."""
 
     @property
     def is_large(self) -> bool:
         return self._is_large or any(
             isinstance(value, list) and len(value) > SMALL_LIST for value in (self.input, self.messages)
         )
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if None not in (self.prompt_name, self.input_type):
+            raise RequestError("prompt_name and input_type say the same thing; leave one out", param="input_type")
 
     def prompt_options(self) -> PromptOptions:
         return {"prompt_name": self.prompt_name, "add_special_tokens": self.add_special_tokens is not False}
@@ -238,6 +245,14 @@ class EmbeddingRequest(VectorFields):
     task: str | None = None
     """What texts are embedded for, as in Jina's API: an adapter of the checkpoint and a prompt of this name. "embed" is
     what the route does anyway: /invocations and /pooling choose by it."""
+    late_chunking: bool | None = None
+    """Texts are parts of one, which is read whole; each gets the mean of its own tokens (Jina's API)."""
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.late_chunking and (self.messages is not None or self.truncate_prompt_tokens is not None):
+            name = "messages" if self.messages is not None else "truncate_prompt_tokens"
+            raise RequestError(f"late_chunking takes texts, which it does not cut: leave {name} out", param=name)
 
     def pooling_params(self, task: PoolingTask | None) -> PoolingParams:
         params = super().pooling_params(task)

@@ -245,7 +245,7 @@ async def _run_all(
         return prompt
 
     def on_error(place: int, error: QuireError) -> QuireError:
-        return _named(error, items[place], job)
+        return error if rendered[place] is error else _named(error, items[place], job)
 
     outputs = await pool_batch(context.llm.engine, len(items), prompt_of, job.options, on_error)
     for output in outputs:

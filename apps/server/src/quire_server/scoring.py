@@ -27,7 +27,7 @@ from quire_server.pooling_run import Pooled, item_error, output_of, usage_of
 from quire_server.responses import json_response
 from quire_server.vector_encoding import dot_product, float_vector
 
-__all__ = ["cosine", "rerank", "score"]
+__all__ = ["cosine", "max_sim", "rerank", "score"]
 
 Scored = float | QuireError
 """The score of one document, or why there is none."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire_interfaces import PoolingTask
+from quire_interfaces import PooledOutput, PoolingTask
 from quire_server.config import MAX_PROMPTS
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.embeddings import as_lists
@@ -31,7 +31,7 @@ from quire_server.tei_protocol import (
 )
 from quire_server.vector_encoding import float_vector
 
-__all__ = ["embed", "embed_all", "embed_sparse", "info", "predict", "root", "similarity"]
+__all__ = ["embed", "embed_all", "embed_sparse", "info", "predict", "root", "similarity", "sparse_weights"]
 
 
 async def embed(context: ServerContext, request: Request) -> Response:
@@ -84,13 +84,23 @@ def _sparse(context: ServerContext, pooled: Pooled) -> list[dict[str, Any]]:
     output = output_of(pooled)
     assert output is not None
     assert not isinstance(pooled, Exception)
+    special = context.llm.renderer.tokenizer.encode("", add_special_tokens=True)
+    return sparse_weights(output, pooled.prompt_token_ids, special)
+
+
+def sparse_weights(output: PooledOutput, token_ids: Sequence[int], special_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Tokens of the vocabulary and their weights; of a token that a text has several times, its largest.
+
+    Args:
+        output: A weight of each token of the vocabulary [vocab_size], or of each token of the text [tokens, 1].
+        token_ids: Of the text.
+        special_ids: Those that the tokenizer adds, which may have no weights.
+    """
     weights = float_vector(output.data)
     if len(output.shape) == 1:
         return [{"index": index, "value": weight} for index, weight in enumerate(weights) if weight]
-    token_ids = pooled.prompt_token_ids
     if len(token_ids) != len(weights):  # without the special tokens
-        special = set(context.llm.renderer.tokenizer.encode("", add_special_tokens=True))
-        token_ids = [token_id for token_id in token_ids if token_id not in special]
+        token_ids = [token_id for token_id in token_ids if token_id not in set(special_ids)]
     largest: dict[int, float] = {}
     for token_id, weight in zip(token_ids, weights, strict=True):
         if weight > largest.get(token_id, 0.0):

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 from quire_interfaces.errors import ConfigError, RequestError, wrong_value
@@ -79,6 +80,9 @@ class PoolingParams:
     expansion_length: int = 0
     """Number of tokens at the end that the others do not attend to, and whose vectors count: mask tokens that fill up a
     query of ColBERT (arXiv 2004.12832, section 3.2), where the checkpoint says so."""
+    late_chunk_edges: tuple[int, ...] | None = None
+    """Positions at which parts of the text begin, then that behind the last part: each part gets an embedding, of its
+    tokens as they read all of the text (late chunking, arXiv 2409.04701). None for one embedding of the text."""
     extra_kwargs: dict[str, Any] | None = None
     """For plug-ins; the engine does not look inside."""
 
@@ -101,6 +105,8 @@ class PoolingParams:
             raise wrong_value("extra_kwargs", self.extra_kwargs, "be an object")
         for name in ("returned_token_ids", "skip_token_ids"):
             object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
+        if self.late_chunk_edges is not None:
+            object.__setattr__(self, "late_chunk_edges", _edges(self.late_chunk_edges))
         if self.dimensions is not None and self.task not in _EMBED_TASKS:
             raise RequestError(
                 f"dimensions ({self.dimensions}) are of embeddings, and task {self.task!r} gives none; leave them out",
@@ -124,6 +130,14 @@ def _check_whole(name: str, value: Any, minimum: int, also: str = "") -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_TOKEN_ID:
         raise wrong_value(name, value, f"be a whole number of at least {minimum}{also}")
+
+
+def _edges(values: Any) -> tuple[int, ...]:
+    edges = tuple(values)
+    is_rising = len(edges) > 1 and edges[0] >= 0 and all(first < second for first, second in pairwise(edges))
+    if not is_rising:
+        raise wrong_value("late_chunk_edges", values, "be at least two positions, each behind the one before")
+    return edges
 
 
 def _token_ids(name: str, values: Any) -> tuple[int, ...] | None:

@@ -33,6 +33,8 @@ CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "met
 """vLLM's fields of config.json, which --hf-overrides may bring: which tokens of the LM head are the classes."""
 POOLER_FIELDS = (*CLASSIFIER_FIELDS, "is_matryoshka", "matryoshka_dimensions", "colbert_dim")
 """Fields of config.json that poolers read and networks do not."""
+CLASS_FIELDS = ("id2label", "num_labels", "problem_type")
+"""Fields of config.json that say what classes there are."""
 _ENDS = {"embed": "Model", "classify": "ForSequenceClassification", "reward": "ForRewardModel"}
 """`--convert` -> end of the name of the class that the network is loaded as."""
 _GENERATORS = ("ForConditionalGeneration", "ForCausalLM", "ForVisionText2Text", "LMHeadModel")
@@ -111,7 +113,10 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
         ConfigError: as `choose_pooling`.
     """
     choice = choose_pooling(config, folder, model)
-    return _converted(config, folder, model) if choice.runner == "pooling" and model.generates else None
+    overrides = _converted(config, folder, model) if choice.runner == "pooling" and model.generates else None
+    if overrides is None and _waiting_fields(config):  # the network is not converted, and reads them or refuses them
+        return network_overrides(config, folder, is_converted=True)
+    return overrides
 
 
 def _converted(config: QuireConfig, folder: Path, model: ModelConfig) -> dict[str, Any] | None:
@@ -126,7 +131,7 @@ def _converted(config: QuireConfig, folder: Path, model: ModelConfig) -> dict[st
     for stem_end in ("ForCausalLM", "LMHeadModel"):
         name = model.architecture.removesuffix(stem_end) + end
         if model.architecture.endswith(stem_end) and architecture_entry(name).is_native:
-            return {**network_overrides(config, folder), "architectures": [name]}
+            return {**network_overrides(config, folder, is_converted=True), "architectures": [name]}
     return None
 
 
@@ -142,7 +147,8 @@ def _converted_towers(config: QuireConfig, folder: Path, model: ModelConfig, end
             field="convert",
         )
     stem = next((each for each in _GENERATORS if model.architecture.endswith(each)), "")
-    return {**network_overrides(config, folder), "architectures": [model.architecture.removesuffix(stem) + end]}
+    overrides = network_overrides(config, folder, is_converted=True)
+    return {**overrides, "architectures": [model.architecture.removesuffix(stem) + end]}
 
 
 def classifier_tokens(config: QuireConfig, folder: Path) -> tuple[str, ...]:
@@ -171,13 +177,30 @@ def _classifier_method(config: QuireConfig, folder: Path, num_tokens: int) -> st
     return str(method)
 
 
-def network_overrides(config: QuireConfig, folder: Path) -> dict[str, Any]:
+def _waiting_fields(config: QuireConfig) -> dict[str, Any]:
+    """Overrides that say what the classes of a converted network are: the network that generates does not read them."""
+    overrides = config.model.hf_overrides or {}
+    if config.model.convert != "classify" or "architectures" in overrides:
+        return {}
+    fields = {name: overrides[name] for name in CLASS_FIELDS if name in overrides}
+    if fields.get("num_labels") is not None and "id2label" not in fields:
+        fields["id2label"] = None  # that of config.json names others
+    return fields
+
+
+def network_overrides(config: QuireConfig, folder: Path, *, is_converted: bool = False) -> dict[str, Any]:
     """Overrides of config.json that the network reads.
 
     vLLM's users name a class with a classifier (...ForSequenceClassification) for generative rerankers, whose classes
     are rows of the LM head: the body alone is loaded then.
+
+    Args:
+        is_converted: With those of the classes of a network that `convert` makes.
     """
     overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
+    if waiting := _waiting_fields(config):
+        overrides = {name: value for name, value in overrides.items() if name not in waiting}
+        overrides |= waiting if is_converted else {}
     is_plain = "architectures" not in overrides and not (network_folder(folder) / "artifact.metadata").is_file()
     return overrides if is_plain else _class_overrides(config, network_folder(folder), overrides)
 

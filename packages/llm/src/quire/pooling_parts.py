@@ -21,13 +21,18 @@ from quire_kv_cache import NoKVCache
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
 from quire_pooling.checkpoint import network_folder
-from quire_scheduler import Scheduler
+from quire_scheduler import MediaRule, Scheduler
 
 if TYPE_CHECKING:
     from quire_models import Network
     from quire_models.layers.encoder_only import EncoderOnly
 
 __all__ = ["build_pooling_parts"]
+
+_NUM_STEP_IMAGES = 16
+"""Images that are encoded in one step: texts wait for them."""
+_NUM_CACHED_IMAGES = 4096
+"""Vectors of images that are kept, where the settings do not say: 8 MB of 512 numbers."""
 
 
 def build_pooling_parts(
@@ -68,6 +73,7 @@ def build_pooling_parts(
         linear_method=plan.linear_method,
         load_format=config.model.load_format,
         disabled_linear_kernels=config.model.disabled_linear_kernels,
+        language_model_only=config.model.language_model_only,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
@@ -81,6 +87,7 @@ def build_pooling_parts(
     )
     depth = config.engine.depth(config.runner.device)
     executor: Executor = ThreadedExecutor(runner, reads_apart=device.type != "cpu") if depth else runner
+    rule = None if model.media is None else _media_rule(config, plan.num_tokens)
     scheduler = Scheduler(
         dataclasses.replace(
             config.scheduler,
@@ -90,12 +97,20 @@ def build_pooling_parts(
             long_prefill_token_threshold=0,
         ),
         NoKVCache(),
+        rules=[] if rule is None else [rule],
     )
     return EngineParts(
         scheduler=scheduler,
         executor=executor,
         info=_info(config, folder, model, plan, choice, spec, network, timings_s),
+        reset_encoder_cache=None if rule is None else rule.reset_cache,
     )
+
+
+def _media_rule(config: QuireConfig, num_tokens: int) -> MediaRule:
+    """What bounds the images that a step encodes, and the vectors that stay."""
+    size = config.scheduler.encoder_cache_size or _NUM_CACHED_IMAGES
+    return MediaRule(min(_NUM_STEP_IMAGES, size), size, num_tokens)
 
 
 def _check(config: QuireConfig, model: ModelConfig) -> None:
@@ -133,6 +148,7 @@ def _info(
         dtype=plan.dtype,
         device=config.runner.device,
         batch_invariant=network.batch_invariant,
+        modalities=() if model.media is None else tuple(map(str, model.media.modalities)),
         memory_bytes=dict(plan.ledger_bytes),
         choices={
             "weights": f"{plan.linear_method}, {plan.dtype}",

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
+from quire.dual_encoder_prompts import DualEncoderPrompts
 from quire.media import HeldMedia, MediaFront, content_sources, prompt_sources
 from quire.pooling_pairs import pair_content, pair_sources, side_text
 from quire.prompts import Prompt, taking
@@ -95,13 +96,15 @@ class PoolingPrompts:
         self._max_text_len = min(max_model_len, spec.max_seq_length or max_model_len)
         late = spec.late_interaction
         self._late_interaction = None if late is None else LateInteractionTexts(late, renderer.tokenizer)
+        dual = spec.dual_encoder
+        self._dual_encoder = None if dual is None else DualEncoderPrompts(dual, renderer.tokenizer)
         self._max_embed_len = max_embed_len or max_model_len
 
     @property
     def takes_documents(self) -> bool:
-        """Whether a prompt may be an image alone, a document (ColPali)."""
+        """Whether a prompt may be an image alone: a document (ColPali), or what has a vector of its own (CLIP)."""
         late = self.spec.late_interaction
-        return late is not None and bool(late.image_document)
+        return self.spec.dual_encoder is not None or (late is not None and bool(late.image_document))
 
     def prepare_now(self, prompt: Prompt) -> HeldMedia | None:
         """The media of a prompt, for `render`; None where it has none. Blocks.
@@ -153,6 +156,9 @@ class PoolingPrompts:
         """A prompt with media, as `LLM.generate` takes it, or a pair through a chat template."""
         assert isinstance(prompt, Mapping)
         fields = _fields(prompt, may_be_media_alone=True)
+        if self._dual_encoder is not None:
+            rendered = self._dual_encoder.render_image(media, has_text=_has_text(fields))
+            return PoolingPrompt(rendered, params, fields.get("cache_salt"), media)
         if (second := fields.get("text_pair")) is not None:
             contents = pair_content(fields.get("prompt"), "prompt"), pair_content(second, "text_pair")
             return PoolingPrompt(self._render_pair_media(contents, media, options), params, None, media)
@@ -179,7 +185,7 @@ class PoolingPrompts:
             media,
             chat_template,
             options.get("chat_template_kwargs"),
-            instruction=self._instruction(options.get("prompt_name")),
+            instruction=self.instruction(options.get("prompt_name")),
         )
 
     def _image_document(self, fields: Mapping[str, Any]) -> str:
@@ -227,7 +233,7 @@ class PoolingPrompts:
             return PoolingPrompt(
                 *self._render_late(self._late_interaction, prompt, params, max_tokens, prompt_name), salt
             )
-        instruction = self._instruction(prompt_name)
+        instruction = self.instruction(prompt_name)
         if instruction and not self.spec.include_prompt:
             params = dataclasses.replace(params, prompt_length=self._instruction_len(instruction, add_special_tokens))
         rendered = self._bounded.render(
@@ -237,6 +243,8 @@ class PoolingPrompts:
             truncation_side=params.truncation_side,
             add_special_tokens=add_special_tokens,
         )
+        if self._dual_encoder is not None:
+            rendered = self._dual_encoder.fill_up(rendered)
         return PoolingPrompt(rendered, params, salt)
 
     def _render_late(
@@ -273,7 +281,7 @@ class PoolingPrompts:
         """A pair through a chat template, the request's or the checkpoint's, or as the tokenizer writes pairs. The
         instruction is a message of role "system", or stands before the first text, as sentence-transformers has it."""
         first, second = self._cased(side_text(first, "prompt")), self._cased(side_text(second, "text_pair"))
-        instruction = self._instruction(options.get("prompt_name"))
+        instruction = self.instruction(options.get("prompt_name"))
         chat_template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
         if chat_template is None and not self._renderer.has_pair_template:
             if variables:
@@ -333,8 +341,8 @@ class PoolingPrompts:
         """Most tokens of a prompt that is not cut."""
         return self._max_embed_len if params.task == "embed" else self._max_model_len
 
-    def _instruction(self, prompt_name: str | None) -> str:
-        """The text that goes before a prompt."""
+    def instruction(self, prompt_name: str | None) -> str:
+        """The text that goes before a prompt. Raises RequestError where the checkpoint has no prompt of this name."""
         name = self.spec.default_prompt_name if prompt_name is None else prompt_name
         if name is None:
             return ""
@@ -363,6 +371,11 @@ def _media_of(prompt: Prompt) -> tuple[list[MediaSource], Mapping[str, Any] | No
     fields: Mapping[str, Any] = prompt
     sources = [*content_sources(fields.get("content"), "content"), *prompt_sources(fields), *pair_sources(fields)]
     return sources, fields.get("mm_processor_kwargs")
+
+
+def _has_text(fields: Mapping[str, Any]) -> bool:
+    """Whether a prompt with media has a text beside them."""
+    return any(fields.get(name) for name in ("prompt", "prompt_token_ids", "text_pair")) or bool(_content_text(fields))
 
 
 def _content_text(fields: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from quire_interfaces import (
 )
 from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
+from quire_models.dual_encoder import dual_encoder_part
 from quire_models.encoder_spec import start_token_ids
 from quire_models.media_spec import MediaSpec, media_refusal, media_spec
 from quire_models.overrides import check_overrides_read, overridden
@@ -197,7 +198,7 @@ class ModelConfig:
         replaced = replaced if retriever is None else retriever.values
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         check_sizes(replaced, config.source)
-        part = language_part(replaced, config.source, NATIVE_TYPES)
+        part = dual_encoder_part(replaced, config.source) or language_part(replaced, config.source, NATIVE_TYPES)
         architecture = architecture_of(config) if part is None else str(replaced["architectures"][0])
         config = config if part is None else part.config
         entry = architecture_entry(architecture if part is None else part.architecture)

@@ -129,6 +129,8 @@ class EncoderSpec(NetworkSpec):
     has_lm_head: bool = False
     distance_bias: DistanceBiasSpec | None = None
     """None where scores have no biases."""
+    is_causal: bool = False
+    """Tokens see only themselves and those before them (CLIP's texts)."""
     is_encoder: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.layers.encoder_only:EncoderOnly"
 

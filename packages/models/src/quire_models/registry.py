@@ -197,6 +197,13 @@ _OWN_CODE: dict[str, Architecture] = {
 """Classes that came with code of their own, and of which Transformers has none to be held to."""
 
 
+_DUAL_ENCODERS: dict[str, Architecture] = {
+    "CLIPModel": Architecture("clip"),
+    "SiglipModel": Architecture("siglip", "clip", "spec_of_siglip"),
+}
+"""Networks that read texts and images apart: what reads their texts (`quire_models.dual_encoder`)."""
+
+
 _FALLBACK_BODIES = frozenset({"HunYuanMoEV1", "JetMoe", "MiniCPM3", "Mistral4", "Phimoe"})
 """Decoders that run through Transformers, and whose classes with classes of texts or tokens do, too: a layer `score` in
 place of the LM head."""
@@ -209,8 +216,8 @@ def with_head(architecture: str) -> Architecture | None:
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
     stem = _ALIASES.get(stem, stem)
-    if architecture in _OWN_CODE:
-        return _OWN_CODE[architecture]
+    if (own := _OWN_CODE.get(architecture) or _DUAL_ENCODERS.get(architecture)) is not None:
+        return own
     if stem in _FALLBACK_BODIES and head in ("text_classifier", "token_classifier"):
         return FALLBACK._replace(head=head)
     if (

@@ -19,6 +19,7 @@ import PIL.Image
 from quire_interfaces import VIDEO_AUDIO_RUNS, Modality, QuireError, RequestError
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames
+from quire_multimodal.image_vectors import ImageVectors, has_image_vectors
 from quire_multimodal.processor import ItemProcessor
 from quire_multimodal.store import write_features
 from quire_multimodal.worker_messages import receive, send
@@ -58,9 +59,11 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
             sys.modules[name] = None  # type: ignore[assignment]  # what an import refuses at once
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        processor = ItemProcessor.from_folder(
-            settings["folder"], MediaConfig(**settings["config"]), settings["embed_token_ids"]
-        )
+        folder, config = settings["folder"], MediaConfig(**settings["config"])
+        if has_image_vectors(folder):
+            processor: ItemProcessor = ImageVectors.of_folder(folder, config)
+        else:
+            processor = ItemProcessor.from_folder(folder, config, settings["embed_token_ids"])
     except QuireError as error:
         send(connection, {"error": str(error)})
         return None

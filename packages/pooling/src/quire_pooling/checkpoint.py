@@ -23,6 +23,7 @@ from quire_pooling.spec import (
     Activation,
     ActivationSpec,
     DenseSpec,
+    DualEncoderSpec,
     LateInteractionSpec,
     PoolerSpec,
     PoolingHeadSpec,
@@ -301,7 +302,17 @@ def _with_texts(pooler: PoolerSpec, folder: Path, settings: Fields) -> PoolerSpe
         similarity=pooler.similarity if similarity is None else _SIMILARITIES.get(similarity, similarity),
         max_seq_length=_tokenizer_length(folder) if length is None else length,
         do_lower_case=sentence.flag("do_lower_case", default=False),
+        dual_encoder=_with_padding(pooler.dual_encoder, folder / "tokenizer_config.json"),
     )
+
+
+def _with_padding(dual: DualEncoderSpec | None, file: Path) -> DualEncoderSpec | None:
+    """The texts of a model that reads images apart, with the token that its tokenizer fills them up with."""
+    if dual is None or dual.text_length is None:
+        return dual
+    if not (token := special_token(file, "pad_token")):
+        raise CheckpointError(f"{file}: pad_token is missing, with which the texts of this model are filled up")
+    return dataclasses.replace(dual, padding_token=token)
 
 
 def _tokenizer_length(folder: Path) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -95,13 +96,14 @@ class Pooler:
             token_ids: [T], int64.
 
         Returns:
-            For each text, [dimensions] float32, or [tokens, dimensions] of the tasks per token.
+            For each text, [dimensions] float32, [tokens, dimensions] of the tasks per token, or [parts, dimensions]
+            where the text's parts are embedded.
 
         Raises:
             RequestError: The pooler cannot do what a request wants; `PoolerSpec.resolve` tells before.
         """
         resolved = [self.spec.resolve(each) for each in params]
-        whole = [number for number, each in enumerate(resolved) if each.task not in TOKEN_TASKS]
+        whole = [number for number, each in enumerate(resolved) if _is_whole(each)]
         if len(whole) == len(resolved):
             return self._finish_texts(self._pool(hidden, lens, resolved), resolved)
         texts, ids = hidden.split(list(lens)), token_ids.split(list(lens))
@@ -116,8 +118,25 @@ class Pooler:
             results.update(zip(whole, finished, strict=True))
         for number, each in enumerate(resolved):
             if number not in results:
-                results[number] = self._finish_tokens(texts[number], ids[number], each)
+                results[number] = self._finish_parts(texts[number], ids[number], each)
         return [results[number] for number in range(len(resolved))]
+
+    @torch.inference_mode()
+    def finish_vectors(self, vectors: Tensor, params: Sequence[PoolingParams]) -> list[Tensor]:
+        """Results of embeddings that come without hidden states and heads, those of images: dimensions and
+        normalization.
+
+        Args:
+            vectors: [N, embedding_size], any floating dtype.
+            params: What each request wants.
+
+        Raises:
+            RequestError: The pooler cannot do what a request wants.
+        """
+        resolved = [self.spec.resolve(each) for each in params]
+        return [
+            self._activated(vector, each)[0] for vector, each in zip(vectors.float().split(1), resolved, strict=True)
+        ]
 
     def begin(self, params: PoolingParams) -> PoolingState:
         """The state of a request whose hidden states come in chunks, for `PoolingState.add` and then `finish`.
@@ -126,7 +145,7 @@ class Pooler:
             RequestError: The pooler cannot do what the request wants.
         """
         params = self.spec.resolve(params)
-        if params.task in TOKEN_TASKS or self.spec.token_head.steps:
+        if not _is_whole(params) or self.spec.token_head.steps:
             return PoolingState(params, ())
         return PoolingState(params, tuple(TextPooling(each, self._skip(params)) for each in self.spec.methods))
 
@@ -134,14 +153,14 @@ class Pooler:
     def finish(self, states: Sequence[PoolingState]) -> list[Tensor]:
         """Results of requests whose last chunk was added, as `pool` gives them."""
         results: list[Tensor | None] = [None] * len(states)
-        whole = [number for number, state in enumerate(states) if state.params.task not in TOKEN_TASKS]
+        whole = [number for number, state in enumerate(states) if _is_whole(state.params)]
         if whole:
             vectors = torch.stack([self._pooled(states[number]) for number in whole])
             finished = self._finish_texts(vectors, [states[number].params for number in whole])
             for number, result in zip(whole, finished, strict=True):
                 results[number] = result
         return [
-            self._finish_tokens(torch.cat(state.pieces), torch.cat(state.token_ids), state.params)
+            self._finish_parts(torch.cat(state.pieces), torch.cat(state.token_ids), state.params)
             if result is None
             else result
             for state, result in zip(states, results, strict=True)
@@ -190,6 +209,15 @@ class Pooler:
             results.update(zip(numbers, self._activated(outputs[numbers], params[numbers[0]]), strict=True))
         return [results[number] for number in range(len(params))]
 
+    def _finish_parts(self, hidden: Tensor, token_ids: Tensor, params: PoolingParams) -> Tensor:
+        """Results of one text's tokens [n, H] with ids [n], or of its parts (late chunking): the pooling method goes
+        over the tokens of each part."""
+        if (edges := params.late_chunk_edges) is None:
+            return self._finish_tokens(hidden, token_ids, params)
+        lens = [end - start for start, end in pairwise(edges)]
+        pooled = pool_texts(hidden[edges[0] : edges[-1]], lens, self.spec.methods[0])
+        return torch.stack(self._finish_texts(pooled, [params] * len(lens)))
+
     def _finish_tokens(self, hidden: Tensor, token_ids: Tensor, params: PoolingParams) -> Tensor:
         """[tokens, dimensions]: the result of one text's tokens, [n, H] with ids [n]."""
         assert params.task is not None
@@ -230,6 +258,11 @@ class Pooler:
             outputs = outputs / torch.tensor(spec.logit_sigma, device=outputs.device)
         is_active = spec.use_activation if params.use_activation is None else params.use_activation
         return self._activate(outputs, spec.activation) if is_active else outputs
+
+
+def _is_whole(params: PoolingParams) -> bool:
+    """Whether a request wants one result of its text."""
+    return params.task not in TOKEN_TASKS and params.late_chunk_edges is None
 
 
 def _without_growing_activation(spec: PoolerSpec) -> tuple[PoolingHeadSpec, Activation]:

@@ -18,6 +18,7 @@ __all__ = [
     "Activation",
     "ActivationSpec",
     "DenseSpec",
+    "DualEncoderSpec",
     "LateInteractionSpec",
     "LayerNormSpec",
     "NormalizeSpec",
@@ -169,6 +170,17 @@ class LateInteractionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DualEncoderSpec:
+    """How texts are put to a model that reads texts and images apart (CLIP, SigLIP). A prompt is a text or an image,
+    whose vector is not pooled: its tower has done that."""
+
+    text_length: int | None = None
+    """Tokens that texts are filled up to, which the others attend to; None where they are not."""
+    padding_token: str = ""
+    """What they are filled up with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerSpec:
     """The pooler of a checkpoint."""
 
@@ -230,6 +242,8 @@ class PoolerSpec:
     """Texts are put in lower case before they are tokenized."""
     late_interaction: LateInteractionSpec | None = None
     """How texts are put to a model of vectors per token; None for other models."""
+    dual_encoder: DualEncoderSpec | None = None
+    """How texts are put to a model that reads images apart from them; None for other models."""
     notes: tuple[str, ...] = ()
     """What the checkpoint leaves open, and what was taken; for the report at the start."""
 
@@ -275,6 +289,8 @@ class PoolerSpec:
                 code="unsupported_task",
             )
         self._check_embedding_task(params.embedding_task)
+        if params.late_chunk_edges is not None:
+            self._check_late_chunking(params)
         if self.token_method != "STEP" or params.task not in TOKEN_TASKS:
             for name in ("step_tag_id", "returned_token_ids"):
                 if getattr(params, name) is not None:
@@ -289,6 +305,15 @@ class PoolerSpec:
             step_tag_id=self.step_tag_id if params.step_tag_id is None else params.step_tag_id,
             returned_token_ids=params.returned_token_ids or self.returned_token_ids,
         )
+
+    def _check_late_chunking(self, params: PoolingParams) -> None:
+        if params.task != "embed" or self.methods != ("MEAN",) or self.token_head.steps or self.embeds_in_chunks:
+            how = "reads long texts in chunks" if self.embeds_in_chunks else f"pools by {'+'.join(self.methods)}"
+            raise RequestError(
+                f"late_chunking takes a model that embeds by the mean of tokens, and this one {how}; leave it out",
+                param="late_chunking",
+                code="unsupported",
+            )
 
     def _check_embedding_task(self, task: str | None) -> None:
         if task is None:

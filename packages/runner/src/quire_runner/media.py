@@ -159,6 +159,10 @@ class EncoderCache:
                 self._connector.save_embeds(item.key, _bytes_of(self._embeds[item.key]))
         return items
 
+    def embeds_of(self, media: PromptMedia) -> Tensor:
+        """Embeddings [num_embeds, W] of all items of a prompt, which are there."""
+        return torch.cat([self._embeds[span.item.key] for span in media.spans])
+
     def missing(self, output: SchedulerOutput, failed: dict[str, str]) -> dict[int, RequestFailure]:
         """Rows of a step whose media are not there, and why."""
         missing: dict[int, RequestFailure] = {}

@@ -1,4 +1,5 @@
-"""`PoolingRunner`: the steps of an engine whose network is an encoder. Whole texts, side by side, without padding.
+"""`PoolingRunner`: the steps of an engine whose network is an encoder. Whole texts, side by side, without padding; or
+images, of which a tower makes vectors.
 
 A step reads its texts in one pass, pools them, and forgets them: nothing of a text stays behind its step but its
 output. Knows no logits, no KV cache, and no pooling methods.
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from quire_attention import EncoderBatch
+from quire_interfaces.media import PromptMedia
 from quire_interfaces.pooling import PooledOutput
-from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
 from quire_ops import LoraTokens, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.config import RunnerConfig
+from quire_runner.media import EncodedMedia, EncoderCache
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.protocols import EncodesTexts, PoolsTexts
 
@@ -50,6 +53,9 @@ class PoolingRunner:
             torch.set_num_threads(num_threads)
         self._texts: dict[int, NewRow] = {}
         """Row -> its text."""
+        self._images: dict[int, PromptMedia] = {}
+        """Row -> its image, of prompts that are one."""
+        self._media = EncoderCache(network.encode_media, self._images, self._device)
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run one step. The future is done."""
@@ -79,9 +85,14 @@ class PoolingRunner:
             bind_team(self._cores)
         for row in output.freed_rows:
             self._texts.pop(row, None)
+            self._images.pop(row, None)
         for new in output.new_rows:
             self._texts[new.row] = new
-        if not output.rows:
+            if new.media is not None and new.media.spans:
+                self._images[new.row] = new.media
+        encoded, failed = self._encode_images(output)
+        rows = [row for row in output.rows if row not in failed]
+        if not rows and encoded is None:
             return ReadyResult(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
         texts = [self._texts[row] for row in output.rows]
         for text, num_scheduled in zip(texts, output.num_scheduled_tokens, strict=True):
@@ -89,31 +100,56 @@ class PoolingRunner:
                 length = len(text.token_ids)
                 raise RuntimeError(f"an encoder reads {length} tokens at once, {num_scheduled} were scheduled")
         with torch.inference_mode():
-            pooled = self._pool_apart(texts)
+            pooled = self._pool_apart(rows)
 
         def finish() -> ModelRunnerOutput:
-            outputs = pooled_outputs(pooled)
-            return ModelRunnerOutput(
+            result = ModelRunnerOutput(
                 step_id=output.step_id,
-                sampled_token_ids=[[min(text.stop_token_ids)] for text in texts],
-                pooled=dict(zip(output.rows, outputs, strict=True)),
+                sampled_token_ids=[
+                    [] if row in failed else [min(text.stop_token_ids)]
+                    for row, text in zip(output.rows, texts, strict=True)
+                ],
+                pooled=dict(zip(rows, pooled_outputs(pooled), strict=True)),
             )
+            result.failed_rows |= failed
+            if encoded is not None:
+                result.failed_media, result.encoded_media = encoded.failed, encoded.items
+                result.encode_seconds = encoded.timer.seconds()
+            return result
 
         return finish
 
     def close(self) -> None:
         """Forget all texts. Idempotent."""
         self._texts.clear()
+        self._images.clear()
 
-    def _pool_apart(self, texts: list[NewRow]) -> list[Tensor]:
-        """The output of each text, on the device: those with tokens that are not attended to are read by themselves,
+    def _encode_images(self, output: SchedulerOutput) -> tuple[EncodedMedia | None, dict[int, RequestFailure]]:
+        """Have the tower read what the step says, None where it says nothing; and rows whose image is not there."""
+        with torch.inference_mode():
+            encoded = self._media.update(output) if output.encode or output.freed_media else None
+        if not self._images:
+            return encoded, {}
+        return encoded, self._media.missing(output, {} if encoded is None else encoded.failed)
+
+    def _pool_apart(self, rows: list[int]) -> list[Tensor]:
+        """The output of each row, on the device: texts with tokens that are not attended to are read by themselves,
         since the network computes these in another way, and no text's bits may depend on what stands beside it."""
         outputs: dict[int, Tensor] = {}
+        images = [row for row in rows if row in self._images] if self._images else []
+        if images:
+            vectors = torch.cat([self._media.embeds_of(self._images[row]) for row in images])
+            params = [self._texts[row].pooling_params for row in images]
+            outputs.update(zip(images, self._pooler.finish_vectors(vectors, params), strict=True))  # type: ignore[arg-type]
         for is_expanded in (False, True):
-            places = [place for place, text in enumerate(texts) if bool(_expansion_len(text)) == is_expanded]
-            if places:
-                outputs.update(zip(places, self._pool([texts[place] for place in places]), strict=True))
-        return [outputs[place] for place in range(len(texts))]
+            texts = {
+                row: text
+                for row in rows
+                if row not in outputs and bool(_expansion_len(text := self._texts[row])) == is_expanded
+            }
+            if texts:
+                outputs.update(zip(texts, self._pool(list(texts.values())), strict=True))
+        return [outputs[row] for row in rows]
 
     def _pool(self, texts: list[NewRow]) -> list[Tensor]:
         """The output of each text, on the device: of a text in chunks, the mean of theirs by their tokens."""

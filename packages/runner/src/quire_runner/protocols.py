@@ -61,6 +61,9 @@ class RunnableNetwork(Protocol):
 class EncodesTexts(Protocol):
     """An encoder alone, as `PoolingRunner` uses it."""
 
+    def encode_media(self, modality: str, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Embeddings [num_embeds, width] of images (`EncodeMedia`), where it reads any."""
+
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """Hidden states [E, hidden_size] of the tokens of whole texts, behind the last layer."""
 
@@ -79,6 +82,9 @@ class PoolsTexts(Protocol):
             params: Of each text, with a task.
             token_ids: [T] int64.
         """
+
+    def finish_vectors(self, vectors: Tensor, params: Sequence[PoolingParams]) -> list[Tensor]:
+        """The outputs [D] of images, of which towers have made vectors [N, embedding_size]."""
 
 
 class RunsSteps(Protocol):

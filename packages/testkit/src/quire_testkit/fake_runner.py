@@ -16,6 +16,7 @@ import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 from quire_interfaces import (
     NULL_BLOCK_ID,
@@ -93,6 +94,14 @@ def expected_pooled(token_ids: Sequence[int]) -> PooledOutput:
     for token_id in token_ids:
         digest = _mix(digest, token_id)
     return PooledOutput(struct.pack("<2f", digest % 65521 / 65521, len(token_ids)), (2,))
+
+
+def _pooled_parts(token_ids: Sequence[int], params: PoolingParams) -> PooledOutput:
+    """`expected_pooled` of a prompt, or of each of its parts one behind the other (late chunking)."""
+    if (edges := params.late_chunk_edges) is None:
+        return expected_pooled(token_ids)
+    parts = [expected_pooled(token_ids[start:end]).data for start, end in pairwise(edges)]
+    return PooledOutput(b"".join(parts), (len(parts), 2))
 
 
 def expected_output(
@@ -396,7 +405,7 @@ class FakeRunner:
                 result.sampled_token_ids.append([])
                 continue
             if row.pooling_params is not None:
-                result.pooled[number] = expected_pooled(row.token_ids)
+                result.pooled[number] = _pooled_parts(row.token_ids, row.pooling_params)
                 result.sampled_token_ids.append([min(row.stop_token_ids)])
                 continue
             drafts = output.draft_token_ids.get(number, [])

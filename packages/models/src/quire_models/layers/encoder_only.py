@@ -11,7 +11,7 @@ from quire_attention import EncoderBatch
 from quire_interfaces import RequestError
 from quire_models.build import within
 from quire_models.config import ModelConfig
-from quire_models.encoder_spec import DistanceBiasSpec, EncoderSpec
+from quire_models.encoder_spec import DistanceBiasSpec, EncoderAttentionSpec, EncoderSpec
 from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.distance_bias import DistanceBias
 from quire_models.layers.encoder import EncoderLayer
@@ -24,6 +24,9 @@ from quire_models.spec import LayerSpec
 from quire_ops import RunEncoder
 
 __all__ = ["EncoderOnly"]
+
+_UNSEEN = -1e9
+"""Score that leaves nothing of a key's weight, and is finite where all keys of a block have it."""
 
 
 class EncoderOnly(Network):
@@ -38,6 +41,7 @@ class EncoderOnly(Network):
         by_name = {layer.name: EncoderLayer(layer, scope / layer.name) for layer in _of_each_name(spec.layers)}
         self.layers = [by_name[layer.name] for layer in spec.layers]
         self._biases = _distance_biases(spec.distance_bias, scope)
+        self._causal = _causal_bias(spec, scope.device) if spec.is_causal else None
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, body)
         self._tables, self._rotations = rotary_tables(spec.layers, scope)
         self.run_layers: RunEncoder = self.layer_by_layer
@@ -70,6 +74,8 @@ class EncoderOnly(Network):
 
     def _position_bias(self, index: int) -> Tensor | None:
         """[H, distances] of a layer, as op `encoder_attention` takes them; None for none."""
+        if self._causal is not None:
+            return self._causal
         return self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
 
     def _token_table(self) -> Tensor:
@@ -124,6 +130,14 @@ class EncoderOnly(Network):
             else torch.tensor([kind for types in token_type_ids for kind in types], device=self.device),
         )
         return list(self.encode_batch(batch).split(lens))
+
+
+def _causal_bias(spec: EncoderSpec, device: torch.device) -> Tensor:
+    """[H, 3]: what is added to scores of keys before a query, of its own and of those behind it, which it does not
+    see."""
+    attention = spec.layers[0].mixers[0]
+    assert isinstance(attention, EncoderAttentionSpec)
+    return torch.tensor([0.0, 0.0, _UNSEEN], device=device).repeat(attention.num_heads, 1)
 
 
 def _of_each_name(layers: Iterable[LayerSpec]) -> Iterable[LayerSpec]:

@@ -66,6 +66,15 @@ class TileTower:
 
     def _encode_tiles(self, tiles: Tensor, side: int) -> Tensor:
         """[N, channels, height, width] -> [N, embeddings of a tile, W]."""
+        x = self._run_layers(tiles)  # [N, S, C]
+        num_tiles, num_tokens = x.shape[:2]
+        if num_tokens > side**2 and not self._spec.keeps_class_token:
+            x = x[:, 1:]
+        embeds = self._connector(x.flatten(0, 1), [(side, side)] * num_tiles)
+        return embeds.view(num_tiles, -1, embeds.shape[-1])
+
+    def _run_layers(self, tiles: Tensor) -> Tensor:
+        """[N, channels, height, width] -> what is behind the last layer and its norm, [N, S, C]."""
         x = self._positions(self._patches(tile_patches(tiles, self._spec.patch.patch_size)))  # [N, S, C]
         num_tiles, num_tokens = x.shape[:2]
         x = x.flatten(0, 1)
@@ -76,10 +85,7 @@ class TileTower:
             x = layer(x, lens)
         if self._final_norm is not None:
             x = self._final_norm(x)
-        if num_tokens > side**2 and not self._spec.keeps_class_token:
-            x = x.unflatten(0, (num_tiles, num_tokens))[:, 1:].flatten(0, 1)
-        embeds = self._connector(x, [(side, side)] * num_tiles)
-        return embeds.view(num_tiles, -1, embeds.shape[-1])
+        return x.view(num_tiles, num_tokens, -1)
 
 
 class LearnedPositions:
