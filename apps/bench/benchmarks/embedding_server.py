@@ -212,10 +212,12 @@ def measure_memory(args: argparse.Namespace) -> None:
     """Prints how far memory goes up in one call."""
     texts = random_texts(args.texts, args.words, 0)
     warm = random_texts(WARM_TEXTS, args.words, 1)
-    for side in (
-        Offline(args.model, args.num_threads),
-        Server(args.model, args.num_threads, 1, len(texts), args.encoding),
-    ):
+    for kind in (Server,) if args.server_alone else (Offline, Server):
+        side: Offline | Server
+        if kind is Offline:
+            side = Offline(args.model, args.num_threads)
+        else:
+            side = Server(args.model, args.num_threads, 1, len(texts), args.encoding)
         forms: tuple[Any, Any] = (warm, texts)
         if isinstance(side, Server):
             forms = side.bodies(warm), side.bodies(texts)
@@ -244,6 +246,7 @@ def main() -> None:
     parser.add_argument("--encoding", choices=("float", "base64"), default="float")
     parser.add_argument("--num-threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--server-alone", action="store_true", help="of memory: leave LLM.embed out")
     args = parser.parse_args()
     args.texts = args.texts or (2048 if args.what == "rate" else 10_000)
     (measure_rate if args.what == "rate" else measure_memory)(args)

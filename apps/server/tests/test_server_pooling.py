@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire_engine import PooledRequestOutput
+from quire_server.list_parts import list_parts, num_answer_bytes
+from quire_server.pooling_answers import EmbeddingObject, PoolingAnswer, PoolingUsage
 from quire_testkit.fake_runner import expected_pooled
 
 TASKS = ["embed", "token_embed", "classify", "score"]
@@ -152,6 +156,22 @@ def test_the_other_items_are_answered_where_that_is_asked_for(pooling: Any) -> N
 def test_ten_thousand_inputs(pooling: Any) -> None:
     vectors = embedded(pooling, input=[[5 + number % 7] for number in range(10_000)])
     assert vectors == [vector(pooling, [5 + number % 7]) for number in range(10_000)]
+
+
+def test_long_answers_are_sent_in_parts(pooling: Any) -> None:
+    """An answer with vectors of megabytes, which is that of its parts."""
+    outputs = [
+        PooledRequestOutput(request_id="a", packed_token_ids=b"", pooled=expected_pooled([each])) for each in range(200)
+    ]
+    assert num_answer_bytes(outputs) == 200 * 8
+    items = [EmbeddingObject(index=index, embedding=[float(index), 0.5]) for index in range(200)]
+    usage = PoolingUsage.of(3, 1)
+    answer = PoolingAnswer[Any](id='"data":[]', created=1, model='a "data":[] b', data=[], usage=usage)
+    for some in (items, items[:64], items[:1], []):
+        parts = list(list_parts(answer, iter(some)))
+        assert len(parts) == math.ceil(len(some) / 64) + 1
+        expected = msgspec.to_builtins(answer) | {"data": msgspec.to_builtins(some)}
+        assert json.loads(b"".join(parts)) == expected
 
 
 def test_truncation(pooling: Any) -> None:

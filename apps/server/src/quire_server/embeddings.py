@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -38,11 +38,9 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     if call.body.encoding_format in ("bytes", "bytes_only"):
         return await _bytes_answer(call, "embd-", outputs)
 
-    def items() -> list[EmbeddingObject]:
-        return [
-            EmbeddingObject(index=index, embedding=_numbers(each, call.body), error=item_error(each))
-            for index, each in enumerate(outputs)
-        ]
+    def items() -> Iterator[EmbeddingObject]:
+        for index, each in enumerate(outputs):
+            yield EmbeddingObject(index=index, embedding=_numbers(each, call.body), error=item_error(each))
 
     return await call.list_answer("embd-", outputs, items)
 
@@ -53,8 +51,8 @@ async def classify(context: ServerContext, request: Request) -> Response:
     outputs = await call.run(call.body.inputs(), call.job(call.task("classify")))
     labels = call.context.pooler.labels
 
-    def items() -> list[Classification]:
-        return [_classification(index, each, labels) for index, each in enumerate(outputs)]
+    def items() -> Iterator[Classification]:
+        return (_classification(index, each, labels) for index, each in enumerate(outputs))
 
     return await call.list_answer("classify-", outputs, items)
 
@@ -78,11 +76,9 @@ async def pooling(context: ServerContext, request: Request) -> Response:
     if call.body.encoding_format in ("bytes", "bytes_only"):
         return await _bytes_answer(call, "pool-", outputs)
 
-    def items() -> list[PooledObject]:
-        return [
-            PooledObject(index=index, data=_numbers(each, call.body), error=item_error(each))
-            for index, each in enumerate(outputs)
-        ]
+    def items() -> Iterator[PooledObject]:
+        for index, each in enumerate(outputs):
+            yield PooledObject(index=index, data=_numbers(each, call.body), error=item_error(each))
 
     return await call.list_answer("pool-", outputs, items)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from quire_interfaces import PoolingTask
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import HTTPError
+from quire_server.list_parts import list_parts, num_answer_bytes
 from quire_server.pooling_answers import PoolingAnswer
 from quire_server.pooling_protocol import CommonFields, PoolingFields, PoolingInput
 from quire_server.pooling_run import Pooled, PoolingItem, PoolingJob, pool_items, usage_of
@@ -23,6 +24,8 @@ from quire_server.responses import json_response
 __all__ = ["PoolingCall", "call_of", "read_call"]
 
 Fields = TypeVar("Fields", bound=CommonFields)
+_STREAMED_BYTES = 1 << 21
+"""Of vectors as float32, from which on an answer is sent in parts: as text it has five times as many."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,22 +72,26 @@ class PoolingCall(Generic[Fields]):
         chosen = self.body.request_id if isinstance(self.body, PoolingFields) else None
         return answer_id(self.request, prefix, chosen)
 
-    async def list_answer(self, prefix: str, outputs: Sequence[Pooled], items: Callable[[], list[Any]]) -> Response:
+    async def list_answer(self, prefix: str, outputs: Sequence[Pooled], items: Callable[[], Iterator[Any]]) -> Response:
         """An object per item, with the tokens that all of them cost.
 
         Args:
             prefix: Of the answer's id.
             outputs: What was computed.
-            items: Makes the objects, in a worker thread where the body is large.
+            items: Makes the objects one by one, in a worker thread where the body is large.
         """
 
-        def answer() -> Response:
-            answer = PoolingAnswer(
-                id=name, created=int(time.time()), model=self.model, data=items(), usage=usage_of(outputs)
-            )
-            return json_response(answer)
-
         name = self.answer_id(prefix)
+        whole = PoolingAnswer[Any](
+            id=name, created=int(time.time()), model=self.model, data=[], usage=usage_of(outputs)
+        )
+        if num_answer_bytes(outputs) > _STREAMED_BYTES:
+            return StreamingResponse(list_parts(whole, items()), media_type="application/json")
+
+        def answer() -> Response:
+            whole.data = list(items())
+            return json_response(whole)
+
         return await in_thread_when(self.body.is_large, answer)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -38,13 +38,10 @@ async def score(context: ServerContext, request: Request) -> Response:
     call = await read_call(context, request, ScoreRequest)
     scores, outputs = await _scores(call, *call.body.sides())
 
-    def items() -> list[Score]:
-        return [
-            Score(index=index, error=item_error(each))
-            if isinstance(each, QuireError)
-            else Score(index=index, score=each)
-            for index, each in enumerate(scores)
-        ]
+    def items() -> Iterator[Score]:
+        for index, each in enumerate(scores):
+            is_error = isinstance(each, QuireError)
+            yield Score(index=index, error=item_error(each)) if is_error else Score(index=index, score=each)
 
     return await call.list_answer("score-", outputs, items)
 

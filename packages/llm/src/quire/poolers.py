@@ -114,8 +114,8 @@ def converted_overrides(config: QuireConfig, folder: Path, model: ModelConfig) -
     """
     choice = choose_pooling(config, folder, model)
     overrides = _converted(config, folder, model) if choice.runner == "pooling" and model.generates else None
-    if overrides is None and _waiting_fields(config):  # the network is not converted, and reads them or refuses them
-        return network_overrides(config, folder, is_converted=True)
+    if overrides is None and config.model.convert == "classify" and _waiting_fields(config):
+        return network_overrides(config, folder, is_converted=True)  # not converted: it reads them, or refuses them
     return overrides
 
 
@@ -198,7 +198,7 @@ def network_overrides(config: QuireConfig, folder: Path, *, is_converted: bool =
         is_converted: With those of the classes of a network that `convert` makes.
     """
     overrides = {name: value for name, value in (config.model.hf_overrides or {}).items() if name not in POOLER_FIELDS}
-    if waiting := _waiting_fields(config):
+    if config.model.convert == "classify" and (waiting := _waiting_fields(config)):
         overrides = {name: value for name, value in overrides.items() if name not in waiting}
         overrides |= waiting if is_converted else {}
     is_plain = "architectures" not in overrides and not (network_folder(folder) / "artifact.metadata").is_file()

@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from quire.dual_encoder_prompts import DualEncoderPrompts
 from quire.media import HeldMedia, MediaFront, content_sources, prompt_sources
 from quire.pooling_pairs import pair_content, pair_sources, side_text
 from quire.prompts import Prompt, taking
 from quire_interfaces import PoolingParams, PromptMedia, RenderedPrompt, RequestError, RequestOptions
 from quire_pooling import PoolerSpec
+from quire_pooling.dual_encoder import DualEncoderPrompts
 from quire_pooling.late_interaction import LateInteractionTexts
 from quire_renderers import BoundedPrompts, ChatRenderer
 
@@ -157,7 +157,7 @@ class PoolingPrompts:
         assert isinstance(prompt, Mapping)
         fields = _fields(prompt, may_be_media_alone=True)
         if self._dual_encoder is not None:
-            rendered = self._dual_encoder.render_image(media, has_text=_has_text(fields))
+            rendered = self._dual_encoder.render_image(media, media.num_embeds, has_text=_has_text(fields))
             return PoolingPrompt(rendered, params, fields.get("cache_salt"), media)
         if (second := fields.get("text_pair")) is not None:
             contents = pair_content(fields.get("prompt"), "prompt"), pair_content(second, "text_pair")

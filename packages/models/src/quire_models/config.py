@@ -24,7 +24,6 @@ from quire_interfaces import (
 )
 from quire_models.composite import INHERITED, TOWER_FIELDS, LanguageNames, language_names, language_part
 from quire_models.config_fields import DTYPE_BYTES, stored_dtype
-from quire_models.dual_encoder import dual_encoder_part
 from quire_models.encoder_spec import start_token_ids
 from quire_models.media_spec import MediaSpec, media_refusal, media_spec
 from quire_models.overrides import check_overrides_read, overridden
@@ -38,7 +37,7 @@ from quire_models.quantization_formats import (
     quantization_beside,
     quantization_method,
 )
-from quire_models.registry import NATIVE_TYPES, architecture_entry, architecture_of
+from quire_models.registry import DUAL_ENCODERS, NATIVE_TYPES, architecture_entry, architecture_of
 from quire_models.retrieval import as_retriever, retriever_config
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
@@ -198,8 +197,10 @@ class ModelConfig:
         replaced = replaced if retriever is None else retriever.values
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         check_sizes(replaced, config.source)
-        part = dual_encoder_part(replaced, config.source) or language_part(replaced, config.source, NATIVE_TYPES)
+        part = language_part(replaced, config.source, NATIVE_TYPES)
         architecture = architecture_of(config) if part is None else str(replaced["architectures"][0])
+        dual: Any = import_module("quire_models.dual_encoder") if architecture in DUAL_ENCODERS else None
+        part = part if dual is None else dual.text_part(replaced, config.source)
         config = config if part is None else part.config
         entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
@@ -221,7 +222,9 @@ class ModelConfig:
             text_architecture="" if part is None else part.architecture,
             media=None
             if part is None
-            else media_spec(replaced, architecture, network.hidden_size, config, is_native=entry.is_native),
+            else (media_spec if dual is None else dual.image_spec)(
+                replaced, architecture, network.hidden_size, config, is_native=entry.is_native
+            ),
             media_refusal="" if part is None else media_refusal(replaced),
             language_names=None if part is None else language_names(network),
             dtype=stored_dtype(config),

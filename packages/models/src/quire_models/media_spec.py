@@ -13,7 +13,7 @@ from typing import Any
 from quire_interfaces import Fields, Modality
 from quire_models.pooling_heads import tower_class
 from quire_models.towers.registry import tower_spec
-from quire_models.towers.tower_spec import TowerSpec, VectorTowerSpec
+from quire_models.towers.tower_spec import TowerSpec
 
 __all__ = ["MediaSpec", "cross_attention_layers", "media_refusal", "media_spec"]
 
@@ -134,7 +134,7 @@ def media_spec(
     return MediaSpec(
         architecture=tower_class(architecture),
         modalities=modalities,
-        width=_cross_width(text, cross) if cross else _width(tower, hidden_size * (1 + len(deepstack))),
+        width=_cross_width(text, cross) if cross else hidden_size * (1 + len(deepstack)),
         cross_attention_layers=cross,
         deepstack_layers=deepstack,
         tower=tower if takes_all else None,
@@ -144,11 +144,6 @@ def media_spec(
         has_causal_global_layers=bidirectional,
         causal_token_ids=_token_ids(values, ("audio_token_id",)) if bidirectional else (),
     )
-
-
-def _width(tower: TowerSpec | None, of_language: int) -> int:
-    """Numbers of an embedding: as many as the language model reads, or as a vector has that none reads."""
-    return tower.out_features if isinstance(tower, VectorTowerSpec) else of_language
 
 
 def cross_attention_layers(text: Fields) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from quire_models.transformers_backend.config import fallback_spec
 from quire_models.unsupported import unsupported_architecture
 from quire_pooling.spec import PoolerSpec
 
-__all__ = ["ARCHITECTURES", "NATIVE_TYPES", "Architecture", "architecture_entry", "architecture_of"]
+__all__ = ["ARCHITECTURES", "DUAL_ENCODERS", "NATIVE_TYPES", "Architecture", "architecture_entry", "architecture_of"]
 
 
 class Architecture(NamedTuple):
@@ -197,7 +197,7 @@ _OWN_CODE: dict[str, Architecture] = {
 """Classes that came with code of their own, and of which Transformers has none to be held to."""
 
 
-_DUAL_ENCODERS: dict[str, Architecture] = {
+DUAL_ENCODERS: dict[str, Architecture] = {
     "CLIPModel": Architecture("clip"),
     "SiglipModel": Architecture("siglip", "clip", "spec_of_siglip"),
 }
@@ -216,7 +216,7 @@ def with_head(architecture: str) -> Architecture | None:
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
     stem = _ALIASES.get(stem, stem)
-    if (own := _OWN_CODE.get(architecture) or _DUAL_ENCODERS.get(architecture)) is not None:
+    if (own := _OWN_CODE.get(architecture) or DUAL_ENCODERS.get(architecture)) is not None:
         return own
     if stem in _FALLBACK_BODIES and head in ("text_classifier", "token_classifier"):
         return FALLBACK._replace(head=head)

@@ -8,14 +8,14 @@ from typing import Any
 from quire_interfaces import Fields, Modality
 from quire_models.spec import CheckpointNames, LinearSpec, NormSpec
 from quire_models.towers.reading import vit_parts
-from quire_models.towers.tower_spec import AttentionPoolSpec, TowerSpec, VectorTowerSpec
+from quire_models.towers.vector_tower_spec import AttentionPoolSpec, VectorTowerSpec
 
 __all__ = ["spec", "spec_of_siglip"]
 
 _TOWER = "vision_model"
 
 
-def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
+def spec(values: Mapping[str, Any]) -> VectorTowerSpec | None:
     """The vector of the class token, behind a norm, goes through a product."""
     parts = vit_parts({"model_type": "clip_vision_model", **(values.get("vision_config") or {})}, _TOWER)
     if parts is None:
@@ -30,7 +30,7 @@ def spec(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
     return _tower(parts, connector=steps, out_features=out)
 
 
-def spec_of_siglip(values: Mapping[str, Any], hidden_size: int) -> TowerSpec | None:
+def spec_of_siglip(values: Mapping[str, Any]) -> VectorTowerSpec | None:
     """A learned query attends to all patches, and goes through a feed-forward network."""
     vision = {"model_type": "siglip_vision_model", **(values.get("vision_config") or {})}
     parts = vit_parts(vision, _TOWER)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire_models.towers import clip, gemma3, idefics3, internvl, lfm2_vl, llava, mistral3, qwen_vl, whisper
+from quire_models.towers import gemma3, idefics3, internvl, lfm2_vl, llava, mistral3, qwen_vl, whisper
 from quire_models.towers.tower_spec import TowerSpec
 
 __all__ = ["TOWERS", "tower_spec"]
 
 TOWERS: dict[str, Callable[[Mapping[str, Any], int], TowerSpec | None]] = {
-    "clip": clip.spec,
     "gemma3": gemma3.spec,
     "idefics3": idefics3.spec,
     "internvl": internvl.spec,
@@ -31,7 +30,6 @@ TOWERS: dict[str, Callable[[Mapping[str, Any], int], TowerSpec | None]] = {
     "qwen3_5_moe": qwen_vl.spec_of_3,
     "qwen3_vl": qwen_vl.spec_of_3,
     "qwen3_vl_moe": qwen_vl.spec_of_3,
-    "siglip": clip.spec_of_siglip,
     "smolvlm": idefics3.spec,
     "voxtral": whisper.spec_of_voxtral,
 }

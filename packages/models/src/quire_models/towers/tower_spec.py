@@ -17,7 +17,6 @@ from quire_models.spec import CheckpointNames, LayerSpec, LinearSpec, NormSpec
 
 __all__ = [
     "ActivationSpec",
-    "AttentionPoolSpec",
     "ConnectorStep",
     "ConvolutionSpec",
     "GridTowerSpec",
@@ -30,7 +29,6 @@ __all__ = [
     "SoundTowerSpec",
     "TileTowerSpec",
     "TowerSpec",
-    "VectorTowerSpec",
     "padded_size",
 ]
 
@@ -171,31 +169,6 @@ class TileTowerSpec(TowerSpec):
     keeps_class_token: bool = False
     """The class token goes on to the connector."""
     built_by: ClassVar[str] = "quire_models.towers.tile_tower:TileTower"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPoolSpec:
-    """One vector of an image's tokens: a learned query attends to them, then a feed-forward network (SigLIP)."""
-
-    name: str
-    hidden_size: int
-    num_heads: int
-    intermediate_size: int
-    act: str
-    """Of the feed-forward network, as `MLPSpec` has it."""
-    eps: float
-    """Of the norm before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorTowerSpec(TileTowerSpec):
-    """An encoder that makes one vector of an image, which no language model reads: that of the class token, or what
-    `pool` makes of all tokens. The connector takes that vector."""
-
-    pool: AttentionPoolSpec | None = None
-    out_features: int
-    """Numbers of the vector."""
-    built_by: ClassVar[str] = "quire_models.towers.vector_tower:VectorTower"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
 from quire_models.spec import LinearSpec, NormSpec
 from quire_models.towers.tile_tower import TileTower
-from quire_models.towers.tower_spec import AttentionPoolSpec, VectorTowerSpec
+from quire_models.towers.vector_tower_spec import AttentionPoolSpec, VectorTowerSpec
 
 __all__ = ["VectorTower"]
 

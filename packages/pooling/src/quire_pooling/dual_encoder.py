@@ -1,14 +1,10 @@
-"""Prompts of models that read texts and images apart (CLIP, SigLIP): each is one of the two.
-
-Importing this module loads no torch.
-"""
+"""Prompts of models that read texts and images apart (CLIP, SigLIP): each is one of the two. Free of torch."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from quire.media import HeldMedia
-from quire_interfaces import CheckpointError, RenderedPrompt, RequestError, Tokenizer
+from quire_interfaces import CheckpointError, PreparedMedia, RenderedPrompt, RequestError, Tokenizer
 from quire_pooling.spec import DualEncoderSpec
 
 __all__ = ["DualEncoderPrompts"]
@@ -46,17 +42,18 @@ class DualEncoderPrompts:
             return prompt
         return dataclasses.replace(prompt, token_ids=[*prompt.token_ids, *self._padding_ids * num_missing])
 
-    def render_image(self, media: HeldMedia, *, has_text: bool) -> RenderedPrompt:
+    def render_image(self, media: PreparedMedia, num_items: int, *, has_text: bool) -> RenderedPrompt:
         """A prompt that is an image.
 
         Args:
             media: What stands in the prompt.
+            num_items: How many that are.
             has_text: Whether it has a text, too.
 
         Raises:
             RequestError: it is more than an image.
         """
-        if has_text or media.num_embeds != 1:
+        if has_text or num_items != 1:
             raise RequestError(
                 "this model embeds a text or an image at a time, each by itself: send them as items of their own",
                 param="prompt",
