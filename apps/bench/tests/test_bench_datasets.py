@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,35 @@ def test_texts_have_exactly_the_tokens_of_ids(tokenizer: Any) -> None:
     assert [each.output_len for each in texts] == [each.output_len for each in ids]
     assert texts == texts_of_ids(ids, tokenizer, seed=1)
     assert texts != texts_of_ids(ids, tokenizer, seed=2)
+
+
+class GreedyTokenizer:
+    """Takes the longest piece, so that an a at the end of a head and a b behind it become one token."""
+
+    pieces = ("a", "b", "ab", "c")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = []
+        while text:
+            token_id = max((i for i, piece in enumerate(self.pieces) if text.startswith(piece)), key=self._length)
+            ids.append(token_id)
+            text = text[self._length(token_id) :]
+        return ids
+
+    def _length(self, token_id: int) -> int:
+        return len(self.pieces[token_id])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.pieces[each] for each in token_ids if each < len(self.pieces))
+
+
+def test_heads_are_shared_though_tokens_join_at_their_ends() -> None:
+    tokenizer = GreedyTokenizer()
+    ids = random_requests(Workload(num_requests=6, input_len=12, prefix_len=5), low=10, high=250)
+    for seed in range(20):
+        tokens = [tokenizer.encode(each.prompt) for each in texts_of_ids(ids, tokenizer, seed=seed)]
+        assert {len(each) for each in tokens} == {12}
+        assert len({tuple(each[:5]) for each in tokens}) == 1
 
 
 def test_prefixes_are_repeated_equally_often() -> None:

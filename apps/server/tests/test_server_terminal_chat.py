@@ -368,6 +368,7 @@ def test_the_screen_holds_a_long_answer_once():
     for line in lines:
         display.show_text(f"{line}  \n")
         display._live.refresh()
+    assert lines[-1] in output.getvalue(), "what comes is seen, though the screen has no room for all"
     display.show_text("\n\nThe end.")
     display.close()
     held = [line.strip() for line in screen(output.getvalue(), height=8)]

@@ -8,6 +8,7 @@ import csv
 import datetime
 import json
 import math
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -300,6 +301,8 @@ def _rows_of(name: str) -> list[dict[str, Any]]:
 
 def run_startup(args: argparse.Namespace) -> int:
     """`quire bench startup`."""
+    # As an exit, it ends the server, too: that has a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     check_json_path(args.output_json)
     counts = {"cold": args.num_iters_cold, "warm": args.num_iters_warm}
     if min(*counts.values(), args.num_iters_warmup) < 0 or not any(counts.values()):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 __all__ = ["AnswerDisplay", "MarkdownDisplay", "PlainDisplay", "displays_markdown", "printable", "split_blocks"]
 
@@ -125,7 +126,9 @@ class MarkdownDisplay:
         from rich.live import Live
 
         self._console = console
-        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_S, transient=True)
+        # Drawn by this thread alone: rich's own thread may write between what it reads of the screen and what it draws.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn_s = 0.0
         self._text = self._thoughts = ""
         self._live.start()
 
@@ -136,7 +139,7 @@ class MarkdownDisplay:
         *whole, self._thoughts = self._thoughts.split("\n")
         for line in whole:
             self._live.console.print(Text(line, style="dim italic"))
-        self._live.update(Text(self._thoughts, style="dim italic"))
+        self._draw(Text(self._thoughts, style="dim italic"))
 
     def show_text(self, text: str) -> None:
         from rich.markdown import Markdown
@@ -148,7 +151,14 @@ class MarkdownDisplay:
             self._live.update("")
             self._live.console.print(Markdown(whole))
             self._live.console.print()
-        self._live.update(_Tail(self._text))
+        self._draw(_Tail(self._text))
+
+    def _draw(self, growing: RenderableType) -> None:
+        """Show what grows, not more often than eyes can see."""
+        is_due = time.monotonic() - self._drawn_s >= 1 / REFRESHES_PER_S
+        self._live.update(growing, refresh=is_due)
+        if is_due:
+            self._drawn_s = time.monotonic()
 
     def _close_thoughts(self) -> None:
         from rich.text import Text
