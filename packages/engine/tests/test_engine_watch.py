@@ -76,7 +76,8 @@ def test_a_request_from_its_arrival_to_its_end() -> None:
     assert report.rows == []
 
 
-def test_blocks_have_holders() -> None:
+def test_blocks_have_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_engine.watched_blocks.CHECKED_BLOCKS", 0)  # what steps tell is enough for these
     watched = Watched(num_blocks=32, block_size=16)
     watched.add("a", max_tokens=40)
     watched.core.step()
@@ -107,9 +108,23 @@ def test_blocks_have_holders() -> None:
     assert watched.holders.count(-third) == 2
     assert report.requests[-1].num_cached_tokens == 32
     watched.run()
+    monkeypatch.undo()
     watched.core.reset_prefix_cache()
     watched.look()
     assert set(watched.holders) == {BLOCK_FREE}
+
+
+def test_blocks_that_are_taken_in_the_step_in_which_they_were_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_engine.watched_blocks.CHECKED_BLOCKS", 0)
+    watched = Watched(num_blocks=32, max_num_seqs=1)
+    watched.add("a", max_tokens=1)
+    watched.add("b", max_tokens=20)
+    while not (report := watched.look()).rows or report.rows[0].phase == "waiting" or len(report.rows) > 1:
+        watched.core.step()
+    number = report.rows[0].number
+    assert watched.holders.count(-number) == 2  # nobody shares them any more
+    assert watched.holders.count(number) == 1
+    watched.check_holders()
 
 
 def test_preemptions_and_what_is_computed_anew() -> None:

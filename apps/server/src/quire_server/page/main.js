@@ -49,8 +49,8 @@ class Page {
     this.panel = new SettingsPanel(this.chat, this.settings, () => this.connect());
     const engine = new EngineView();
     this.tabs = new Tabs([
-      { id: "chat", name: "Chat", view: byId("chat-view"), toggle: () => {} },
-      { id: "engine", name: "Engine", view: byId("engine-view"), toggle: (isOpen) => engine.toggle(isOpen) },
+      { id: "chat", name: "Chat", skip: "prompt", view: byId("chat-view"), toggle: () => {} },
+      { id: "engine", name: "Engine", skip: "engine-view", view: byId("engine-view"), toggle: (isOpen) => engine.toggle(isOpen) },
     ]);
     /** @type {import("./api.js").ModelCard[]} */
     this.models = [];

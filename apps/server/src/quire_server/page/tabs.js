@@ -2,7 +2,7 @@
 
 import { byId, make } from "./dom.js";
 
-/** @typedef {{id: string, name: string, view: HTMLElement, toggle: (isOpen: boolean) => void}} Tab */
+/** @typedef {{id: string, name: string, skip: string, view: HTMLElement, toggle: (isOpen: boolean) => void}} Tab */
 
 export class Tabs {
   /** @param {Tab[]} tabs  The first one is shown at first, unless the address names another (`#engine`). */
@@ -24,6 +24,9 @@ export class Tabs {
   /** @param {Tab} shown */
   show(shown) {
     this.shown = shown;
+    const skip = /** @type {HTMLAnchorElement} */ (document.querySelector(".skip"));
+    skip.setAttribute("href", `#${shown.skip}`);
+    skip.textContent = shown === this.tabs[0] ? "Skip to the message" : `Skip to the ${shown.id}`;
     this.tabs.forEach((tab, index) => {
       const isShown = tab === shown;
       tab.view.hidden = !isShown;
