@@ -81,6 +81,8 @@ def test_wrong_certificates_are_found_before_anything_is_loaded(tmp_path: Path) 
     for wrong, words in (
         ({"ssl_keyfile": key}, "give ssl_certfile, too"),
         ({"ssl_cert_reqs": 2}, "give ssl_certfile, too"),
+        ({"enable_ssl_refresh": True}, "give ssl_certfile, too"),
+        ({"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ciphers": "NONE-SUCH"}, "names no cipher"),
         ({"ssl_certfile": cert}, "cannot serve HTTPS"),
         ({"ssl_certfile": f"{cert}.none", "ssl_keyfile": key}, "No such file"),
         ({"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": key}, "cannot serve HTTPS"),
@@ -107,6 +109,45 @@ def test_https(launch, tmp_path: Path) -> None:
     trusting.load_cert_chain(cert, key)
     with httpx.Client(verify=trusting) as known:
         assert known.get(f"{demanding}/health").status_code == 200
+
+
+def test_ciphers(launch, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    files = {"ssl_certfile": str(cert), "ssl_keyfile": str(key), "ssl_ciphers": "ECDHE-ECDSA-AES256-GCM-SHA384"}
+    url = launch(server=files).wait_for(r"OpenAI API:\s+(https://\S+)/v1")[1]
+    for cipher, is_taken in (("ECDHE-ECDSA-AES256-GCM-SHA384", True), ("ECDHE-ECDSA-AES128-GCM-SHA256", False)):
+        context = ssl.create_default_context(cafile=str(cert))
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(cipher)
+        with httpx.Client(verify=context) as client:
+            if is_taken:
+                assert client.get(f"{url}/health").status_code == 200
+            else:
+                with pytest.raises(httpx.ConnectError):
+                    client.get(f"{url}/health")
+
+
+def test_a_new_certificate_is_taken_without_a_restart(launch, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    cert, key = certificate(tmp_path / "old")
+    process = launch(server={"ssl_certfile": str(cert), "ssl_keyfile": str(key), "enable_ssl_refresh": True})
+    url = process.wait_for(r"OpenAI API:\s+(https://\S+)/v1")[1]
+    stays = httpx.Client(verify=ssl.create_default_context(cafile=str(cert)))
+    assert stays.get(f"{url}/health").status_code == 200
+    new_cert, new_key = certificate(tmp_path / "new")
+    cert.write_bytes(b"half a certifi")
+    process.wait_for("the changed certificate cannot be used")
+    cert.write_bytes(new_cert.read_bytes())  # whose key is another one
+    assert stays.get(f"{url}/health").status_code == 200
+    with httpx.Client(verify=False) as careless:
+        assert careless.get(f"{url}/health").status_code == 200, "the old pair serves until the new one is whole"
+    key.write_bytes(new_key.read_bytes())
+    process.wait_for("Read the certificate again")
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(new_cert))) as client:
+        assert client.get(f"{url}/health").status_code == 200
+    assert stays.get(f"{url}/health").status_code == 200, "connections that are open go on"
+    stays.close()
 
 
 def test_http_over_a_unix_socket(launch, tmp_path: Path) -> None:

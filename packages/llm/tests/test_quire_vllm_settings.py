@@ -20,7 +20,11 @@ SECTIONS = QuireConfig.sections()
             "--prefill-context-parallel-size 2 is not supported: the ranks of a model are processes of one host",
         ),
         ("enable_dbo", True, "--enable-dbo is not supported: the ranks"),
-        ("middleware", ("a.b", "c.d"), "--middleware a.b c.d is not supported: put a proxy"),
+        (
+            "collect_detailed_traces",
+            ("model", "worker"),
+            "--collect-detailed-traces model worker is not supported: traces",
+        ),
         ("tool_server", "demo", "use --mcp-servers"),
     ],
 )

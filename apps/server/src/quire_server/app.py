@@ -60,6 +60,7 @@ from quire_server.invocations import make_invocations
 from quire_server.llama_cpp import LLAMA_CPP_ROUTES
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
+from quire_server.middleware import with_middleware
 from quire_server.ollama import OLLAMA_ROUTES
 from quire_server.openapi import (
     BATCH_PAGE,
@@ -258,7 +259,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     if context.config.allowed_origins:
         # Around the guard: preflight requests carry no key, and a browser shows a refusal only with these headers.
         layered = _with_cors(layered, context.config)
-    layered = ConnectionCloser(layered, context)
+    layered = ConnectionCloser(with_middleware(layered, context.config.middleware), context)
     if context.config.access_log:
         layered = AccessLog(layered)
     return layered if context.config.otlp_traces_endpoint is None else _traced(layered, context)

@@ -65,6 +65,12 @@ class ServerConfig(Settings):
         help="Whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes.",
         check=one_of(0, 1, 2),
     )
+    ssl_ciphers: str | None = setting(
+        None, help="Ciphers of TLS up to 1.2, in OpenSSL's form, e.g. ECDHE+AESGCM; empty: OpenSSL's default."
+    )
+    enable_ssl_refresh: bool = setting(
+        False, help="Read certificate, key and authorities again when their files change, for new connections."
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None,
         help="Model names that requests may use, of which answers show the first; empty: the model's own name.",
@@ -182,6 +188,11 @@ class ServerConfig(Settings):
     )
     metrics_prefix: str = setting(
         "quire", help="Prefix of the metric names; vllm gives the names that existing dashboards use."
+    )
+    middleware: tuple[str, ...] = setting(
+        (),
+        help="Import paths of ASGI middleware around all routes: classes, or coroutine functions of a request and what "
+        "answers it. They see requests before keys are checked.",
     )
     root_path: str = setting("", help="Path prefix under which a reverse proxy shows this server, e.g. /llm.")
     allowed_origins: tuple[str, ...] = setting(

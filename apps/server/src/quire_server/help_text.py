@@ -59,7 +59,8 @@ GROUPS: dict[str, Group] = {
         "Keys, TLS and browsers",
         (),
         ("admin_api_key", "allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
-         "api_key_file", "share_prefix_cache", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile"),
+         "api_key_file", "share_prefix_cache", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_ciphers",
+         "ssl_keyfile", "enable_ssl_refresh", "middleware"),
     ),
     "limits": Group(
         "Limits on requests and connections",

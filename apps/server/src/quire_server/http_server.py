@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire_server.app import make_app
+from quire_server.certificates import refresh_certificate
 from quire_server.config import ServerConfig
 from quire_server.connections import Connections, connection_limit
 from quire_server.context import ServerContext
@@ -31,6 +32,8 @@ class HTTPServer(uvicorn.Server):
 
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """What runs beside the requests."""
+    refreshes_certificate = False
+    """Whether the certificate is read again when its files change."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,6 +41,8 @@ class HTTPServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         tasks = [asyncio.ensure_future(run()) for run in self.background]
+        if self.refreshes_certificate:
+            tasks.append(asyncio.ensure_future(refresh_certificate(self.config)))
         try:
             await super().serve(sockets)
         finally:
@@ -64,7 +69,7 @@ def http_server_of(app: ASGIApp, config: ServerConfig, shutdown_timeout_s: float
     connections = Connections(connection_limit(config.limit_concurrency))
     http = functools.partial(HTTPProtocol, HTTPLimits(config=config, connections=connections))
     websocket = functools.partial(WebSocketProtocol, connections, config.send_timeout_s)
-    return HTTPServer(
+    server = HTTPServer(
         uvicorn.Config(
             app,
             http=http,  # type: ignore[arg-type]
@@ -79,7 +84,10 @@ def http_server_of(app: ASGIApp, config: ServerConfig, shutdown_timeout_s: float
             ssl_keyfile=config.ssl_keyfile,
             ssl_ca_certs=config.ssl_ca_certs,
             ssl_cert_reqs=config.ssl_cert_reqs,
+            **({} if config.ssl_ciphers is None else {"ssl_ciphers": config.ssl_ciphers}),
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s + ABORT_GRACE_S),
         )
     )
+    server.refreshes_certificate = config.enable_ssl_refresh
+    return server

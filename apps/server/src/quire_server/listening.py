@@ -117,7 +117,7 @@ def check_tls(server: ServerConfig) -> None:
         ConfigError: it cannot.
     """
     if server.ssl_certfile is None:
-        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
             if getattr(server, name):
                 raise ConfigError(f"{name} needs a certificate: give ssl_certfile, too", field=name)
         return
@@ -131,3 +131,11 @@ def check_tls(server: ServerConfig) -> None:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         files = [name for name in (server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs) if name is not None]
         raise ConfigError(f"cannot serve HTTPS with {', '.join(files)}: {error}", field="ssl_certfile") from None
+    if server.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(server.ssl_ciphers)
+        except ssl.SSLError:
+            raise ConfigError(
+                f"ssl_ciphers {server.ssl_ciphers!r} names no cipher of this OpenSSL; see `openssl ciphers`",
+                field="ssl_ciphers",
+            ) from None

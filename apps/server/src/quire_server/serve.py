@@ -30,6 +30,7 @@ from quire_server.files.folder import check_files_dir
 from quire_server.io_processors import load_io_processor
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
+from quire_server.middleware import load_middleware
 from quire_server.response_store import check_response_store
 from quire_server.stopping import Stopping, stopping_on_signals
 
@@ -152,6 +153,8 @@ def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
         from quire_server.tracing import check_endpoint
 
         check_endpoint(server.otlp_traces_endpoint)
+    for path in server.middleware:
+        load_middleware(path)
     read_api_keys(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
     return chat_template, mcp_servers

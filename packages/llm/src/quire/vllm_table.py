@@ -223,7 +223,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # The server.
     **_answer("answers have the role assistant", response_role="assistant"),
     **_answer("the chat template says which form of content it takes", chat_template_content_format="auto"),
-    **_answer("put a proxy before the server", middleware="+", enable_ssl_refresh="false", ssl_ciphers=_NOTHING),
     **_answer("the known formats are named by --tool-call-parser and --reasoning-parser",
               tool_parser_plugin=_NOTHING, reasoning_parser_plugin=_NOTHING),
     **_answer("calls follow their tools' schemas where a tool is strict, or tool_choice demands one",
