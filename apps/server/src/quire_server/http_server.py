@@ -84,7 +84,7 @@ def http_server_of(app: ASGIApp, config: ServerConfig, shutdown_timeout_s: float
             ssl_keyfile=config.ssl_keyfile,
             ssl_ca_certs=config.ssl_ca_certs,
             ssl_cert_reqs=config.ssl_cert_reqs,
-            **({} if config.ssl_ciphers is None else {"ssl_ciphers": config.ssl_ciphers}),
+            ssl_ciphers=config.ssl_ciphers or "TLSv1",  # uvicorn's default: what OpenSSL names so
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s + ABORT_GRACE_S),
         )

@@ -47,5 +47,6 @@ def with_middleware(app: ASGIApp, paths: Sequence[str]) -> ASGIApp:
     """
     for path in paths:
         layer = load_middleware(path)
-        app = layer(app) if inspect.isclass(layer) else BaseHTTPMiddleware(app, dispatch=layer)
+        is_function = inspect.iscoroutinefunction(layer)
+        app = BaseHTTPMiddleware(app, dispatch=layer) if is_function else layer(app)
     return app

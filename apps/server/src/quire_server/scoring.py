@@ -40,8 +40,10 @@ async def score(context: ServerContext, request: Request) -> Response:
 
     def items() -> Iterator[Score]:
         for index, each in enumerate(scores):
-            is_error = isinstance(each, QuireError)
-            yield Score(index=index, error=item_error(each)) if is_error else Score(index=index, score=each)
+            if isinstance(each, QuireError):
+                yield Score(index=index, error=item_error(each))
+            else:
+                yield Score(index=index, score=each)
 
     return await call.list_answer("score-", outputs, items)
 
