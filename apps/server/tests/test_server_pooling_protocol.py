@@ -371,7 +371,7 @@ def test_scores_of_late_interaction_are_sums_over_the_query() -> None:
 
 def test_sparse_weights_are_the_largest_of_a_token() -> None:
     """Of BGE-M3's weights per token, without those of special tokens; of SPLADE's over the vocabulary, those not 0."""
-    per_token = PooledOutput(struct.pack("<4f", 0.25, 0.75, 0.5, 0), (4, 1))
+    per_token = PooledOutput(struct.pack("<4f", 0.75, 0.25, 0.5, 0), (4, 1))
     expected = [{"index": 3, "value": 0.5}, {"index": 7, "value": 0.75}]
     assert sparse_weights(per_token, [101, 7, 7, 3, 9, 102], [101, 102]) == expected
     assert sparse_weights(per_token, [7, 7, 3, 9], [101, 102]) == expected
