@@ -280,10 +280,11 @@ def _check_known(name: str, formats: Mapping[str, object], field: str, names: Ca
 def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> FormatTable:
     """One table of both; either may be missing."""
     if tools is not None and tools.thinks:
-        return FormatTable(tools.states, recover=tools.recover, **tools.options)
+        return FormatTable(tools.states(), recover=tools.recover, **tools.options)
     if reasoning is not None and reasoning.needs_table is not None:
         return _make_table(TOOL_FORMATS[reasoning.needs_table], None)
-    states: dict[str, State] = dict(tools.states) if tools is not None else {}
+    of_calls = tools.states() if tools is not None else {}
+    states: dict[str, State] = dict(of_calls)
     content = dict(tools.content) if tools is not None else {}
     states["content"] = Until(Sink.CONTENT, content)
     begin = "begin" if "begin" in states else "content"
@@ -297,7 +298,7 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
         opening = {marker: _in_thinking(go) for marker, go in content.items()}
         states["thinking"] = Until(Sink.REASONING, closing | opening)
         if tools is not None:
-            states |= _states_in_thinking(tools.states, closing)
+            states |= _states_in_thinking(of_calls, closing)
             options["recover_thinking"] = _in_thinking(tools.recover).state
         states["start"] = Expect({marker: Go("thinking", commits=True) for marker in reasoning.start}, otherwise=begin)
         reopened = {marker: Go("thinking", commits=True) for marker in reasoning.start}

@@ -6,7 +6,7 @@ format_families.py; a format that has none of them (Harmony) is spelled out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,9 @@ class ToolFormat:
     """Who writes so."""
     content: Mapping[str, Go | str]
     """Markers that begin calls inside the answer's text."""
-    states: States
-    """The states behind them; `begin`, if there is one, is where an answer begins."""
+    states: Callable[[], States]
+    """Makes the states behind them; `begin`, if there is one, is where an answer begins. Made for the format that is
+    used, not for all of them."""
     recover: str = "after"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `FormatTable`."""
@@ -74,20 +75,24 @@ def _tagged(
     after = {**openers, **closers}
     if not bare_inner:
         after[inner] = "name"  # several calls inside of one outer pair
-    states = tagged_calls(
-        {inner: "name"},
-        call=inner,
-        name_exits={name_end: "parameters"},
-        parameter=parameter,
-        key_exits=key_exits,
-        value_end=value_end,
-        call_end=call_end,
-        after=after,
-    )
-    if section is not None:
-        begin: dict[str, Go | str] = {outer[0]: "open", section[1]: Go("content", commits=True)}
-        states["section"] = Expect(begin)
-    states["again"] = Until(Sink.CONTENT, {**openers, **({section[1]: Go("content", commits=True)} if section else {})})
+
+    def states() -> States:
+        made = tagged_calls(
+            {inner: "name"},
+            call=inner,
+            name_exits={name_end: "parameters"},
+            parameter=parameter,
+            key_exits=key_exits,
+            value_end=value_end,
+            call_end=call_end,
+            after=after,
+        )
+        ends: dict[str, Go | str] = {} if section is None else {section[1]: Go("content", commits=True)}
+        if section is not None:
+            made["section"] = Expect({outer[0]: "open", **ends})
+        made["again"] = Until(Sink.CONTENT, {**openers, **ends})
+        return made
+
     return ToolFormat(
         name=name,
         models=models,
@@ -179,7 +184,7 @@ TOOL_FORMATS = _of(
         name="gpt_oss",
         models="gpt-oss (Harmony)",
         content={},
-        states=_harmony(),
+        states=_harmony,
         options={
             "name_pattern": r"(?:functions\.)?(?P<name>[\w.:/\-]{1,256}?)",
             "start_thinking": "thinking",
@@ -205,7 +210,7 @@ TOOL_FORMATS = _of(
         name="kimi_k2",
         models="Kimi-K2, Kimi-K2.5",
         content={"<|tool_calls_section_begin|>": "section", "<|tool_call_begin|>": "name"},
-        states={
+        states=lambda: {
             **named_calls({"<|tool_call_argument_begin|>": "arguments"}, _KIMI_AFTER),
             "section": Expect(
                 {"<|tool_call_begin|>": "name", "<|tool_calls_section_end|>": Go("content", commits=True)}
@@ -259,7 +264,7 @@ TOOL_FORMATS = _of(
         name="functiongemma",
         models="FunctionGemma",
         content={"<start_function_call>": "head"},
-        states={
+        states=lambda: {
             "head": Expect({"call:": "name"}),
             **named_calls(
                 {"{": Go("arguments", keeps_marker=True)},
@@ -274,7 +279,7 @@ TOOL_FORMATS = _of(
         name="glm45",
         models="GLM-4.5, GLM-4.6, GLM-4.7",
         content={"<tool_call>": "name"},
-        states=tagged_calls(
+        states=lambda: tagged_calls(
             {},
             call="<tool_call>",
             name_exits={
@@ -310,7 +315,7 @@ TOOL_FORMATS = _of(
         name="deepseek_v3",
         models="DeepSeek-V3, DeepSeek-R1-0528",
         content=_DEEPSEEK_OPEN,
-        states={
+        states=lambda: {
             "section": _DEEPSEEK_SECTION,
             "kind": Expect({"function<｜tool▁sep｜>": "name"}),
             **named_calls({"```json": "arguments"}, _DEEPSEEK_AFTER, fence="```"),
@@ -324,7 +329,7 @@ TOOL_FORMATS = _of(
         name="deepseek_v31",
         models="DeepSeek-V3.1",
         content=_DEEPSEEK_OPEN,
-        states={
+        states=lambda: {
             "section": _DEEPSEEK_SECTION,
             "kind": Expect({}, otherwise="name"),
             **named_calls({"<｜tool▁sep｜>": "arguments"}, _DEEPSEEK_AFTER),
@@ -338,7 +343,7 @@ TOOL_FORMATS = _of(
         name="internlm",
         models="InternLM2.5, InternLM3",
         content={"<|action_start|>": "kind"},
-        states={
+        states=lambda: {
             "kind": Expect({"<|plugin|>": "call"}),
             **json_calls((), ("<|action_end|>",)),
             "after": Until(Sink.CONTENT, {"<|action_start|>": "kind", "<|action_end|>": Go("content", commits=True)}),
@@ -352,7 +357,7 @@ TOOL_FORMATS = _of(
         name="granite",
         models="Granite 3",
         content={"<|tool_call|>": "call", "<tool_call>": "call"},
-        states=json_calls(("<|tool_call|>", "<tool_call>"), ("<|/tool_call|>", "</tool_call>")),
+        states=lambda: json_calls(("<|tool_call|>", "<tool_call>"), ("<|/tool_call|>", "</tool_call>")),
         prefix='<|tool_call|>[{"name": "NAME", "arguments": ',
         suffix="}]",
         trigger="<|tool_call|>",
@@ -362,7 +367,7 @@ TOOL_FORMATS = _of(
         name="phi4_mini",
         models="Phi-4-mini",
         content={"functools": "call", "<|tool_call|>": "call"},
-        states=json_calls(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
+        states=lambda: json_calls(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
         options={"known_names_only": True},
         prefix='functools[{"name": "NAME", "arguments": ',
         suffix="}]",
@@ -373,7 +378,7 @@ TOOL_FORMATS = _of(
         name="olmo3",
         models="OLMo 3",
         content={"<function_calls>": "call"},
-        states=python_calls(
+        states=lambda: python_calls(
             None,
             {"</function_calls>": Go("after", commits=True)},
             {"<function_calls>": "call", "</function_calls>": Go("after", commits=True)},
@@ -385,7 +390,7 @@ TOOL_FORMATS = _of(
         name="jamba",
         models="Jamba 1.5, 1.6, 1.7",
         content={"<tool_calls>": "call"},
-        states=json_calls(("<tool_calls>",), ("</tool_calls>",)),
+        states=lambda: json_calls(("<tool_calls>",), ("</tool_calls>",)),
         prefix='<tool_calls>[\n    {"name": "NAME", "arguments": ',
         suffix="}\n]</tool_calls>",
         trigger="<tool_calls>",
@@ -395,7 +400,7 @@ TOOL_FORMATS = _of(
         name="mistral",
         models="Mistral, Mixtral, Magistral, Devstral",
         content={"[TOOL_CALLS]": "head"},
-        states={
+        states=lambda: {
             **json_calls(("[TOOL_CALLS]",)),
             **named_calls(
                 {"{": Go("arguments", keeps_marker=True), "[ARGS]": "arguments", "[CALL_ID]": "call_id"}, _MISTRAL_AFTER
@@ -413,7 +418,7 @@ TOOL_FORMATS = _of(
         name="llama4_pythonic",
         models="Llama 4",
         content={"<|python_start|>": "opened"},
-        states={
+        states=lambda: {
             **python_calls(
                 {"[": "name", "<|python_start|>": "opened"}, {"]": Go("closed", commits=True)}, _PYTHONIC_AFTER
             ),
@@ -428,7 +433,7 @@ TOOL_FORMATS = _of(
         name="llama3_json",
         models="Llama 3.1, 3.2, 3.3",
         content={"<|python_tag|>": "call"},
-        states=json_calls(("<|python_tag|>",), _LLAMA_END, separators=(";", ","), bare=True),
+        states=lambda: json_calls(("<|python_tag|>",), _LLAMA_END, separators=(";", ","), bare=True),
         recover="rest",
         options={"known_names_only": True},
         prefix='{"name": "NAME", "parameters": ',
@@ -440,7 +445,7 @@ TOOL_FORMATS = _of(
         name="hermes",
         models="Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4, the demo model",
         content={"<tool_call>": "call"},
-        states=json_calls(("<tool_call>",), ("</tool_call>",)),
+        states=lambda: json_calls(("<tool_call>",), ("</tool_call>",)),
         prefix='<tool_call>\n{"name": "NAME", "arguments": ',
         suffix="}\n</tool_call>",
         trigger="<tool_call>",
@@ -450,7 +455,7 @@ TOOL_FORMATS = _of(
         name="xlam",
         models="xLAM",
         content={"<tool_call>": "call", "[TOOL_CALLS]": "call", "```json": "call"},
-        states={
+        states=lambda: {
             **json_calls(("<tool_call>", "[TOOL_CALLS]", "```json"), ("</tool_call>",), bare=True),
             "after": Expect(
                 {"```": Go("rest", commits=True), "</tool_call>": Go("rest", commits=True), ",": "call", ";": "call"},
@@ -468,7 +473,7 @@ TOOL_FORMATS = _of(
         name="pythonic",
         models="Llama 3.2 (pythonic), ToolACE",
         content={},
-        states=python_calls({"[": "name"}, {"]": Go("after", commits=True)}, {}),
+        states=lambda: python_calls({"[": "name"}, {"]": Go("after", commits=True)}, {}),
         options={"known_names_only": True},
         prefix="[NAME(",
         fingerprints=(("[func_name1(params_name1=params_value1",),),
