@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from quire.setting_fields import ConfigField
 
-__all__ = ["GROUPS", "group_of", "one_line", "page_of", "topic_of"]
+__all__ = ["GROUPS", "default_text", "group_of", "one_line", "page_of", "topic_of", "usage_text"]
 
 
 class Group(NamedTuple):
@@ -151,7 +151,7 @@ def _short_page(
         return "\n".join(lines)
     if "port" in fields:
         specs = [fields[name] for name in MOST_USED if name in fields]
-        lines += [_heading("Most used flags"), *_rows([(_flag(spec), one_line(spec)) for spec in specs])]
+        lines += [_heading("Most used flags"), *_rows([(usage_text(spec), one_line(spec)) for spec in specs])]
         lines += [*_rows([("--config FILE", "YAML file with settings by name")]), ""]
     else:
         lines += [f"It takes the flags of the engine, too, as `quire serve` does: `{prog} --help=all`.", ""]
@@ -210,21 +210,22 @@ def _entry(spec: ConfigField) -> list[str]:
     """A flag with everything that there is to say."""
     width = _width()
     text = spec.help
-    if spec.choices and not all(f"{choice}" in _flag(spec) for choice in spec.choices):
+    if spec.choices and not all(f"{choice}" in usage_text(spec) for choice in spec.choices):
         text += f" One of {', '.join(map(str, spec.choices))}."
-    if (default := _default(spec)) is not None:
+    if (default := default_text(spec)) is not None:
         text += f" Default: {default}."
-    return [f"  {_flag(spec)}", *textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return [f"  {usage_text(spec)}", *textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 
 def one_line(spec: ConfigField) -> str:
     """The first clause of its description, and the default."""
     clause = re.split(r"; |: (?=[^`]*$)|\. (?=[A-Z0-9])", spec.help, maxsplit=1)[0].rstrip(".")
-    default = _default(spec)
+    default = default_text(spec)
     return clause if default is None else f"{clause} (default: {default})"
 
 
-def _flag(spec: ConfigField) -> str:
+def usage_text(spec: ConfigField) -> str:
+    """A flag and what follows it, e.g. "--max-num-seqs REQUESTS"."""
     kinds = [kind for kind in typing.get_args(spec.type) or (spec.type,) if kind is not type(None)]
     if kinds == [bool]:
         return f"--[no-]{spec.flag.removeprefix('--')}"
@@ -242,7 +243,7 @@ def _value_name(spec: ConfigField) -> str:
     return spec.unit.split()[0].upper() if spec.unit else "VALUE"
 
 
-def _default(spec: ConfigField) -> str | None:
+def default_text(spec: ConfigField) -> str | None:
     """The default for people; None where there is nothing to show."""
     value = spec.default
     if value is None or value == () or value == "":
