@@ -198,6 +198,14 @@ def examples(session: nox.Session) -> None:
     python(session, "-m", "pytest", "tests/test_readme_examples.py", "tests/test_examples.py", *session.posargs)
 
 
+@nox.session(venv_backend="uv")
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into build/site; `nox -s docs -- serve` shows it while you write."""
+    session.install("--group", "docs", "-c", "requirements.lock")
+    asked = session.posargs or ["build"]
+    session.run("python", "-m", "mkdocs", asked[0], "--strict", *asked[1:], env={"NO_MKDOCS_2_WARNING": "1"})
+
+
 @nox.session
 def agents(session: nox.Session) -> None:
     """Run today's coding agents, from the npm registry, against a server whose model is scripted. Needs Node.js and the
