@@ -1,5 +1,5 @@
 """The reference of settings and of commands; `python tests/reference_pages.py` writes docs/settings.md and
-docs/commands.md.
+docs/commands.md, and the flags in docs/coming-from-vllm.md.
 
 Everything is read from declarations: settings from the configuration classes (`quire.setting_fields`), groups from
 `quire serve --help`, commands from their table and from the packages of this workspace that add some.
@@ -20,12 +20,15 @@ from typing import Any
 import quire_server.cli  # noqa: F401 - it fills the table of commands
 from quire.environment import OTHER_VARIABLES, VLLM_VARIABLES
 from quire.setting_fields import ConfigField, Sections, config_fields
+from quire.vllm_settings import OTHER_SPELLINGS, VLLM_SETTINGS, VLLMSetting
 from quire_server.commands import COMMANDS, Command, server_sections
 from quire_server.help_text import GROUPS, default_text, group_of, usage_text
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python tests/reference_pages.py"
 
+VLLM_BEGIN = f"<!-- written by `{COMMAND}` -->\n"
+VLLM_END = "<!-- end of what is written -->\n"
 _KINDS = {bool: "on or off", int: "whole number", float: "number", str: "text", dict: "JSON object"}
 
 SETTINGS_HEAD = f"""\
@@ -41,7 +44,8 @@ names.
   that `--config` names). The command line wins over the environment, and the environment over the file.
 - `quire explain NAME` says which value holds, where it came from and what reads it.
 - Whole numbers may have a suffix or an exponent: 4k is 4000, 4K is 4096, 1e6; sizes also 512MB and 8GiB.
-- An unknown name is an error with the nearest known one. Flags of `vllm serve` that are not listed here are answered.
+- An unknown name is an error with the nearest known one. Flags of `vllm serve` that are not listed here are answered:
+  [Coming from vLLM](coming-from-vllm.md#flags).
 
 """
 
@@ -224,7 +228,42 @@ def _cell(text: str) -> str:
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page}
+def vllm_page() -> str:
+    """docs/coming-from-vllm.md with vLLM's flags as they are answered now."""
+    page = (ROOT / "docs" / "coming-from-vllm.md").read_text()
+    before, _, rest = page.partition(VLLM_BEGIN)
+    return f"{before}{VLLM_BEGIN}{vllm_flags()}{VLLM_END}{rest.partition(VLLM_END)[2]}"
+
+
+def vllm_flags() -> str:
+    """vLLM's spellings of our flags, and its flags that are none here with the answer to each, in Markdown."""
+    lines = ["| vLLM | Quire |", "|---|---|"]
+    lines += [f"| `{theirs}` | `{ours}` |" for theirs, ours in sorted(OTHER_SPELLINGS.items())]
+    lines += ["", "In brackets: the values that are accepted, where not all are.", "", "| vLLM | here |", "|---|---|"]
+    for words, members in _vllm_answers().items():
+        lines.append(f"| {', '.join(members)} | {_cell(_prose(words))} |")
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def _vllm_answers() -> dict[str, list[str]]:
+    """Answer -> vLLM's flags that get it, each with the values that it may have."""
+    own = config_fields(server_sections())
+    answers: dict[str, list[str]] = {}
+    for name, setting in VLLM_SETTINGS.items():
+        if name not in own:
+            answers.setdefault(setting.words, []).append(f"`--{name.replace('_', '-')}`{_accepted(setting)}")
+    return answers
+
+
+def _accepted(setting: VLLMSetting) -> str:
+    """Values that a flag of vLLM's may have, in brackets; empty where it may have any without a word."""
+    if setting.values is None:
+        return " (with a warning)" if setting.is_noted else ""
+    words = ", ".join(setting.values) or "none"
+    return f" ({words}, with a warning)" if setting.is_noted else f" ({words})"
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "coming-from-vllm.md": vllm_page}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+
+import quire_server.cli  # noqa: F401 - it fills the table of commands
+from quire.setting_fields import config_fields
+from quire_interfaces import ConfigError
+from quire_server.command_line import settings_from
+from quire_server.commands import COMMANDS, server_sections
 
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = (
@@ -95,3 +104,67 @@ def test_every_page_of_docs_is_in_the_table_of_contents() -> None:
     contents = ROOT / "docs" / "README.md"
     listed = {Path(os.path.normpath(contents.parent / link.partition("#")[0])) for link in links(contents)}
     assert set((ROOT / "docs").glob("*.md")) - listed == {contents}
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """Commands of `quire` in a page's blocks of shell, but those with places to fill in."""
+    for block in re.findall(r"^```(?:sh|bash|shell)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        joined: list[str] = []
+        for line in block.replace("\\\n", " ").splitlines():
+            if joined and joined[-1].partition(" #")[0].count("'") % 2:  # a value over two lines
+                joined[-1] += f" {line}"
+            else:
+                joined.append(line)
+        for line in joined:
+            match = re.match(r"(?:uv run )?(quire [a-z].*)", line.strip())
+            if match and not re.search(r"[\[<|&>$]|\.\.\.", match[1]):
+                yield match[1]
+
+
+def wrong_command(line: str) -> str:
+    """What is wrong with a command line of `quire`; empty for nothing, and for commands of other packages."""
+    _, name, *arguments = shlex.split(line, comments=True)
+    if name not in COMMANDS:
+        return "" if name in ("bench", "make-model", "new-model", "new-op", "verify") else f"no command {name}"
+    command = COMMANDS[name]
+    sections = command.sections() if command.sections is not None else {}
+    said = io.StringIO()
+    if any(each == "--help" or each.startswith("--help=") for each in arguments):
+        return ""
+    try:
+        with contextlib.redirect_stderr(said):
+            settings_from(command.parser(name), arguments, sections)
+    except ConfigError as error:
+        return str(error)
+    except SystemExit:
+        return said.getvalue()
+    return ""
+
+
+def test_commands_of_every_page_are_understood() -> None:
+    lines = {(page.name, line) for page in PAGES for line in command_lines(page)}
+    assert len(lines) > 40
+    assert {(*each, wrong) for each in lines if (wrong := wrong_command(each[1]))} == set()
+
+
+def test_wrong_commands_are_found() -> None:
+    assert "--max-num-seqs" in wrong_command("quire serve --max-num-sequences 3")
+    assert "whole number" in wrong_command("quire plan --max-num-seqs three  # of them")
+    assert "no command" in wrong_command("quire sevre")
+    assert wrong_command("quire serve model --max-num-seqs 3 -tp 2") == ""
+
+
+@pytest.mark.parametrize("door", ["vllm", "ollama", "llama-cpp", "sglang"])
+def test_flags_of_the_guides_are_ours(door: str) -> None:
+    """Of tables that have another engine's commands and flags on the left and Quire's on the right."""
+    known = {spec.flag for spec in config_fields(server_sections()).values()} | {"--speculative-config"}
+    known |= {f"--no-{flag[2:]}" for flag in known}
+    known |= {name for command in COMMANDS.values() for each in command.arguments for name in each.names}
+    page = (ROOT / "docs" / f"coming-from-{door}.md").read_text()
+    tables = re.findall(r"^\| [\w.]+ \| Quire \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rights = [row.rsplit(" | ", 1)[1] for table in tables for row in table.splitlines()]
+    codes = [code for right in rights for code in re.findall(r"`([^`]*)`", right)]
+    flags = {flag for code in codes for flag in re.findall(r"(?<!\S)--[a-z-]+", code)}
+    assert len(tables) >= 2
+    assert len(flags) >= 5
+    assert flags - known == set()
