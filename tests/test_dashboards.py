@@ -20,6 +20,25 @@ from quire_multimodal import MediaStats
 from quire_observability import EngineMetrics
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
+VLLM_METRICS = """
+num_requests_running num_requests_waiting num_requests_waiting_by_reason num_requests_kv_fetch_by_stage
+engine_sleep_state kv_cache_usage_perc corrupted_requests watermark_requests prefix_cache_queries prefix_cache_hits
+external_prefix_cache_queries external_prefix_cache_hits mm_cache_queries mm_cache_hits num_preemptions prompt_tokens
+prompt_tokens_by_source prompt_tokens_cached prompt_tokens_cached_by_source generation_tokens request_success
+admission_rejections request_prompt_tokens request_generation_tokens iteration_tokens_total
+request_max_num_generation_tokens request_params_n request_params_max_tokens time_to_first_token_seconds
+inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
+request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds
+request_num_preemptions request_prefill_kv_computed_tokens kv_block_lifetime_seconds
+kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds lora_requests_info cache_config_info
+estimated_flops_per_gpu_total estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total
+spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
+spec_decode_num_accepted_tokens_per_pos diffusion_num_denoising_steps diffusion_num_canvas_positions
+diffusion_num_committed_tokens sleep_mode_operation_duration_seconds sleep_mode_operations_in_flight
+websocket_connections_active websocket_connections_total websocket_connection_duration_seconds
+tool_call_parser_invocations_total
+""".split()
+"""Of vLLM 0.33.0, but for those of its connectors and of weight updates."""
 SCRAPE_LABELS = {"instance", "job"}
 """What Prometheus adds."""
 FUNCTIONS = {"histogram_quantile", "increase", "rate"}
@@ -170,6 +189,11 @@ def test_expressions_ask_for_what_a_server_has(writer: Any, prefix: str) -> None
     assert families - shown <= {
         "mm_encoded_embeds",
         "mm_prepared_embeds",
+        "engine_sleep_state",
+        "lora_requests_info",
+        "prompt_tokens_cached_by_source",
+        "request_max_num_generation_tokens",
+        "request_prefill_kv_computed_tokens",
         "request_inference_time_seconds",
         "request_num_preemptions",
         "request_params_max_tokens",
@@ -177,6 +201,16 @@ def test_expressions_ask_for_what_a_server_has(writer: Any, prefix: str) -> None
         "request_time_per_output_token_seconds",
         *{name for name in families if name.endswith("_created")},
     }
+
+
+def test_the_page_tells_which_metrics_of_vllm_are_missing() -> None:
+    metrics = live_metrics("vllm")
+    metrics.set_cache_config(block_size=16)
+    have = {family.name.removeprefix("vllm:") for family in metrics.collect()}
+    page = (DEPLOY.parent / "docs/operations.md").read_text()
+    table = page.partition("<!-- not in /metrics -->")[2].partition("\n\nNames")[0]
+    told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+    assert set(VLLM_METRICS) - have == told - {"http_requests_total", "http_request_duration_seconds"}
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,24 @@ def test_metrics_count_what_was_served(live):
     assert generated() == before + 7
 
 
+def test_metrics_tell_what_a_prompt_of_several_completions_took(live):
+    def figure(name: str) -> float:
+        text = live.client.get("/metrics").text
+        return sum(float(each) for each in re.findall(rf"^quire:{name}(?:\{{.*\}})? (.*)$", text, re.MULTILINE))
+
+    names = ("request_max_num_generation_tokens_sum", "request_max_num_generation_tokens_count")
+    names += ("request_prefill_kv_computed_tokens_sum", "request_prompt_tokens_sum", "prompt_tokens_cached_total")
+    before = {name: figure(name) for name in names}
+    sent = {"prompt": [5] * 40, "max_tokens": 6, "ignore_eos": True, "n": 3}
+    live.post("/v1/completions", sent)
+    live.post("/v1/completions", {**sent, "n": 1})
+    longest, count, computed, prompts, cached = (figure(name) - before[name] for name in names)
+    assert (longest, count) == (12, 2)
+    assert prompts == 160
+    assert cached > 0
+    assert computed == prompts - cached
+
+
 @pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/metrics", "/"])
 def test_head_is_get_without_a_body(live, path):
     response = live.client.head(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -47,6 +48,11 @@ def stream(client: httpx.Client, has_begun: threading.Event, **fields: Any) -> A
     return text
 
 
+def sleep_states(client: httpx.Client) -> set[str]:
+    """What `engine_sleep_state` says that it holds."""
+    return set(re.findall(r'quire:engine_sleep_state\{.*sleep_state="(\w+)"\} 1', client.get("/metrics").text))
+
+
 def cached_tokens(client: httpx.Client, **fields: Any) -> int:
     usage = client.post("/v1/completions", json={**BODY, **fields}).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -57,6 +63,7 @@ def test_level_0_lets_requests_wait(served: Any) -> None:
     expected = complete(client)
     assert client.post("/sleep?level=0").json() == {"level": 0, "bytes_given_back": 0}
     assert client.get("/is_sleeping").json() == {"is_sleeping": True, "level": 0}
+    assert sleep_states(client) == set()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(complete, client)
         time.sleep(0.3)
@@ -84,6 +91,7 @@ def test_level_1_gives_the_cache_back_and_computes_running_requests_anew(served:
         refused = client.post("/v1/completions", json=BODY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
         assert client.get("/health").status_code == 200
+        assert sleep_states(client) == {"kv_cache_released"}
         assert not running.done()
         assert client.post("/wake_up").status_code == 200
         assert running.result(60) == expected
@@ -100,7 +108,11 @@ def test_what_cannot_be_is_refused(served: Any) -> None:
         assert words in response.json()["error"]["message"]
         assert client.get("/is_sleeping").json()["is_sleeping"] is False
     assert client.post("/wake_up").status_code == 200
+    assert sleep_states(client) == {"awake"}
     complete(client)
+    (cache,) = re.findall(r"quire:cache_config_info\{(.*)\} 1", client.get("/metrics").text)
+    assert 'enable_prefix_caching="True"' in cache
+    assert 'num_gpu_blocks="' in cache
 
 
 def test_without_the_flag_there_is_no_such_route(live: Any) -> None:

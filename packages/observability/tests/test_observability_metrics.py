@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,8 @@ request_decode_time_seconds_count request_prompt_tokens_bucket request_generatio
 request_params_n_bucket request_params_max_tokens_bucket request_num_preemptions_bucket
 grammar_cache_queries_total grammar_cache_hits_total grammar_compile_failures_total
 spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
-cache_config_info
+request_prefill_kv_computed_tokens_bucket request_max_num_generation_tokens_bucket
+prompt_tokens_cached_by_source_total engine_sleep_state cache_config_info
 """.split()
 
 
@@ -140,6 +142,8 @@ def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
             num_prompt_tokens_total=100,
             num_cached_prompt_tokens_total=64,
             num_external_prompt_tokens_total=24,
+            prefix_cache_hit_tokens_total=40,
+            external_prefix_cache_hit_tokens_total=24,
             num_accepted_tokens_total=9,
             num_accepted_tokens_per_pos_total=[6, 2, 1],
             draft_seconds_total=0.5,
@@ -160,6 +164,7 @@ def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
     for total, parts in (
         ("num_requests_waiting", "num_requests_waiting_by_reason"),
         ("prompt_tokens_total", "prompt_tokens_by_source_total"),
+        ("prompt_tokens_cached_total", "prompt_tokens_cached_by_source_total"),
         ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
     ):
         together = sum(number for (name, _), number in found.items() if name == f"{prefix}:{parts}")
@@ -183,12 +188,77 @@ def test_a_finished_request_is_taken_apart() -> None:
         "request_params_n_sum": 4,
         "request_params_max_tokens_sum": 128,
         "request_num_preemptions_sum": 2,
+        "request_prefill_kv_computed_tokens_sum": 16,
     }
     for name, number in expected.items():
         assert value(metrics, f"quire:{name}") == pytest.approx(number)
     assert value(metrics, "quire:request_success_total", finished_reason="stop") == 1
     assert value(metrics, "quire:request_success_total", finished_reason="length") == 1
     assert value(metrics, "quire:request_success_total", finished_reason="abort") == 0
+
+
+def completion(index: int, num_generation_tokens: int, **changes: Any) -> SimpleNamespace:
+    names = {"request_id": f"{changes.get('client_request_id')}-{index}", "client_request_id": None}
+    return request(**(names | changes), num_generation_tokens=num_generation_tokens)
+
+
+def test_the_longest_of_several_completions_is_told_when_all_have_ended() -> None:
+    metrics = EngineMetrics()
+    name = "quire:request_max_num_generation_tokens"
+    first = [completion(i, tokens, n=3, client_request_id="a") for i, tokens in enumerate((4, 9, 2))]
+    second = [completion(i, tokens, n=2, client_request_id="b") for i, tokens in enumerate((20, 30))]
+    for each in (*first, *second):
+        metrics.on_added(each)
+    for each in (second[0], *first[:2]):
+        metrics.on_finished(each, FinishReason.STOP)
+    assert value(metrics, f"{name}_count") == 0
+    metrics.on_finished(first[2], FinishReason.LENGTH)
+    assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (1, 9)
+    metrics.on_rejected(second[1])
+    assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (2, 39)
+    metrics.on_finished(request(n=1, num_generation_tokens=5), FinishReason.STOP)
+    assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (3, 44)
+
+
+def test_completions_of_which_some_were_not_sent_do_not_wait_for_them() -> None:
+    metrics = EngineMetrics()
+    halves = [completion(0, 4, n=2, client_request_id=each) for each in ("a", "b")]
+    for each in halves:
+        metrics.on_added(each)
+    metrics.on_finished(halves[0], FinishReason.ABORT)
+    assert value(metrics, "quire:request_max_num_generation_tokens_sum") == 4
+    metrics.on_added(completion(1, 6, n=2, client_request_id="b"))
+    metrics.on_finished(halves[1], FinishReason.STOP)
+    assert value(metrics, "quire:request_max_num_generation_tokens_count") == 1
+
+
+def test_engines_share_the_completions_of_a_prompt() -> None:
+    metrics = EngineMetrics(labels={"engine": "0"})
+    engines = [metrics.of_engine(rank) for rank in (0, 1)]
+    both = [completion(i, tokens, n=2, client_request_id="a") for i, tokens in enumerate((7, 3))]
+    for engine, each in zip(engines, both, strict=True):
+        engine.on_added(each)
+    for engine, each in zip(engines, both, strict=True):
+        engine.on_finished(each, FinishReason.STOP)
+    name = "quire:request_max_num_generation_tokens_sum"
+    assert (value(metrics, name, engine="0"), value(metrics, name, engine="1")) == (0, 7)
+
+
+def test_a_sleeping_engine_is_not_awake() -> None:
+    metrics = EngineMetrics()
+
+    def states() -> dict[str, float]:
+        family = next(each for each in metrics.collect() if each.name == "quire:engine_sleep_state")
+        return {sample.labels["sleep_state"]: sample.value for sample in family.samples}
+
+    asleep = {"awake": 0, "kv_cache_released": 0, "weights_offloaded": 0, "discard_all": 0}
+    assert states() == asleep | {"awake": 1}
+    metrics.on_sleep(0)
+    assert states() == asleep
+    metrics.on_sleep(1)
+    assert states() == asleep | {"kv_cache_released": 1}
+    metrics.on_sleep(None)
+    assert states() == asleep | {"awake": 1}
 
 
 def test_requests_that_never_ran_have_no_times() -> None:
@@ -231,10 +301,13 @@ def test_adapters_have_their_users_name_and_their_tenant() -> None:
     metrics = EngineMetrics(registry=CollectorRegistry())
     metrics.adapter_labels = {"a": ("a", ""), "b@us": ("b", "us")}.__getitem__
     counts = {"a": 2, "b@us": 1}
-    metrics.on_step(1, SchedulerStats(num_adapter_slots=4, adapter_requests_running=counts))
+    stats = SchedulerStats(num_adapter_slots=4, adapter_requests_running=counts, adapter_requests_waiting={"b@us": 1})
+    metrics.on_step(1, stats)
     text = metrics.exposition().decode()
     assert 'quire:lora_requests_running{adapter="a",tenant=""} 2.0' in text
     assert 'quire:lora_requests_running{adapter="b",tenant="us"} 1.0' in text
+    name = 'quire:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="b"} '
+    assert float(text.partition(name)[2].split()[0]) == pytest.approx(time.time(), abs=60)
 
 
 def test_experts_have_figures_where_they_are_balanced() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire import AsyncLLM, QuireConfig
-from quire.data_parallel import engine_ranks, pool_ranks
+from quire.data_parallel import pool_ranks
 from quire_engine import EngineHub, EngineInfo, FrontAddresses
 from quire_engine.process import signal_name
 from quire_interfaces import ConfigError, EngineDeadError
@@ -31,6 +31,7 @@ from quire_server.config import ServerConfig
 from quire_server.elastic import pool_of
 from quire_server.engine_view.service import request_explanations, request_list
 from quire_server.exit_status import EngineStartError, ExitStatus
+from quire_server.metric_labels import label_metrics
 from quire_server.stopping import Stopping
 
 __all__ = ["APIProcessSpec", "HubProcess", "num_api_processes"]
@@ -186,11 +187,7 @@ class HubProcess:
                 self._start(process)
             info = await ready(self._llm)
             names = self._server.served_model_name or (info.model,)
-            first_rank = engine_ranks(self._llm.config.data_parallel).first
-            self._metrics.set_labels(model_name=names[0], engine=str(first_rank))
-            self._metrics.set_cache_config(
-                block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
-            )
+            label_metrics(self._metrics, names[0], self._llm.config, info)
             self._hub.tell_ready()
             stopped = asyncio.ensure_future(self._stopping.drains().wait())
             all_ready = asyncio.ensure_future(self._all_ready.wait())

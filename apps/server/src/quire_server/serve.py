@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire import AsyncLLM, QuireConfig, __version__
-from quire.data_parallel import engine_ranks
 from quire.demo import seeing_demo
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, EngineDeadError, RequestError
@@ -30,6 +29,7 @@ from quire_server.files.folder import check_files_dir
 from quire_server.io_processors import load_io_processor
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
+from quire_server.metric_labels import label_metrics
 from quire_server.middleware import load_middleware
 from quire_server.response_store import check_response_store
 from quire_server.stopping import Stopping, stopping_on_signals
@@ -225,11 +225,8 @@ async def _serve(
             pooling_metrics=None if second is None else second.metrics,
             mcp_servers=mcp_servers,
         )
-        metrics.set_labels(model_name=names[0], engine=str(engine_ranks(llm.config.data_parallel).first))
+        label_metrics(metrics, names[0], llm.config, info)
         metrics.adapter_labels = context.adapter_labels
-        metrics.set_cache_config(
-            block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
-        )
         http = make_http_server(context)
         listen(listening, server)
         stopped = asyncio.ensure_future(stopping.drains().wait())

@@ -44,6 +44,9 @@ class EngineListener(Protocol):
     def on_stall(self) -> None:
         """The engine has taken no step for `stall_timeout_s` though it has requests."""
 
+    def on_sleep(self, level: int | None) -> None:
+        """The engine was put to sleep at this level, or woken (None)."""
+
 
 class NullListener:
     """An `EngineListener` that does nothing."""
@@ -65,3 +68,5 @@ class NullListener:
     def on_restart(self, reason: str) -> None: ...
 
     def on_stall(self) -> None: ...
+
+    def on_sleep(self, level: int | None) -> None: ...

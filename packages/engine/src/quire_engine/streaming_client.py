@@ -521,10 +521,12 @@ class StreamingClient:
     async def sleep(self, level: int = 1) -> int:
         num_bytes = int(await self._call("sleep", level=level))
         self._rest = ("sleep", {"level": level})
+        self.listener.on_sleep(level)
         return num_bytes
 
     async def wake_up(self) -> None:
         await self._call("wake_up")
+        self.listener.on_sleep(None)
         if self._rest is not None and self._rest[0] == "sleep":
             self._rest = None
         self._progress_s = time.monotonic()

@@ -8,6 +8,7 @@ whoever serves `/metrics` calls `exposition`.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import accumulate
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats, sum_stats
 from quire_interfaces.engine_watch import RequestRecord
+from quire_observability.completions import CompletionGroups
 from quire_observability.histogram import Histogram
 from quire_observability.request_log import RequestLog, RequestTimes
 
@@ -43,6 +45,8 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY_BOUNDS_S),
     "request_prompt_tokens": ("Prompt tokens per request.", _TOKEN_BOUNDS),
     "request_generation_tokens": ("Output tokens per request.", _TOKEN_BOUNDS),
+    "request_max_num_generation_tokens": ("Output tokens of the longest of n completions.", _TOKEN_BOUNDS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens per request that no cache had.", _TOKEN_BOUNDS),
     "request_params_n": ("Completions asked for.", _SMALL_BOUNDS),
     "request_params_max_tokens": ("Output tokens allowed.", _TOKEN_BOUNDS),
     "request_num_preemptions": ("How often a request lost its place.", _SMALL_BOUNDS),
@@ -180,6 +184,9 @@ class EngineMetrics(Collector):
         """What was prepared so far, by modality; nothing where the model takes text only."""
         self.requests = RequestLog()
         """The requests in flight, and the last ones that ended; of all engines."""
+        self._completions = CompletionGroups()
+        """Those of n > 1; of all engines, which may share the completions of a prompt."""
+        self._sleep_level: int | None = None
         self._rank: int | None = None
         """Of the engine that reports here; None until one is asked for."""
         self._others: dict[int, EngineMetrics] = {}
@@ -212,7 +219,7 @@ class EngineMetrics(Collector):
             labels = dict(zip(self._label_names, self._label_values, strict=True))
             self._others[rank] = EngineMetrics(self._prefix, labels={**labels, "engine": str(rank)})
             self._others[rank].on_request_end = lambda metrics: self.on_request_end(metrics)
-            self._others[rank].requests = self.requests
+            self._others[rank].requests, self._others[rank]._completions = self.requests, self._completions
         return self._others[rank]
 
     def set_labels(self, **labels: str) -> None:
@@ -244,6 +251,8 @@ class EngineMetrics(Collector):
     def on_added(self, metrics: RequestTimes) -> None:
         """A request was handed to the engine: it belongs to what `current_requests` collects."""
         self.requests.added(metrics)
+        if metrics.n > 1:
+            self._completions.added(metrics)
         current = current_requests.get()
         if current is not None:
             current.append(metrics)
@@ -266,6 +275,9 @@ class EngineMetrics(Collector):
         observe = self._observe
         observe("request_prompt_tokens", metrics.num_prompt_tokens)
         observe("request_generation_tokens", metrics.num_generation_tokens)
+        longest = metrics.num_generation_tokens if metrics.n == 1 else self._completions.ended(metrics)
+        if longest is not None:
+            observe("request_max_num_generation_tokens", longest)
         observe("request_params_n", metrics.n)
         observe("request_params_max_tokens", metrics.max_tokens)
         observe("request_num_preemptions", metrics.num_preemptions)
@@ -277,6 +289,7 @@ class EngineMetrics(Collector):
             return
         decode_s = metrics.last_token_time_s - metrics.first_token_time_s
         observe("request_prefill_time_seconds", metrics.first_token_time_s - metrics.scheduled_time_s)
+        observe("request_prefill_kv_computed_tokens", metrics.num_prompt_tokens - metrics.num_cached_tokens)
         observe("request_decode_time_seconds", decode_s)
         observe("request_inference_time_seconds", metrics.last_token_time_s - metrics.scheduled_time_s)
         if metrics.num_generation_tokens > 1:
@@ -291,6 +304,9 @@ class EngineMetrics(Collector):
     def on_rejected(self, metrics: RequestTimes) -> None:
         """The engine refused a request."""
         self._num_rejected += 1
+        longest = self._completions.ended(metrics)
+        if longest:
+            self._observe("request_max_num_generation_tokens", longest)
         self.requests.rejected(metrics)
 
     def on_watched(self, records: Sequence[RequestRecord]) -> None:
@@ -304,6 +320,10 @@ class EngineMetrics(Collector):
     def on_stall(self) -> None:
         """The engine stopped stepping though it has requests."""
         self._num_stalls += 1
+
+    def on_sleep(self, level: int | None) -> None:
+        """The engine went to sleep at this level, or was woken (None)."""
+        self._sleep_level = level
 
     @property
     def stats(self) -> SchedulerStats:
@@ -382,6 +402,13 @@ class EngineMetrics(Collector):
             ("external_kv_transfer", num_external),
         )
         yield self._labelled("prompt_tokens_by_source", "Prompt tokens, computed or from a cache.", "source", sources)
+        hits = (
+            ("device", stats.prefix_cache_hit_tokens_total),
+            ("external_unspecified", stats.external_prefix_cache_hit_tokens_total),
+        )
+        text = "Tokens found in the prefix cache, in memory (device) or by a tier beside it, counted at admission."
+        yield self._labelled("prompt_tokens_cached_by_source", text, "source", hits)
+        yield self._sleep_state()
         positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
         text = "Drafts whose token at this position, from 0, was accepted."
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
@@ -444,6 +471,29 @@ class EngineMetrics(Collector):
             for name, count in counts.items():
                 family.add_metric([*self._label_values, *self.adapter_labels(name)], count)
             yield family
+
+        info = GaugeMetricFamily(
+            self._name("lora_requests_info"),
+            "Adapters of running and waiting requests, comma-separated; the value is the time of the scrape.",
+            labels=[*self._label_names, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        lists = [",".join(self.adapter_labels(name)[0] for name in sorted(counts)) for _, counts in requests]
+        info.add_metric([*self._label_values, str(stats.num_adapter_slots), *lists], time.time())
+        yield info
+
+    def _sleep_state(self) -> GaugeMetricFamily:
+        """Weights stay in memory at every level, so that the two states of vLLM's levels are never 1."""
+        level = self._sleep_level
+        family = GaugeMetricFamily(
+            self._name("engine_sleep_state"),
+            "1 for what holds: awake; asleep with the memory of the KV cache given back (kv_cache_released); weights "
+            "are never given back (weights_offloaded, discard_all).",
+            labels=[*self._label_names, "sleep_state"],
+        )
+        states = {"awake": level is None, "kv_cache_released": level == 1}
+        for state in (*states, "weights_offloaded", "discard_all"):
+            family.add_metric([*self._label_values, state], float(states.get(state, False)))
+        return family
 
     def _experts(self, stats: SchedulerStats) -> Iterator[Metric]:
         text = "Mean tokens of a rank over those of the fullest one in the last steps: 1 is balanced."
