@@ -32,6 +32,13 @@ PNG = base64.b64decode(
 )
 
 
+def is_readable(file, seconds):
+    """Whether there is something to read within a time; `select.select` takes no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
+
+
 class Scripted(ThreadingHTTPServer):
     """Answers chats with what `answers` holds, one after another, and notes requests and clients that left."""
 
@@ -79,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _wait_until_left(self) -> None:
         self.wfile.flush()
-        if select.select([self.connection], [], [], 30)[0]:
+        if is_readable(self.connection, 30):
             self.server.left.set()
 
     def _send(self, status: int, kind: str, data: bytes) -> None:
@@ -142,7 +149,7 @@ class Terminal:
                 self._seen = found.end()
                 return found
             assert time.monotonic() < end_s, f"no {pattern!r} in {self.output[self._seen :]!r}"
-            if select.select([self.fd], [], [], 0.1)[0]:
+            if is_readable(self.fd, 0.1):
                 with contextlib.suppress(OSError):
                     self.output += os.read(self.fd, 65536).decode(errors="replace")
             elif self.popen.poll() is not None:
@@ -154,7 +161,7 @@ class Terminal:
     def end(self) -> int:
         """Its exit status."""
         with contextlib.suppress(OSError):
-            while self.popen.poll() is None and select.select([self.fd], [], [], 10)[0]:
+            while self.popen.poll() is None and is_readable(self.fd, 10):
                 self.output += os.read(self.fd, 65536).decode(errors="replace")
         status = self.popen.wait(20)
         os.close(self.fd)

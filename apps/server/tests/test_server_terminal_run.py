@@ -33,6 +33,13 @@ sys.exit(run(parsed.engine_config(), parsed.sections["server"], parsed.origins, 
 ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 64}
 
 
+def is_readable(file, seconds):
+    """Whether there is something to read within a time; `select.select` takes no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
+
+
 def parsed(*arguments: str) -> cli.ParsedCommand:
     parser = cli.COMMANDS["run"].parser("run")
     return cli.ParsedCommand(*settings_from(parser, list(arguments), cli.server_sections()))
@@ -89,7 +96,7 @@ def test_the_server_of_a_killed_chat_ends(tiny_folder):
         output, end_s = "", time.monotonic() + 90
         while text not in output:
             assert time.monotonic() < end_s, output
-            if select.select([outside], [], [], 0.2)[0]:
+            if is_readable(outside, 0.2):
                 output += os.read(outside, 65536).decode()
         return output
 

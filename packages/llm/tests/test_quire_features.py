@@ -192,7 +192,8 @@ def test_features_go_together(row: dict[str, str | None], models: dict[str, dict
     for pair, answer in itertools.chain(*(round_.items() for round_ in got)):
         assert answer.exact == wanted[pair].exact, pair
         assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=error), pair
-    assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
+    if row["engines"] is None:  # of several, each may have room enough for its part
+        assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
     assert (stats.prefix_cache_hit_tokens_total > 0) == (row["prefix caching"] is not None)
     assert (stats.external_prefix_cache_hit_tokens_total > 0) == (row["tier"] is not None)
     assert (stats.num_draft_tokens_total > 0) == (row["drafts"] is not None)

@@ -132,19 +132,23 @@ class Liveness:
 
     def _listen(self, heard: dict[int, float]) -> None:
         """Receive for `BEAT_S`, or until a rank is gone."""
-        peers = {each: peer for peer, each in self._sockets.items()}
+        peers = {each.fileno(): (peer, each) for peer, each in self._sockets.items()}
+        waiting = select.poll()  # select() takes no descriptor above 1,023
+        for fd in peers:
+            waiting.register(fd, select.POLLIN)
         end = time.monotonic() + BEAT_S
         while self._failure is None and (left_s := end - time.monotonic()) > 0:
-            for each in select.select(list(peers), [], [], left_s)[0]:
+            for fd, _ in waiting.poll(left_s * 1000):
+                peer, each = peers[fd]
                 try:
                     message = json.loads(each.recv(4096))
                 except ConnectionRefusedError:
-                    self._refused(peers[each])
+                    self._refused(peer)
                 except (OSError, ValueError):
                     continue
                 else:
                     if isinstance(message, list) and message[:1] == [self._token]:
-                        heard[peers[each]] = time.monotonic()
+                        heard[peer] = time.monotonic()
                         self._hear(message[1])
 
     def _hear(self, failure: list[object] | None) -> None:

@@ -128,10 +128,13 @@ class TorchCollectives(ExchangeCollectives):
         return liveness
 
     def _end_waiting(self) -> None:
-        """Make what waits for other ranks raise: a message that is late spoils all connections of gloo."""
-        with contextlib.suppress(RuntimeError):
-            peer = (self._rank + 1) % self._size
-            self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, _ENDS).wait(timedelta(milliseconds=1))
+        """Make what waits for other ranks raise: a message that is late spoils all connections of gloo. One from a rank
+        whose connection has ended is refused at once and spoils none, so that all of them are asked."""
+        for peer in range(self._size):
+            if peer != self._rank:
+                with contextlib.suppress(RuntimeError):
+                    late = torch.empty(1, dtype=torch.uint8)
+                    self._gloo.recv([late], peer, _ENDS).wait(timedelta(milliseconds=1))
         if self._nccl is not None:
             self._nccl.abort()
 

@@ -141,6 +141,7 @@ class RouterApp:
                 except HTTPError as error:
                     if attempt or is_begun or error.code != "model_gone":
                         raise
+                    await model.notice_end()
             # It died before it answered: the second attempt starts it again.
 
     def _only(self) -> str:

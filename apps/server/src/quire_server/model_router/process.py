@@ -32,6 +32,8 @@ ROUTER_SETTINGS = frozenset(
     }
 )  # fmt: skip
 """Settings that are the router's own; all others are those of each model's server, too."""
+NOTICE_S = 5.0
+"""How long the system may take to say that a process has ended."""
 STOP_GRACE_S = 10.0
 """Beyond the time that running requests have; then the process is killed."""
 LOOK_S = 0.05
@@ -104,6 +106,13 @@ class ModelProcess:
                 raise
             self.status, self.load_s = "loaded", time.monotonic() - begin_s
             _logger.info("loaded %s after %.1f s", self.name, self.load_s)
+
+    async def notice_end(self) -> None:
+        """Wait until the end of its process is known, whose connections have ended: they may be the first to tell."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), NOTICE_S)
 
     async def stop(self) -> None:
         """Let running requests finish, then end its process."""
