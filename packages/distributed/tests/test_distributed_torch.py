@@ -15,17 +15,21 @@ from quire_distributed import Collectives, Mesh, SingleRank, TorchRendezvous
 from quire_interfaces import ConfigError, RankDeadError
 
 RANK = """
-import sys, torch
+import os, sys, torch
 from quire_distributed import Mesh, TorchRendezvous
+from quire_interfaces import RankDeadError
 port, mesh = int(sys.argv[1]), Mesh(tp=int(sys.argv[3]), rank=int(sys.argv[2]))
 each = TorchRendezvous("127.0.0.1", port, mesh.rank, mesh.world_size).group("tp", mesh.group("tp"))
-while True:
-    x = each.broadcast(torch.empty(3, 20_000))
-    each.all_reduce(x * each.rank)
-    each.all_gather(x + each.rank, dim=0)
-    each.send(x + each.rank, 0)
+try:
+    while True:
+        x = each.broadcast(torch.empty(3, 20_000))
+        each.all_reduce(x * each.rank)
+        each.all_gather(x + each.rank, dim=0)
+        each.send(x + each.rank, 0)
+except RankDeadError as error:
+    os._exit(100 + error.rank)  # as `run_rank`: torch's destructors may wait for ranks that are gone
 """
-"""A rank that does as rank 0 says."""
+"""A rank that does as rank 0 says, and whose exit status tells which rank it missed."""
 
 Start = Callable[[int], Collectives]
 
@@ -84,25 +88,16 @@ def test_processes_give_the_bits_of_torch(start: Start) -> None:
         round_of(group)
 
 
-def test_a_killed_process_is_named(start: Start, children: list[subprocess.Popen[bytes]]) -> None:
+def test_a_killed_process_is_named_to_every_rank(start: Start, children: list[subprocess.Popen[bytes]]) -> None:
     group = start(3)
     round_of(group)
     children[1].send_signal(signal.SIGKILL)
     with pytest.raises(RankDeadError, match="rank 2 is gone: ") as caught:
         rounds_without_end(group)
     assert caught.value.rank == 2
+    assert children[0].wait(timeout=200) == 102, "the other rank waits on"
     with pytest.raises(RankDeadError, match="rank 2"):
         group.isend(torch.zeros(1), 1)
-
-
-@pytest.mark.xfail(strict=False, reason="now and then, beside other tests, the other rank waits on: cause unknown")
-def test_a_killed_process_ends_every_rank(start: Start, children: list[subprocess.Popen[bytes]]) -> None:
-    group = start(3)
-    round_of(group)
-    children[1].send_signal(signal.SIGKILL)
-    with pytest.raises(RankDeadError, match="rank 2 is gone: "):
-        rounds_without_end(group)
-    assert children[0].wait(timeout=60) == 1, "the other rank waits on"
 
 
 def test_a_stopped_process_falls_silent(start: Start, children: list[subprocess.Popen[bytes]]) -> None:

@@ -128,6 +128,11 @@ def run_rank(spec: RankSpec, channel: Channel) -> int:
         serve(worker, channel)
     except (EOFError, OSError):  # rank 0 is gone
         return 1
+    except RankDeadError:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # At the end of a program torch's destructors may wait for ranks, which have nothing more to say.
+        os._exit(1)
     return 0
 
 
