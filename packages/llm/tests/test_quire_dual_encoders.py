@@ -67,7 +67,8 @@ def test_vectors_have_length_one_unless_asked(model: DualEncoder, llm: LLM) -> N
 def test_scores_of_images_for_a_text(model: DualEncoder, llm: LLM) -> None:
     text = model.text_features(TEXTS[0])
     expected = [torch.cosine_similarity(text, model.image_features(image), dim=0) for image in IMAGES]
-    scores = llm.score(TEXTS[0], [*map(image_prompt, IMAGES)], use_tqdm=False)  # type: ignore[arg-type, list-item]
+    prompts: Any = [*map(image_prompt, IMAGES)]
+    scores = llm.score(TEXTS[0], prompts, use_tqdm=False)
     assert [each.outputs.score for each in scores] == pytest.approx([float(each) for each in expected], abs=2e-6)
 
 

@@ -59,7 +59,8 @@ def is_good(timing: Timing, goals: Mapping[str, float]) -> bool:
     if timing.error is not None:
         return False
     seconds = {"ttft": timing.first_token_s, "tpot": per_token_s(timing), "e2el": timing.total_s}
-    return all(seconds[name] is None or 1000 * seconds[name] <= limit for name, limit in goals.items())  # type: ignore[operator]
+    taken = [(seconds[name], limit) for name, limit in goals.items()]
+    return all(each is None or 1000 * each <= limit for each, limit in taken)
 
 
 def serving_results(

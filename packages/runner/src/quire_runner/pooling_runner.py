@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_attention import EncoderBatch
 from quire_interfaces.media import PromptMedia
-from quire_interfaces.pooling import PooledOutput
+from quire_interfaces.pooling import PooledOutput, PoolingParams
 from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
 from quire_ops import LoraTokens, to_device
 from quire_runner.affinity import bind_team, choose_cores
@@ -139,8 +139,8 @@ class PoolingRunner:
         images = [row for row in rows if row in self._images] if self._images else []
         if images:
             vectors = torch.cat([self._media.embeds_of(self._images[row]) for row in images])
-            params = [self._texts[row].pooling_params for row in images]
-            outputs.update(zip(images, self._pooler.finish_vectors(vectors, params), strict=True))  # type: ignore[arg-type]
+            params = [_params_of(self._texts[row]) for row in images]
+            outputs.update(zip(images, self._pooler.finish_vectors(vectors, params), strict=True))
         for is_expanded in (False, True):
             texts = {
                 row: text
@@ -156,9 +156,9 @@ class PoolingRunner:
         pieces = [chunk_lens(len(text.token_ids), self._chunk_tokens) for text in texts]
         lens = [length for each in pieces for length in each]
         batch = encoder_batch(texts, lens, self._device, self._task_slots)
-        params = [text.pooling_params for text, each in zip(texts, pieces, strict=True) for _ in each]
+        params = [_params_of(text) for text, each in zip(texts, pieces, strict=True) for _ in each]
         hidden = self._network.encode_batch(batch)
-        pooled = self._pooler.pool(hidden, lens, params, batch.input_ids)  # type: ignore[arg-type]
+        pooled = self._pooler.pool(hidden, lens, params, batch.input_ids)
         if len(lens) == len(texts):
             return pooled
         outputs, begin = [], 0
@@ -223,6 +223,12 @@ def _mean(pooled: list[Tensor], lens: list[int]) -> Tensor:
         return pooled[0]
     weights = torch.tensor(lens, dtype=torch.float32, device=pooled[0].device) / sum(lens)
     return (torch.stack(pooled) * weights[:, None]).sum(0)
+
+
+def _params_of(text: NewRow) -> PoolingParams:
+    """What a text's request wants; every request of an engine that pools has such."""
+    assert text.pooling_params is not None
+    return text.pooling_params
 
 
 def pooled_outputs(pooled: Sequence[Tensor]) -> list[PooledOutput]:

@@ -5,6 +5,9 @@ Shape legend: N images, S tokens of an image, C width of the tower, H heads, D d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -50,9 +53,8 @@ class AttentionPool:
         linears = [LinearSpec(name=name, in_features=size, out_features=size, bias=True) for name in names]
         self._query, self._key, self._value = (Linear.of(attention, each) for each in linears)
         for kind, shape in (("weight", (3 * size, size)), ("bias", (3 * size,))):
-            attention.packed(f"in_proj_{kind}", shape, lambda tensor, kind=kind: [  # type: ignore[misc]
-                (f"{attention.prefix}{name}.{kind}", part) for name, part in zip(names, tensor.chunk(3), strict=True)
-            ])  # fmt: skip
+            targets = [f"{attention.prefix}{name}.{kind}" for name in names]
+            attention.packed(f"in_proj_{kind}", shape, partial(_thirds, targets))
         self._out = Linear.of(attention, LinearSpec(name="out_proj", in_features=size, out_features=size, bias=True))
         norm = NormSpec(name="layernorm", size=size, eps=spec.eps, kind="layer", has_bias=True)
         self._norm = make_norm(norm, inner)
@@ -77,3 +79,8 @@ class AttentionPool:
         attended = (weights.unsqueeze(-1) * value).sum(1).flatten(1).to(x.dtype)  # [N, C]
         pooled = self._out(attended)
         return pooled + self._mlp(self._norm(pooled))
+
+
+def _thirds(names: Sequence[str], tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """The parts of a tensor of queries, keys and values, by the names of the parameters that take them."""
+    return list(zip(names, tensor.chunk(3), strict=True))
