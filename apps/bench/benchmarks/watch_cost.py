@@ -75,7 +75,9 @@ class Turns:
 
 
 def typical(times: list[float]) -> float:
-    """Mean of the quicker ones."""
+    """Mean of the quicker ones. Raises SystemExit where there are none."""
+    if not times:
+        raise SystemExit("no step of one kind was measured: give more --steps or --rounds")
     quicker = sorted(times)[: max(1, int(len(times) * KEPT))]
     return sum(quicker) / len(quicker)
 

@@ -139,6 +139,7 @@ def test_a_new_certificate_is_taken_without_a_restart(launch, tmp_path: Path) ->
     cert.write_bytes(b"half a certifi")
     process.wait_for("the changed certificate cannot be used")
     cert.write_bytes(new_cert.read_bytes())  # whose key is another one
+    process.wait_for(r"(?s)cannot be used.*cannot be used")
     assert stays.get(f"{url}/health").status_code == 200
     with httpx.Client(verify=False) as careless:
         assert careless.get(f"{url}/health").status_code == 200, "the old pair serves until the new one is whole"
