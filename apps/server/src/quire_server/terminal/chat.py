@@ -277,8 +277,8 @@ class ChatProgram:
                     if piece.reasoning:
                         display.show_reasoning(piece.reasoning)
                     if piece.text:
+                        text += piece.text  # before it is shown: what was seen is kept
                         display.show_text(piece.text)
-                        text += piece.text
         except KeyboardInterrupt:
             is_stopped = True
         except QuireError:
