@@ -142,10 +142,15 @@ def answer_once(
     Raises:
         QuireError: the server refuses, or is gone.
     """
-    display = _display(_console(is_plain=is_plain), shows_reasoning=False)
     counts = AnswerCounts()
+    display = _display(_console(is_plain=is_plain), shows_reasoning=False)
+    return _show(chat_pieces(client, conversation, counts), display, counts if shows_stats else None)
+
+
+def _show(pieces: Generator[Piece, None, None], display: AnswerDisplay, counts: AnswerCounts | None) -> int:
+    """Show an answer as it comes, and then what was counted of it, if that is wanted; the exit status."""
     try:
-        with contextlib.closing(chat_pieces(client, conversation, counts)) as pieces:
+        with contextlib.closing(pieces):
             for piece in pieces:
                 if piece.reasoning:
                     display.show_reasoning(piece.reasoning)
@@ -155,7 +160,7 @@ def answer_once(
         return INTERRUPTED
     finally:
         display.close()
-    if shows_stats:
+    if counts is not None:
         print(counts.told(), file=sys.stderr)
     return 0
 
@@ -388,16 +393,12 @@ def complete(
 def _complete_prompt(
     client: APIClient, model: str, prompt: str, parameters: dict[str, Any], *, shows_stats: bool
 ) -> int:
-    display, counts = PlainDisplay(sys.stdout), AnswerCounts()
+    counts = AnswerCounts()
     body = {"model": model, "prompt": prompt, "stream_options": {"include_usage": True}, **parameters}
-    try:
+
+    def pieces() -> Generator[Piece, None, None]:
         with contextlib.closing(_stream(client, "/v1/completions", body, counts)) as choices:
             for choice in choices:
-                display.show_text(choice.get("text") or "")
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        display.close()
-    if shows_stats:
-        print(counts.told(), file=sys.stderr)
-    return 0
+                yield Piece(choice.get("text") or "")
+
+    return _show(pieces(), PlainDisplay(sys.stdout), counts if shows_stats else None)
