@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -43,6 +44,8 @@ class APIClient:
             raise ConfigError(f"--timeout must be above 0 seconds, got {timeout_s:g}", field="timeout")
         self.base_url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
+        self._answer_fd: int | None = None
+        """Of the connection whose answer is being read."""
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._headers = {"Content-Type": "application/json", "User-Agent": "quire"}
         if key:
@@ -74,10 +77,22 @@ class APIClient:
             QuireError: the server refuses; the message is its own.
         """
         with self._open(path, {**body, "stream": True}) as response:
+            self._answer_fd = response.fileno()
             try:
                 yield from _events(response)
             except (OSError, http.client.HTTPException) as error:
                 raise NoServerError(f"the answer broke off ({_reason(error)}); the server may have ended") from None
+            finally:
+                self._answer_fd = None
+
+    def stop(self) -> bool:
+        """Break off the answer that is being read, whose reader gets NoServerError; whether there is one. A signal
+        handler may call it."""
+        if self._answer_fd is None:
+            return False
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._answer_fd)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+        return True
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
         data = None if body is None else json.dumps(body).encode()

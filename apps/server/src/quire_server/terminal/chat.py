@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire_interfaces import ConfigError, QuireError
@@ -144,22 +146,47 @@ def answer_once(
     """
     counts = AnswerCounts()
     display = _display(_console(is_plain=is_plain), shows_reasoning=False)
-    return _show(chat_pieces(client, conversation, counts), display, counts if shows_stats else None)
+    return _show(client, chat_pieces(client, conversation, counts), display, counts if shows_stats else None)
 
 
-def _show(pieces: Generator[Piece, None, None], display: AnswerDisplay, counts: AnswerCounts | None) -> int:
+@contextlib.contextmanager
+def _stops_on_interrupt(client: APIClient) -> Iterator[threading.Event]:
+    """Ctrl-C breaks off the answer that is read inside, and sets the event. An exception that is raised wherever the
+    program is at that moment may be lost: Python drops those of finalizers."""
+    is_stopped = threading.Event()
+
+    def on_interrupt(number: int, frame: object) -> None:
+        if is_stopped.is_set() or not client.stop():
+            raise KeyboardInterrupt
+        is_stopped.set()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield is_stopped
+    except NoServerError:
+        if not is_stopped.is_set():
+            raise
+    except KeyboardInterrupt:
+        is_stopped.set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show(
+    client: APIClient, pieces: Generator[Piece, None, None], display: AnswerDisplay, counts: AnswerCounts | None
+) -> int:
     """Show an answer as it comes, and then what was counted of it, if that is wanted; the exit status."""
     try:
-        with contextlib.closing(pieces):
+        with _stops_on_interrupt(client) as is_stopped, contextlib.closing(pieces):
             for piece in pieces:
                 if piece.reasoning:
                     display.show_reasoning(piece.reasoning)
                 if piece.text:
                     display.show_text(piece.text)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     finally:
         display.close()
+    if is_stopped.is_set():
+        return INTERRUPTED
     if counts is not None:
         print(counts.told(), file=sys.stderr)
     return 0
@@ -275,24 +302,24 @@ class ChatProgram:
         """
         display = _display(self._console, shows_reasoning=True)
         counts, text = AnswerCounts(), ""
-        is_stopped = False
         try:
-            with contextlib.closing(chat_pieces(self._client, self.conversation, counts)) as pieces:
+            with (
+                _stops_on_interrupt(self._client) as is_stopped,
+                contextlib.closing(chat_pieces(self._client, self.conversation, counts)) as pieces,
+            ):
                 for piece in pieces:
                     if piece.reasoning:
                         display.show_reasoning(piece.reasoning)
                     if piece.text:
                         text += piece.text  # before it is shown: what was seen is kept
                         display.show_text(piece.text)
-        except KeyboardInterrupt:
-            is_stopped = True
         except QuireError:
             self.conversation.take_back()
             raise
         finally:
             display.close()
         self.conversation.answer(text)
-        if is_stopped:
+        if is_stopped.is_set():
             self.say("(stopped)")
         elif self._shows_stats:
             self.say(counts.told())
@@ -401,4 +428,4 @@ def _complete_prompt(
             for choice in choices:
                 yield Piece(choice.get("text") or "")
 
-    return _show(pieces(), PlainDisplay(sys.stdout), counts if shows_stats else None)
+    return _show(client, pieces(), PlainDisplay(sys.stdout), counts if shows_stats else None)
