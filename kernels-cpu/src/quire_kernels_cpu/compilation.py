@@ -17,6 +17,7 @@ __all__ = [
     "AARCH64_BUILDS",
     "BUILDS",
     "COMPILE",
+    "EXPORTS",
     "FLAGS",
     "Interface",
     "build_header",
@@ -43,6 +44,8 @@ FLAGS = ["-O3", "-std=c++20", "-fopenmp", "-fno-math-errno", "-fno-trapping-math
 """What every build is compiled with, as a part of a program too."""
 COMPILE = [*FLAGS, "-fPIC", "-fvisibility=hidden", "-c"]
 """What every build of the library is compiled with."""
+EXPORTS = "{ global: quire_*; local: *; };"
+"""Version script that every build is linked with: templates of namespace std are visible whatever `COMPILE` says."""
 
 
 class Interface(NamedTuple):

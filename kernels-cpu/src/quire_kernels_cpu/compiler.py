@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire_kernels_cpu.compilation import AARCH64_BUILDS, BUILDS, COMPILE, build_header, sources_hash
+from quire_kernels_cpu.compilation import AARCH64_BUILDS, BUILDS, COMPILE, EXPORTS, build_header, sources_hash
 from quire_kernels_cpu.processor import supported_builds
 
 __all__ = ["compile_builds", "find_compiler", "library_path", "machine_builds", "wheel_platform"]
@@ -91,16 +91,19 @@ def _is_current(library: Path) -> bool:
 def _compile(name: str, flags: list[str], compiler: str) -> None:
     """Compile one build. Another process may load the library meanwhile: it is replaced when it is whole."""
     library = library_path(name)
-    header, obj, linked = (library.with_suffix(f".{os.getpid()}.{suffix}") for suffix in ("h", "o", "so"))
+    files = [library.with_suffix(f".{os.getpid()}.{suffix}") for suffix in ("h", "map", "o", "so")]
+    header, exports, obj, linked = files
     csrc = FOLDER / "csrc"
     try:
         header.write_text(build_header(csrc))
+        exports.write_text(EXPORTS)
         source = [*COMPILE, *flags, "-include", str(header), str(csrc / "kernels.cpp")]
         subprocess.run([compiler, *source, "-o", str(obj)], check=True)
-        subprocess.run([compiler, "-shared", str(obj), "-o", str(linked)], check=True)
+        script = f"-Wl,--version-script={exports}"
+        subprocess.run([compiler, "-shared", script, str(obj), "-o", str(linked)], check=True)
         linked.replace(library)
     finally:
-        for path in (header, obj, linked):
+        for path in files:
             path.unlink(missing_ok=True)
 
 
