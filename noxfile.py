@@ -33,6 +33,7 @@ TYPED = [
     "renderers",
     "structured-output",
     "multimodal",
+    "speech",
     "engine",
     "llm",
     "observability",

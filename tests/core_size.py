@@ -31,6 +31,7 @@ OPTIONAL = {
     "quire_pooling": "embeddings, classes and scores",
     "quire_quantization": "quantization",
     "quire_spec_decode": "drafts",
+    "quire_speech": "speech to text",
     "quire_structured_output": "grammars",
 }
 """Packages of optional features."""

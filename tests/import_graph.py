@@ -21,7 +21,7 @@ FLOORS = {
     "On top": ("quire_server", "quire_bench", "quire"),
     "Policy: plans a step, knows no tensors": (
         "quire_engine", "quire_scheduler", "quire_kv_cache", "quire_kv_transfer", "quire_renderers",
-        "quire_structured_output", "quire_multimodal", "quire_observability",
+        "quire_structured_output", "quire_multimodal", "quire_speech", "quire_observability",
     ),
     "Tensors: computes a step": (
         "quire_runner", "quire_spec_decode", "quire_models", "quire_attention", "quire_sampling",

@@ -1,0 +1,92 @@
+"""Samples -> log-mel spectrograms, as Whisper hears them (Radford et al. 2022, sec. 2.2).
+
+Shape legend: S samples, F frames, M mel bins, B frequencies of a frame.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "FRAMES_PER_S",
+    "HOP_LENGTH",
+    "NUM_FFT",
+    "SAMPLES_PER_S",
+    "log_mel",
+    "log_mel_power",
+    "mel_filters",
+    "scaled",
+]
+
+SAMPLES_PER_S = 16_000
+NUM_FFT = 400
+"""Samples of a frame."""
+HOP_LENGTH = 160
+"""Samples between the beginnings of two frames."""
+FRAMES_PER_S = SAMPLES_PER_S // HOP_LENGTH
+_FLOOR = 1e-10
+"""Least power of a mel bin."""
+_RANGE = 8.0
+"""Powers of ten between the loudest bin and the least that is told from silence."""
+_NUM_PIECE_FRAMES = 750
+"""Frames that are transformed at once: their arrays stay in the processor's cache."""
+
+
+def _mel_of(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Slaney's scale: linear below 1 kHz, logarithmic above."""
+    linear = hertz * 3 / 200
+    return np.where(hertz < 1000, linear, 15 + np.log(np.maximum(hertz, 1000) / 1000) * 27 / np.log(6.4))
+
+
+def _hertz_of(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp(np.log(6.4) / 27 * (mel - 15)))
+
+
+@lru_cache(maxsize=4)
+def mel_filters(num_mel_bins: int) -> NDArray[np.float64]:
+    """Triangles over frequencies, evenly spaced on Slaney's scale from 0 to 8 kHz and each of area 1, [B, M]."""
+    top = _mel_of(np.array([SAMPLES_PER_S / 2]))[0]
+    corners = _hertz_of(np.linspace(0, top, num_mel_bins + 2))
+    frequencies = np.linspace(0, SAMPLES_PER_S / 2, NUM_FFT // 2 + 1)[:, None]
+    rising = (frequencies - corners[:-2]) / (corners[1:-1] - corners[:-2])
+    falling = (corners[2:] - frequencies) / (corners[2:] - corners[1:-1])
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    return np.ascontiguousarray(triangles * (2 / (corners[2:] - corners[:-2])))
+
+
+@lru_cache(maxsize=1)
+def _window() -> NDArray[np.float64]:
+    return np.hanning(NUM_FFT + 1)[:-1]
+
+
+def log_mel_power(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
+    """Logarithms (base 10) of the power in each mel bin, of all frames whose middle is a sample: samples [S] ->
+    [S // HOP_LENGTH, M]. Before the first sample and behind the last one stand their mirrored neighbours."""
+    half = NUM_FFT // 2
+    num_frames = len(samples) // HOP_LENGTH
+    if not num_frames:
+        return np.empty((0, num_mel_bins), np.float32)
+    mirrored = np.pad(samples, half, mode="reflect" if len(samples) > half else "symmetric")
+    frames = np.lib.stride_tricks.sliding_window_view(mirrored, NUM_FFT)[::HOP_LENGTH][:num_frames]
+    filters, window = mel_filters(num_mel_bins), _window()
+    powers = np.empty((num_frames, num_mel_bins), np.float32)
+    for start in range(0, num_frames, _NUM_PIECE_FRAMES):
+        spectrum = np.fft.rfft(frames[start : start + _NUM_PIECE_FRAMES] * window, axis=-1)
+        power = (spectrum.real**2 + spectrum.imag**2) @ filters
+        powers[start : start + _NUM_PIECE_FRAMES] = np.log10(np.maximum(power, _FLOOR, out=power), out=power)
+    return powers
+
+
+def scaled(powers: NDArray[np.float32], loudest: float) -> NDArray[np.float32]:
+    """What the network reads: log powers [F, M], with nothing more than 8 powers of ten below `loudest`, scaled to
+    about -1 to 1, as [M, F]."""
+    return np.ascontiguousarray(((np.maximum(powers, np.float32(loudest - _RANGE)) + 4) / 4).T)
+
+
+def log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
+    """The spectrogram of a recording: samples [S], 16 kHz, -1 to 1 -> [M, S // HOP_LENGTH] float32."""
+    powers = log_mel_power(samples, num_mel_bins)
+    return scaled(powers, float(powers.max(initial=-10.0)))
