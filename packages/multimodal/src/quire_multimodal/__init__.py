@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quire_multimodal.fetch import fetch_media, is_public
     from quire_multimodal.positions import PositionScheme, place_media
     from quire_multimodal.preparer import MediaPreparer, MediaStats
+    from quire_multimodal.sound_pool import OpenSound, SoundPool
     from quire_multimodal.sources import MediaSource
     from quire_multimodal.spans import expand_placeholders, find_spans
     from quire_multimodal.store import MediaStore, StoredItem, read_features
@@ -30,7 +31,9 @@ __all__ = [
     "MediaSource",
     "MediaStats",
     "MediaStore",
+    "OpenSound",
     "PositionScheme",
+    "SoundPool",
     "StoredItem",
     "expand_placeholders",
     "fetch_media",
@@ -49,7 +52,9 @@ _MODULE_OF = {
     "MediaSource": "sources",
     "MediaStats": "preparer",
     "MediaStore": "store",
+    "OpenSound": "sound_pool",
     "PositionScheme": "positions",
+    "SoundPool": "sound_pool",
     "StoredItem": "store",
     "expand_placeholders": "spans",
     "fetch_media": "fetch",
