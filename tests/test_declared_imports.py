@@ -16,6 +16,8 @@ MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["wo
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
     "pydantic_core": "pydantic",
     "yaml": "pyyaml",
     "zmq": "pyzmq",

@@ -67,6 +67,8 @@ def _why_one_process(config: QuireConfig, server: ServerConfig) -> str | None:
         return "--response-store :memory:, where other API processes cannot look: give a file"
     if read_api_keys(server).limits:
         return "limits of keys in --api-key-file, which one API process counts"
+    if server.grpc_port is not None or server.grpc_uds is not None:
+        return "--grpc-port and --grpc-uds, on which one API process listens"
     if server.files_dir is not None:
         return "--files-dir, whose batches one API process runs"
     return None

@@ -50,6 +50,15 @@ class ServerConfig(Settings):
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.")
     port: int = setting(8000, help="Port to listen on; 0 takes a free one.", check=between(0, 65535))
     uds: str | None = setting(None, help="Unix socket to listen on, instead of host and port.")
+    grpc_port: int | None = setting(
+        None,
+        help="Serve gRPC, too, on this port of the host: the engine service that gateways such as smg call; 0 takes a "
+        "free one. Needs the extra grpc.",
+        check=between(0, 65535),
+    )
+    grpc_uds: str | None = setting(
+        None, help="Serve gRPC, too, on this Unix socket; needs the extra grpc.", nonempty=True
+    )
     api_server_count: int | None = setting(
         None,
         help="Processes that answer HTTP, in front of the engines: they share address, engines and figures. Empty: as "

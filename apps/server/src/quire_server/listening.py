@@ -12,7 +12,7 @@ from quire_interfaces import ConfigError
 from quire_server.config import ServerConfig
 from quire_server.exit_status import CannotListenError
 
-__all__ = ["address_of", "bind", "check_tls", "listen"]
+__all__ = ["address_of", "bind", "check_tls", "is_left_behind", "listen"]
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def _bind_port(server: ServerConfig) -> socket.socket:
 def _bind_path(server: ServerConfig, path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if _is_left_behind(path):
+        if is_left_behind(path):
             path.unlink()
         listening.bind(str(path))
     except OSError as error:
@@ -61,7 +61,7 @@ def _bind_path(server: ServerConfig, path: Path) -> socket.socket:
     return listening
 
 
-def _is_left_behind(path: Path) -> bool:
+def is_left_behind(path: Path) -> bool:
     """Whether a socket is there that nobody listens on: the server that made it was killed."""
     if not (path.exists() and stat.S_ISSOCK(path.stat().st_mode)):
         return False

@@ -10,11 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
 
-__all__ = ["ConnectionCloser", "health", "ready", "refuse_while_draining"]
+__all__ = ["ConnectionCloser", "check_ready", "health", "ready", "refuse_while_draining"]
 
 
 async def health(context: ServerContext, request: Request) -> Response:
     """200 with an empty body unless the engine is gone, or stalled: has requests, but takes no step."""
+    _check_alive(context)
+    return Response()
+
+
+def _check_alive(context: ServerContext) -> None:
     for client in (llm.client for llm in context.llms):
         client.check_health()
         if client.is_stalled:
@@ -24,13 +29,18 @@ async def health(context: ServerContext, request: Request) -> Response:
                 "(--stall-timeout-s)",
                 code="engine_stalled",
             )
-    return Response()
 
 
 async def ready(context: ServerContext, request: Request) -> Response:
     """200 with an empty body while requests are welcome: not while the server shuts down, its engine is started again,
     is paused, sleeps, is stalled or is gone."""
-    response = await health(context, request)
+    check_ready(context)
+    return Response()
+
+
+def check_ready(context: ServerContext) -> None:
+    """Raises EngineDeadError or HTTPError (503) while requests are not welcome."""
+    _check_alive(context)
     if context.state.is_leaving:
         raise HTTPError(503, "the server is shutting down", code="draining")
     if any(llm.client.is_loading for llm in context.llms):
@@ -39,7 +49,6 @@ async def ready(context: ServerContext, request: Request) -> Response:
         raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
     if context.llm.client.is_resting:
         raise HTTPError(503, "the engine holds requests until POST /resume or /wake_up", code="paused")
-    return response
 
 
 def refuse_while_draining(context: ServerContext) -> None:

@@ -33,6 +33,8 @@ def launch_render(config: QuireConfig, server: ServerConfig) -> ExitStatus:
         "models_dir": server.models_dir is not None,
         "pooling_model": server.pooling_model is not None,
         "files_dir": server.files_dir is not None,
+        "grpc_port": server.grpc_port is not None,
+        "grpc_uds": server.grpc_uds is not None,
         "api_server_count": (server.api_server_count or 1) > 1,
     }
     for name, is_set in refused.items():

@@ -65,6 +65,10 @@ def serve(
     config = seeing_demo(config)
     chat_template, mcp_servers = _begin(server)
     check_tls(server)
+    if _serves_grpc(server):
+        from quire_server.grpc_service.server import check_grpc
+
+        check_grpc(server)
     num_processes = num_api_processes(config, server)
     run = _runner()
     try:
@@ -160,6 +164,10 @@ def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
     return chat_template, mcp_servers
 
 
+def _serves_grpc(server: ServerConfig) -> bool:
+    return server.grpc_port is not None or server.grpc_uds is not None
+
+
 def _runner() -> Callable[[Coroutine[Any, Any, ExitStatus]], ExitStatus]:
     """What runs an event loop."""
     with contextlib.suppress(ImportError):  # not there on every platform
@@ -228,6 +236,10 @@ async def _serve(
         label_metrics(metrics, names[0], llm.config, info)
         metrics.adapter_labels = context.adapter_labels
         http = make_http_server(context)
+        if _serves_grpc(server):
+            from quire_server.grpc_service.server import start_grpc
+
+            context.state.background.append((await start_grpc(context)).run)
         listen(listening, server)
         stopped = asyncio.ensure_future(stopping.drains().wait())
         running = asyncio.ensure_future(http.serve(sockets=[listening]))

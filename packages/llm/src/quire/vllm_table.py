@@ -249,7 +249,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
               cohere_is_reasoning_model=_BOTH, cohere_format=_ANY),
     **_answer("answers have no system_fingerprint; GET /version names the version", fingerprint_mode="none|full",
               fingerprint_value=_NOTHING),
-    **_answer("there is HTTP only", grpc="false", grpc_port=_NOTHING),
+    **_answer("--grpc-port serves gRPC beside HTTP, which is always there", grpc="false"),
 }  # fmt: skip
 """By name, as in files and calls; flags have dashes."""
 

@@ -27,8 +27,9 @@ _logger = logging.getLogger(__name__)
 ROUTER_SETTINGS = frozenset(
     {
         "access_log", "allow_credentials", "allow_pull", "allowed_headers", "allowed_hosts", "allowed_methods",
-        "allowed_origins", "banner", "host", "model", "models_autoload", "models_dir", "models_max", "models_ttl_s",
-        "port", "root_path", "served_model_name", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "uds",
+        "allowed_origins", "banner", "grpc_port", "grpc_uds", "host", "model", "models_autoload", "models_dir",
+        "models_max", "models_ttl_s", "port", "root_path", "served_model_name", "ssl_ca_certs", "ssl_cert_reqs",
+        "ssl_certfile", "ssl_keyfile", "uds",
     }
 )  # fmt: skip
 """Settings that are the router's own; all others are those of each model's server, too."""

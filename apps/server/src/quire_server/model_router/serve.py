@@ -48,6 +48,8 @@ def serve_models(config: QuireConfig, server: ServerConfig, origins: Mapping[str
         raise ConfigError("models_dir serves the models of a folder; leave MODEL out", field="models_dir")
     if server.served_model_name is not None:
         raise ConfigError("models of models_dir are called as their folders; leave it out", field="served_model_name")
+    if server.grpc_port is not None or server.grpc_uds is not None:
+        raise ConfigError("gRPC serves one model; leave models_dir out", field="models_dir")
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {str(folder)!r}", field="models_dir")
     check_tls(server)

@@ -1,0 +1,97 @@
+"""Who calls, what refuses a call, and how errors are told: what all methods share. Knows no message of a service."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from starlette.datastructures import Headers
+
+from quire_interfaces import OverloadedError, QuireError
+from quire_observability import current_request_id
+from quire_server.callers import Caller
+from quire_server.context import ServerContext
+from quire_server.errors import HTTPError, error_body, status_of
+from quire_server.request_ids import request_id_of
+
+__all__ = ["STATUS_CODES", "answering", "caller_of", "refuse"]
+
+_logger = logging.getLogger(__name__)
+
+STATUS_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""HTTP status of an error -> status code of the call; INTERNAL for others."""
+
+Service = TypeVar("Service")
+Answer = TypeVar("Answer")
+RPC = Any
+"""A `grpc.aio.ServicerContext`; the library has no types."""
+Method = Callable[[Service, Any, RPC], Awaitable[Answer]]
+
+
+def caller_of(context: ServerContext, rpc: RPC) -> Caller:
+    """Who calls, by the metadata `authorization: Bearer KEY` or `x-api-key: KEY`.
+
+    Raises:
+        HTTPError: 401, no key or a wrong one.
+    """
+    metadata = {name: value for name, value in rpc.invocation_metadata() or () if isinstance(value, str)}
+    kind, _, key = metadata.get("authorization", "").partition(" ")
+    given = key.strip() if kind.lower() == "bearer" else metadata.get("x-api-key", "").strip()
+    caller = context.api_keys.caller_of(given.encode())
+    if caller is None:
+        what = "is wrong" if given else "is missing"
+        raise HTTPError(
+            401, f"the API key {what}; send the metadata 'authorization: Bearer KEY'", code="invalid_api_key"
+        )
+    current_request_id.set(request_id_of(Headers(metadata)))
+    return caller
+
+
+def answering(method: Method[Service, Answer]) -> Method[Service, Answer]:
+    """The method, whose errors end the call with the status code that belongs to them."""
+
+    @functools.wraps(method)
+    async def answered(self: Service, request: Any, rpc: RPC) -> Answer:
+        try:
+            return await method(self, request, rpc)
+        except QuireError as error:
+            refusal: Exception = error
+        except Exception as error:
+            _logger.exception("the call of %s failed", method.__name__)
+            refusal = error
+        await refuse(rpc, refusal)
+        raise AssertionError("refuse() raises")
+
+    return answered
+
+
+async def refuse(rpc: RPC, error: Exception) -> None:
+    """End a call with an error. The metadata at its end say what a program may want to know: `error-code` and
+    `error-param` as in the bodies of HTTP, and how long to wait (`retry-after` in seconds, and
+    `grpc-retry-pushback-ms`, which the retries of gRPC's clients heed)."""
+    body = error_body(error)["error"]
+    metadata = [
+        (name, str(value).encode("ascii", "backslashreplace").decode())
+        for name, value in (("error-code", body["code"]), ("error-param", body["param"]))
+        if value is not None
+    ]
+    if isinstance(error, OverloadedError):
+        seconds = max(1, math.ceil(error.retry_after_s))
+        metadata += [("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(seconds * 1000))]
+    code = STATUS_CODES.get(status_of(error), grpc.StatusCode.INTERNAL)
+    await rpc.abort(code, body["message"], tuple(metadata))
