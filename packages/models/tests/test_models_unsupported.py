@@ -27,7 +27,7 @@ def refusal(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("architecture", "model_type", "kind", "nearest"),
     [
-        ("WhisperForConditionalGeneration", "whisper", "hears or speaks", ""),
+        ("Wav2Vec2ForCTC", "wav2vec2", "hears or speaks", ""),
         ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),

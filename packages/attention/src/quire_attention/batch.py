@@ -32,6 +32,8 @@ class EncoderBatch:
     """Which tokens of the inputs use which adapter slot; None where none does."""
     key_lens: list[int] | None = None
     """Tokens of each input, from its first, that its tokens attend to; None for all."""
+    features: tuple[Tensor, ...] = ()
+    """Spectrogram of each input [mel bins, frames], where the network reads these in place of tokens."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -173,7 +173,7 @@ class InputProcessor:
         self._check_prompt(prompt.token_ids)
         continued_ids: Sequence[int] = prompt.token_ids
         if self._info.max_encoder_len or prompt.decoder_token_ids is not None:
-            self._check_encoder_prompt(params)
+            self._check_encoder_prompt(prompt, params)
             self._check_ids("decoder_prompt", prompt.decoder_token_ids or ())
             continued_ids = self._info.decoder_prompt(prompt.decoder_token_ids)
         if prompt.media is not None:
@@ -274,11 +274,18 @@ class InputProcessor:
         bits = os.urandom(8) if self._seeds is None else self._seeds.randbytes(8)
         return int.from_bytes(bits, "little", signed=True)
 
-    def _check_encoder_prompt(self, params: SamplingParams) -> None:
+    def _check_encoder_prompt(self, prompt: RenderedPrompt, params: SamplingParams) -> None:
         if not self._info.max_encoder_len:
             raise RequestError(
                 "this model has no encoder, so that it takes one prompt: leave the decoder's out",
                 param="decoder_prompt",
+                code="unsupported",
+            )
+        if self._info.modalities and prompt.media is None:
+            raise RequestError(
+                f"this model's encoder reads {', '.join(self._info.modalities)}, and the prompt has none: give it as "
+                "multi_modal_data, and what the output begins with as decoder_prompt",
+                param="prompt",
                 code="unsupported",
             )
         if params.prompt_logprobs is not None:

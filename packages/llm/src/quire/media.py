@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import quire_multimodal  # names are loaded when they are used: a server of texts loads neither numpy nor Pillow
 from quire.config import QuireConfig
 from quire.media_embeds import EmbedsItem, embeds_of_part, embeds_of_value
+from quire.sounds import spectrogram_preparer
 from quire_interfaces import CheckpointError, Modality, PromptMedia
 from quire_models.config import ModelConfig
 from quire_multimodal import MediaConfig, MediaError
@@ -59,6 +60,8 @@ class HeldMedia:
     def __init__(self, front: MediaFront, items: Sequence[StoredItem]) -> None:
         self.placeholders = front.placeholders
         self.has_special_tokens = front.preparer.frame is not None and bool(items)
+        self.is_encoder_input = front.is_encoder_input
+        """An encoder reads them; no token of a prompt stands for them."""
         self._preparer = front.preparer
         self._items = list(items)
         self._ordered = self._items
@@ -91,23 +94,29 @@ class MediaFront:
     Args:
         folder: Of the checkpoint; None where media are not taken, but prompts that are embeddings.
         config: Bounds, sources, processes, memory.
-        model: Says the width of embeddings.
+        model: Says the width of embeddings, and what an encoder reads.
 
     Raises:
         CheckpointError: the checkpoint has no processor that can be loaded.
     """
 
     def __init__(self, folder: Path | None, config: MediaConfig, model: ModelConfig) -> None:
+        self.is_encoder_input = bool(model.num_mel_bins)
+        """A sound is what the network's encoder reads, in place of a prompt."""
         self.hidden_size = model.hidden_size
         """Width of the residual stream."""
         self.embeds_width = model.hidden_size if model.media is None else model.media.width
         """Width of the embeddings of an item, further features of a network that reads some included."""
-        self.preparer = quire_multimodal.MediaPreparer(
-            folder,
-            config,
-            embeds_width=self.embeds_width,
-            is_prefix_lm=model.media is not None and model.media.is_prefix_lm,
-            has_cross_attention=model.media is not None and bool(model.media.cross_attention_layers),
+        self.preparer = (
+            spectrogram_preparer(config, model)
+            if self.is_encoder_input
+            else quire_multimodal.MediaPreparer(
+                folder,
+                config,
+                embeds_width=self.embeds_width,
+                is_prefix_lm=model.media is not None and model.media.is_prefix_lm,
+                has_cross_attention=model.media is not None and bool(model.media.cross_attention_layers),
+            )
         )
         self.abandoned: deque[list[StoredItem]] = deque()
         """Items whose holder was collected, maybe while a lock was held; released when the next ones are prepared."""
@@ -162,6 +171,8 @@ def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaF
     """What prepares the media of a model, and prompts that are embeddings. None for a model that takes text only, is
     to, or has no processor that can be loaded: then the log says why, and texts are served.
     """
+    if model.num_mel_bins:
+        return MediaFront(None, config.media, model)
     if model.media is not None:
         try:
             return MediaFront(folder, config.media, model)

@@ -10,6 +10,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from quire.media import HeldMedia, MediaFront, prompt_sources
 from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds, prepare_prompt_embeds_now
+from quire.sounds import render_sound_prompt, sound_fields
 from quire_interfaces import PreparedMedia, QuireError, RenderedPrompt, RequestError
 
 __all__ = [
@@ -160,6 +161,7 @@ def parse_prompt(prompt: Prompt, renderer: _Renderer, media: MediaFront | None =
     if fields.get("prompt_embeds") is not None:
         text = _text_of_embeds(fields)
         return _parsed_embeds(fields, text, prepare_prompt_embeds_now(media, fields["prompt_embeds"]))
+    fields = sound_fields(fields)
     sources = prompt_sources(fields)
     held = taking(media).prepare_now(sources, fields.get("mm_processor_kwargs")) if sources else None
     return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
@@ -173,6 +175,7 @@ async def parse_prompt_async(prompt: Prompt, renderer: _Renderer, media: MediaFr
     if fields.get("prompt_embeds") is not None:
         text = _text_of_embeds(fields)
         return _parsed_embeds(fields, text, await prepare_prompt_embeds(media, fields["prompt_embeds"]))
+    fields = sound_fields(fields)
     sources = prompt_sources(fields)
     held = await taking(media).prepare(sources, fields.get("mm_processor_kwargs")) if sources else None
     return ParsedPrompt(_rendered(fields, renderer, held), _cache_salt(fields), held)
@@ -212,7 +215,9 @@ def taking(media: MediaFront | None) -> MediaFront:
     return media
 
 
-def _rendered(prompt: Mapping[str, Any], renderer: _Renderer, media: PreparedMedia | None) -> RenderedPrompt:
+def _rendered(prompt: Mapping[str, Any], renderer: _Renderer, media: HeldMedia | None) -> RenderedPrompt:
+    if media is not None and media.is_encoder_input:
+        return render_sound_prompt(prompt, renderer, media)
     if prompt.get("encoder_prompt") is not None:
         return _render_pair(prompt, renderer)
     if prompt.get("decoder_prompt") is not None:

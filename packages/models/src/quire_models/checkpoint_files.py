@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError, read_json
+from quire_models.ctranslate2.folder import LINK_NAME
+from quire_models.ctranslate2.tensors import CTranslate2Checkpoint
 from quire_models.gguf.folder import GGUF_NAME
 from quire_models.gguf.tensors import GgufCheckpoint
 
@@ -50,7 +52,7 @@ class CheckpointFiles:
             yield from _pickled_tensors(file) if self.pickled else _safe_tensors(file)
 
 
-def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles | GgufCheckpoint:
+def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles | GgufCheckpoint | CTranslate2Checkpoint:
     """Find the files.
 
     Args:
@@ -61,6 +63,8 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles |
     """
     if (folder / GGUF_NAME).is_file() and not pickled:
         return GgufCheckpoint(folder / GGUF_NAME)
+    if (folder / LINK_NAME).is_file() and not pickled:
+        return CTranslate2Checkpoint(folder / LINK_NAME)
     name = PICKLED if pickled else SAFETENSORS
     index = folder / f"{name}.index.json"
     if index.is_file():

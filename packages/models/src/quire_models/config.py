@@ -282,6 +282,11 @@ class ModelConfig:
         return self.network.max_encoder_len
 
     @property
+    def num_mel_bins(self) -> int:
+        """Height of the spectrograms that its encoder reads; 0 where it reads tokens, or there is none."""
+        return self.network.num_mel_bins
+
+    @property
     def generates(self) -> bool:
         """It continues texts; otherwise it gives hidden states, or what a pooler makes of them."""
         return self.network.has_lm_head

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, ConfigError
+from quire_models.ctranslate2.folder import ctranslate2_folder
+from quire_models.ctranslate2.header import BIN_NAME, is_ctranslate2
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
 from quire_models.unsupported import nearest_path_hint
@@ -26,6 +28,9 @@ HUB_FILE_PATTERNS = (
 
 PICKLED_FILE_PATTERNS = (*(name for name in HUB_FILE_PATTERNS if name != "*.safetensors"), "pytorch_model*.bin")
 """The same with PyTorch's own files in the place of safetensors."""
+
+_VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
+"""Files of repositories in the format of CTranslate2, whose weights are not PyTorch's."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w.-]*")
 _TAGGED = re.compile(r"(.+):([\w.-]+(?:/[\w.-]+)*)")
@@ -55,6 +60,8 @@ def resolve_model(
     if str(name_or_path) and path.exists():
         if revision is not None:
             raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
+        if path.is_dir() and is_ctranslate2(path):
+            return ctranslate2_folder(path)
         gguf = _gguf_file(path)
         return path if gguf is None else gguf_folder(gguf)
     patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
@@ -89,6 +96,8 @@ def _named_model(name: str, revision: str | None, patterns: list[str], *, models
         folder = _from_hugging_face(name, revision, patterns)
         if holds_weights(folder):
             return folder
+        if any((folder / each).is_file() for each in _VOCABULARIES):
+            return ctranslate2_folder(_from_hugging_face(name, revision, [*patterns, BIN_NAME]))
     files, cached = _files_on_hugging_face(name, revision)
     if tag is None and not model_files(files):
         return folder

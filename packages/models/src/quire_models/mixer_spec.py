@@ -94,6 +94,8 @@ class SelfAttentionSpec:
     names: ProjectionNames = LLAMA_NAMES
     qkv_bias: bool = False
     out_bias: bool = False
+    unbiased: tuple[str, ...] = ()
+    """Names of projections without a bias whatever these say."""
     scale: float
     """Factor of the scores."""
     rope: RopeConfig | None = None
@@ -154,7 +156,8 @@ class SelfAttentionSpec:
 
         def of_input(name: str, num_heads: int, width: int, shard: OutputShard | None) -> LinearSpec:
             outputs = num_heads * width if shard is None else shard.total
-            return LinearSpec(name=name, in_features=inputs, out_features=outputs, bias=self.qkv_bias, shard=shard)
+            has_bias = self.qkv_bias and name not in self.unbiased
+            return LinearSpec(name=name, in_features=inputs, out_features=outputs, bias=has_bias, shard=shard)
 
         attended = (self.num_heads if heads is None else heads.num_heads) * size
         return (

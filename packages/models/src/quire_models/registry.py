@@ -156,6 +156,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "T5ForConditionalGeneration": Architecture("t5"),
     "UMT5EncoderModel": Architecture("umt5", "t5", "spec_of_umt5_encoder"),
     "UMT5ForConditionalGeneration": Architecture("umt5", "t5", "spec_of_umt5"),
+    "WhisperForConditionalGeneration": Architecture("whisper"),
     "XGLMForCausalLM": Architecture("xglm"),
     "XLMRobertaModel": Architecture("xlm_roberta", "bert", "spec_of_roberta"),
     "Zamba2ForCausalLM": Architecture("zamba2"),

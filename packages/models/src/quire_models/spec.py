@@ -332,6 +332,8 @@ class NetworkSpec:
     pooler: PoolerSpec | None = field(default=None, hash=False)
     """What its checkpoint makes of hidden states, in place of next tokens: classes, scores, rewards, weights of words;
     None for a network without such a head."""
+    num_mel_bins: int = 0
+    """Height of the spectrograms that its encoder reads; 0 where it reads tokens, or there is none."""
     is_encoder: ClassVar[bool] = False
     """It reads whole texts, in both directions, and keeps no cache."""
     shares_heads: ClassVar[bool] = True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire_multimodal.sound_pool import OpenSound, SoundPool
     from quire_multimodal.sources import MediaSource
     from quire_multimodal.spans import expand_placeholders, find_spans
+    from quire_multimodal.spectrograms import SpectrogramPreparer
     from quire_multimodal.store import MediaStore, StoredItem, read_features
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "OpenSound",
     "PositionScheme",
     "SoundPool",
+    "SpectrogramPreparer",
     "StoredItem",
     "expand_placeholders",
     "fetch_media",
@@ -55,6 +57,7 @@ _MODULE_OF = {
     "OpenSound": "sound_pool",
     "PositionScheme": "positions",
     "SoundPool": "sound_pool",
+    "SpectrogramPreparer": "spectrograms",
     "StoredItem": "store",
     "expand_placeholders": "spans",
     "fetch_media": "fetch",

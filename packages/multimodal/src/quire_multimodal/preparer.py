@@ -32,7 +32,7 @@ from quire_multimodal.spans import PromptFrame, expand_placeholders, find_spans
 from quire_multimodal.store import MediaStore, StoredItem, write_features
 from quire_multimodal.workers import WorkerPool
 
-__all__ = ["MediaPreparer", "MediaStats"]
+__all__ = ["ItemQuery", "MediaPreparer", "MediaStats"]
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile("[0-9a-f]{64}")
@@ -57,7 +57,7 @@ class MediaStats:
     """Time that preparing processes took for them, waiting included."""
 
 
-class _Query(NamedTuple):
+class ItemQuery(NamedTuple):
     """An item that a prompt asks for."""
 
     key: str
@@ -244,7 +244,7 @@ class MediaPreparer:
             key = source.key or self._key(source, media, {**merged, "facts": facts})
             if _KEY.fullmatch(key) is None:  # it names a file
                 raise MediaError("the hash of an item has 64 digits of base 16")
-            query = _Query(key, source.modality, media, merged, source.facts)
+            query = ItemQuery(key, source.modality, media, merged, source.facts)
             with self._lock:
                 self._counts[source.modality]["num_queries"] += 1
             return self._acquire(query)
@@ -262,7 +262,7 @@ class MediaPreparer:
             raise MediaError(f"mm_processor_kwargs must be JSON: {error}") from None
         return hashlib.sha256(named.encode()).hexdigest()
 
-    def _acquire(self, query: _Query) -> StoredItem:
+    def _acquire(self, query: ItemQuery) -> StoredItem:
         """The item, which whoever comes first has prepared."""
         was_there = True
         while True:
@@ -289,7 +289,7 @@ class MediaPreparer:
             own.set_result(None)
             return stored
 
-    def _prepare(self, query: _Query) -> StoredItem:
+    def _prepare(self, query: ItemQuery) -> StoredItem:
         """Take the item out of the connector, or have a process prepare it, and take it into the store."""
         start = time.monotonic()
         restored = (
@@ -308,7 +308,7 @@ class MediaPreparer:
                 self._seconds[query.modality] += time.monotonic() - start
         return stored
 
-    def _prepare_anew(self, query: _Query) -> StoredItem:
+    def _prepare_anew(self, query: ItemQuery) -> StoredItem:
         key, modality, media, arguments, facts = query
         if media is None:
             message = f"no {modality} of this uuid or hash is there: send it with its data"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire_attention.batch import EncoderBatch
 from quire_interfaces.step import NewRow
 from quire_ops import PagedLayout, to_device
+from quire_runner.media_arrays import read_arrays
 from quire_runner.rows import Rows
 
 __all__ = ["cross_attention", "encoder_batch", "encoder_slots", "reading_rows"]
@@ -35,7 +36,17 @@ def encoder_batch(reading: Sequence[NewRow], device: torch.device) -> EncoderBat
     lens = [len(new.encoder_token_ids) for new in reading]
     token_ids = np.array([token for new in reading for token in new.encoder_token_ids], dtype=np.int64)
     positions = np.concatenate([np.arange(length) for length in lens])
-    return EncoderBatch(input_ids=to_device(token_ids, device), positions=to_device(positions, device), lens=lens)
+    return EncoderBatch(
+        input_ids=to_device(token_ids, device),
+        positions=to_device(positions, device),
+        lens=lens,
+        features=tuple(
+            features.to(device)
+            for new in reading
+            for span in (() if new.media is None else new.media.spans)
+            for features in read_arrays(span.item).values()
+        ),
+    )
 
 
 def cross_attention(rows: Rows, token_rows: NDArray[np.int64], reading: Sequence[NewRow]) -> tuple[PagedLayout, ...]:

@@ -9,11 +9,9 @@ Shape legend: T tokens of the step, M of them that stand for media, W the width 
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from itertools import pairwise
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -27,29 +25,12 @@ from quire_interfaces.step import RequestFailure, SchedulerOutput
 from quire_ops import to_device
 from quire_runner.device_timer import DeviceTimer
 from quire_runner.inputs import HostPlan
+from quire_runner.media_arrays import read_arrays
 from quire_runner.protocols import EncodeMedia
 
-__all__ = ["EncodedMedia", "EncoderCache", "read_arrays"]
+__all__ = ["EncodedMedia", "EncoderCache"]
 
 _logger = logging.getLogger(__name__)
-
-
-def read_arrays(item: MediaItem) -> dict[str, Tensor]:
-    """The arrays of an item, by name, where they lie in its file: nothing is copied.
-
-    Raises:
-        OSError: The file is gone.
-    """
-    with open(item.path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable, so that torch takes it as it is
-    return {
-        each.name: torch.frombuffer(
-            memory, dtype=getattr(torch, each.dtype), count=prod(each.shape), offset=each.offset
-        ).view(each.shape)
-        if prod(each.shape)
-        else torch.empty(each.shape, dtype=getattr(torch, each.dtype))
-        for each in item.features
-    }
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -19,6 +19,7 @@ __all__ = [
     "log_mel_power",
     "mel_filters",
     "scaled",
+    "window_log_mel",
 ]
 
 SAMPLES_PER_S = 16_000
@@ -84,6 +85,13 @@ def scaled(powers: NDArray[np.float32], loudest: float) -> NDArray[np.float32]:
     """What the network reads: log powers [F, M], with nothing more than 8 powers of ten below `loudest`, scaled to
     about -1 to 1, as [M, F]."""
     return np.ascontiguousarray(((np.maximum(powers, np.float32(loudest - _RANGE)) + 4) / 4).T)
+
+
+def window_log_mel(samples: NDArray[np.float32], num_mel_bins: int, num_frames: int) -> NDArray[np.float32]:
+    """The spectrogram of a recording with silence behind it, or of its beginning: samples [S] -> [M, num_frames]."""
+    window = np.zeros(num_frames * HOP_LENGTH, np.float32)
+    window[: len(samples)] = samples[: len(window)]
+    return log_mel(window, num_mel_bins)
 
 
 def log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:

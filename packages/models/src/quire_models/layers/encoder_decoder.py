@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_attention import ForwardBatch
+from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.build import build_feed_forward, build_mixer, within
 from quire_models.config import ModelConfig
 from quire_models.encoder_spec import CrossLayerSpec, EncoderDecoderSpec
@@ -102,13 +102,17 @@ class EncoderDecoderLM(Network):
         inputs = batch.encoder
         assert inputs is not None
         self.use_adapters(inputs.lora)
-        x = self.encoder_embedding(inputs.input_ids, inputs.positions, inputs.lora)
+        x = self.encoder_input(inputs)
         for layer, position_bias in zip(self.encoder_layers, self.encoder_biases(), strict=True):
             x = layer(x, inputs.lens, None, position_bias)
         if self.encoder_norm is not None:
             x = self.encoder_norm(x)
         for decoder_layer in self.decoder_layers:
             decoder_layer.cross.write(x, batch)
+
+    def encoder_input(self, inputs: EncoderBatch) -> Tensor:
+        """What the encoder's first layer reads, [E, hidden_size]."""
+        return self.encoder_embedding(inputs.input_ids, inputs.positions, inputs.lora)
 
     def encoder_biases(self) -> list[Tensor | None]:
         """Biases of the encoder's attention scores by distance, for each layer; None for none."""

@@ -1,0 +1,81 @@
+"""Sounds that a network's encoder reads in place of a prompt: what prepares them, and the prompts that bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import quire_multimodal  # names are loaded when they are used: a server of texts loads no numpy
+import quire_speech
+from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
+from quire_models.config import ModelConfig
+from quire_multimodal import MediaConfig
+
+if TYPE_CHECKING:
+    from quire_multimodal import SpectrogramPreparer
+
+__all__ = ["render_sound_prompt", "sound_fields", "spectrogram_preparer"]
+
+
+class _Renderer(Protocol):
+    def render_prompt(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, media: PreparedMedia | None = None
+    ) -> RenderedPrompt: ...
+
+
+def spectrogram_preparer(config: MediaConfig, model: ModelConfig) -> SpectrogramPreparer:
+    """What makes spectrograms for a network that reads them, of the whole length that it reads."""
+    bins, tokens = model.num_mel_bins, model.network.max_encoder_len
+    frames = 2 * tokens
+    return quire_multimodal.SpectrogramPreparer(
+        config,
+        partial(quire_speech.window_log_mel, num_mel_bins=bins, num_frames=frames),
+        rate=quire_speech.SAMPLES_PER_S,
+        num_tokens=tokens,
+        name=f"log_mel {bins} {frames}",
+    )
+
+
+def sound_fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A prompt dictionary with the media that stand in its `encoder_prompt`."""
+    inner = prompt.get("encoder_prompt")
+    if not isinstance(inner, Mapping) or not (inner.get("multi_modal_data") or inner.get("multi_modal_uuids")):
+        return prompt
+    names = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+    return {**prompt, **{name: inner[name] for name in names if inner.get(name) is not None}}
+
+
+def render_sound_prompt(prompt: Mapping[str, Any], renderer: _Renderer, media: PreparedMedia) -> RenderedPrompt:
+    """A prompt whose sound is what the encoder reads, and whose text or tokens are what the decoder begins with.
+
+    Args:
+        prompt: Its keys are known: `decoder_prompt` with an `encoder_prompt`, or `prompt` or `prompt_token_ids`.
+        media: The sound.
+
+    Raises:
+        RequestError: there is text for the encoder, or two texts for the decoder.
+    """
+    inner = prompt.get("encoder_prompt")
+    text = (inner.get("prompt") or inner.get("prompt_token_ids")) if isinstance(inner, Mapping) else inner
+    if text:
+        raise RequestError(
+            "the encoder of this model reads a sound: leave the text of encoder_prompt empty, and give what the output "
+            "begins with as decoder_prompt",
+            param="encoder_prompt",
+        )
+    begun = prompt.get("decoder_prompt")
+    if isinstance(begun, Mapping):
+        begun = begun.get("prompt_token_ids") or begun.get("prompt")
+    own = prompt.get("prompt_token_ids") or prompt.get("prompt")
+    if begun and own:
+        raise RequestError("decoder_prompt takes the place of prompt; leave one of them out", param="decoder_prompt")
+    begun = begun or own
+    rendered = RenderedPrompt(token_ids=[]) if not begun else renderer.render_prompt(begun, add_special_tokens=False)
+    placed = media.place(())
+    return RenderedPrompt(
+        token_ids=[0] * sum(span.item.num_embeds for span in placed.spans),
+        text=rendered.text,
+        decoder_token_ids=list(rendered.token_ids),
+        media=placed,
+    )

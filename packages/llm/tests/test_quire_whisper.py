@@ -1,0 +1,128 @@
+"""Whisper by `LLM.generate`, beside Transformers: a random network that hears two seconds."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from numpy.typing import NDArray
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from quire import LLM, SamplingParams
+from quire_interfaces import RequestError
+from quire_testkit.tokenizers import write_tokenizer
+
+START = 5
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+Samples = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WhisperForConditionalGeneration]:
+    folder = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=96, num_mel_bins=16, max_source_positions=100,
+        max_target_positions=64, decoder_start_token_id=START, eos_token_id=2, bos_token_id=2, pad_token_id=2,
+        suppress_tokens=None, begin_suppress_tokens=None, init_std=0.3,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    model.save_pretrained(folder)
+    write_tokenizer(folder, vocab_size=300)
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def llm(reference: tuple[Path, WhisperForConditionalGeneration]) -> Iterator[LLM]:
+    llm = LLM(str(reference[0]), dtype="float32", max_num_seqs=4, max_num_batched_tokens=250)
+    yield llm
+    llm.close()
+
+
+def sound(seed: int, num_samples: int = 24_000) -> Samples:
+    return (0.1 * np.random.default_rng(seed).standard_normal(num_samples)).astype(np.float32)
+
+
+def prompt(samples: Any, begun: Any = (START, 9)) -> dict[str, Any]:
+    encoder = {"prompt": "", "multi_modal_data": {"audio": samples}}
+    return {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": list(begun)}}
+
+
+def expected(
+    model: WhisperForConditionalGeneration, samples: Samples, begun: tuple[int, ...] = (START, 9)
+) -> list[int]:
+    """What Transformers' network writes greedily."""
+    extractor = WhisperFeatureExtractor(feature_size=16)
+    padded = np.pad(samples, (0, max(0, 32_000 - len(samples))))[:32_000]
+    features = torch.tensor(extractor._np_extract_fbank_features([padded], "cpu")).float()
+    token_ids = list(begun)
+    with torch.inference_mode():
+        encoded = model.model.encoder(features)
+        for _ in range(12):
+            logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([token_ids])).logits
+            token_ids.append(int(logits[0, -1].argmax()))
+    return token_ids[len(begun) :]
+
+
+def test_sounds_side_by_side_are_written_as_by_transformers(
+    llm: LLM, reference: tuple[Path, WhisperForConditionalGeneration]
+) -> None:
+    sounds = [sound(0), sound(1, 32_000), sound(2, 500), sound(3, 40_000), sound(0)]
+    outputs = llm.generate([prompt((each, 16_000)) for each in sounds], GREEDY, use_tqdm=False)
+    found = [list(output.outputs[0].token_ids) for output in outputs]
+    assert found == [expected(reference[1], each) for each in sounds]
+    assert len({tuple(each) for each in found}) > 2  # they tell sounds apart
+
+
+def test_files_and_other_rates_are_heard(llm: LLM, reference: tuple[Path, WhisperForConditionalGeneration]) -> None:
+    samples, file = sound(4), io.BytesIO()
+    soundfile.write(file, samples, 16_000, format="WAV", subtype="FLOAT")
+    own, encoded = llm.generate([prompt(samples), prompt(file.getvalue())], GREEDY, use_tqdm=False)
+    assert list(own.outputs[0].token_ids) == list(encoded.outputs[0].token_ids) == expected(reference[1], samples)
+    (other,) = llm.generate(prompt((sound(5, 8_000), 8_000)), GREEDY, use_tqdm=False)
+    assert len(other.outputs[0].token_ids) == 12
+
+
+def test_the_short_form_of_a_prompt_begins_the_output(
+    llm: LLM, reference: tuple[Path, WhisperForConditionalGeneration]
+) -> None:
+    short = {"prompt_token_ids": [START, 9], "multi_modal_data": {"audio": (sound(6), 16_000)}}
+    (output,) = llm.generate(short, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+    assert list(output.outputs[0].token_ids) == expected(reference[1], sound(6))
+    (bare,) = llm.generate({"encoder_prompt": short | {"prompt_token_ids": []}}, GREEDY, use_tqdm=False)
+    assert list(bare.outputs[0].token_ids) == expected(reference[1], sound(6), (START,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "message"),
+    [
+        ("hello", "prompt", "reads audio"),
+        ({"encoder_prompt": "hello"}, "prompt", "reads audio"),
+        ({"encoder_prompt": {"prompt": "x", "multi_modal_data": {"audio": sound(0)}}}, "encoder_prompt", "a sound"),
+        (prompt(sound(0)) | {"prompt": "x"}, "decoder_prompt", "leave one of them out"),
+        (prompt([sound(0), sound(1)]), "multi_modal_data.audio", "one sound, got 2"),
+        (prompt(b"no sound at all, only letters"), "multi_modal_data.audio[0]", "audio"),
+        ({"prompt": "", "multi_modal_data": {"image": b"x"}}, "multi_modal_data.image[0]", "takes no image"),
+    ],
+)
+def test_what_is_no_sound_is_refused_by_name(llm: LLM, wrong: Any, param: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        llm.generate(wrong, GREEDY, use_tqdm=False)
+    assert refused.value.param == param
+
+
+def test_int8_weights_hear_nearly_the_same(reference: tuple[Path, WhisperForConditionalGeneration]) -> None:
+    llm = LLM(str(reference[0]), dtype="float32", quantization="int8", max_num_seqs=2, max_num_batched_tokens=250)
+    try:
+        (output,) = llm.generate(prompt(sound(1)), GREEDY, use_tqdm=False)
+        same = [a == b for a, b in zip(output.outputs[0].token_ids, expected(reference[1], sound(1)), strict=True)]
+        assert sum(same) >= 6
+    finally:
+        llm.close()
