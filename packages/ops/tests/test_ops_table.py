@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quire_interfaces import ConfigError
+from quire_interfaces.plugins import Plugin
 from quire_ops import (
     BackendSet,
     OpBackend,
@@ -111,6 +112,10 @@ def a_plugin() -> list[OpBackend]:
     return [fast(name="plugin")]
 
 
+def a_plugin_of_functions() -> list[object]:
+    return [print]
+
+
 def a_broken_plugin() -> list[OpBackend]:
     raise OSError("libfast.so not found")
 
@@ -120,7 +125,7 @@ def fresh_table(monkeypatch):
     def install(function: str) -> None:
         entry_point = EntryPoint("extra", f"{__name__}:{function}", "quire.ops")
         monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[function])
-        monkeypatch.setattr(backends, "entry_points", lambda group: [entry_point])
+        monkeypatch.setattr(backends, "installed_plugins", lambda group: {"extra": Plugin(entry_point)})
         backends._installed_table.cache_clear()
 
     yield install
@@ -137,6 +142,12 @@ def test_entry_points_bring_backends(fresh_table) -> None:
 def test_broken_entry_point_is_named(fresh_table) -> None:
     fresh_table("a_broken_plugin")
     with pytest.raises(ConfigError, match=r"'extra'.*libfast\.so not found"):
+        bind(ops.rms_norm, OpRequest())
+
+
+def test_an_entry_point_that_returns_something_else_is_named(fresh_table) -> None:
+    fresh_table("a_plugin_of_functions")
+    with pytest.raises(ConfigError, match=r"'extra'.*must return OpBackend records"):
         bind(ops.rms_norm, OpRequest())
 
 

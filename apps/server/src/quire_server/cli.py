@@ -23,6 +23,7 @@ from quire_server.commands import (
 
 if TYPE_CHECKING:
     from quire.setting_fields import ConfigField, Origin
+    from quire_interfaces.plugins import Plugin
     from quire_server.completion import CompletedFlag
 
 __all__ = ["main"]
@@ -402,10 +403,10 @@ def run_version(parsed: ParsedCommand) -> int:
     return 0
 
 
-def _plugins() -> dict[str, Any]:
-    from importlib.metadata import entry_points
+def _plugins() -> dict[str, Plugin]:
+    from quire_interfaces.plugins import installed_plugins
 
-    return {point.name: point for point in entry_points(group="quire.commands")}
+    return installed_plugins("quire.commands")
 
 
 def _run_plugin(name: str, arguments: list[str]) -> int:
@@ -413,14 +414,19 @@ def _run_plugin(name: str, arguments: list[str]) -> int:
     if name not in plugins:
         import difflib
 
+        from quire_interfaces.plugins import not_allowed_hint
+
         nearest = difflib.get_close_matches(name, [*COMMANDS, *plugins], n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        print(f"quire: there is no command {name!r}{hint}; `quire --help` lists them", file=sys.stderr)
+        not_allowed = not_allowed_hint("quire.commands", name)
+        print(f"quire: there is no command {name!r}{hint}; `quire --help` lists them{not_allowed}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser("quire")
     plugins[name].load()(parser.add_subparsers(dest="command", required=True))
     args = parser.parse_args([name, *arguments])
-    return int(args.run(args))
+    if not callable(run := getattr(args, "run", None)):
+        raise plugins[name].error("must give its parser a default `run`, a function of the parsed arguments")
+    return int(run(args))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ A plug-in is a class in the entry-point group `quire.io_processors`; `--io-proce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, PoolingParams
+from quire_interfaces.plugins import installed_plugins, not_allowed_hint
 
 __all__ = ["ENTRY_POINT_GROUP", "IOProcessor", "load_io_processor"]
 
@@ -64,18 +64,13 @@ def load_io_processor(name: str) -> type[IOProcessor]:
     Raises:
         ConfigError: none of this name is installed, or it cannot be imported; field `io_processor_plugin`.
     """
-    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    installed = installed_plugins(ENTRY_POINT_GROUP)
     if name not in installed:
         names = ", ".join(sorted(installed)) or "none"
         raise ConfigError(
-            f"io_processor_plugin {name!r} is not installed (entry points {ENTRY_POINT_GROUP}); there are: {names}",
+            f"io_processor_plugin {name!r} is not installed (entry points {ENTRY_POINT_GROUP}); there are: {names}"
+            f"{not_allowed_hint(ENTRY_POINT_GROUP, name)}",
             field="io_processor_plugin",
         )
-    try:
-        processor: type[IOProcessor] = installed[name].load()
-    except Exception as error:
-        raise ConfigError(
-            f"io_processor_plugin {name!r} cannot be imported: {type(error).__name__}: {error}",
-            field="io_processor_plugin",
-        ) from error
+    processor: type[IOProcessor] = installed[name].load(type, field="io_processor_plugin")
     return processor

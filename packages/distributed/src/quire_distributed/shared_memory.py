@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 from quire_distributed.collectives import PendingTensor
 from quire_distributed.exchange import ArrivedTensor, ExchangeCollectives, ReceivingTensor, as_bytes, resolve_dim
 from quire_interfaces import ConfigError, RankDeadError
+from quire_interfaces.plugins import installed_plugins
 
 __all__ = ["SharedMemoryCollectives", "SharedMemoryRendezvous"]
 
@@ -43,8 +43,8 @@ def _library() -> Any:
     Raises:
         ConfigError: There is none, or it was not compiled.
     """
-    for entry_point in entry_points(group="quire.ops"):
-        name = f"{entry_point.module.partition('.')[0]}.shared_group"
+    for plugin in installed_plugins("quire.ops").values():
+        name = f"{plugin.point.module.partition('.')[0]}.shared_group"
         if find_spec(name) is not None:
             return import_module(name).kernels()
     raise ConfigError("collectives in shared memory need a kernel package: install quire-kernels-cpu")

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from quire_interfaces import ConfigError, RequestConnector
+from quire_interfaces.plugins import installed_plugins, not_allowed_hint
 from quire_kv_transfer.block_files import BlockFiles
 from quire_kv_transfer.block_tier import BlockTier
 from quire_kv_transfer.connector_config import ConnectorConfig, ConnectorContext
@@ -118,20 +118,16 @@ def _find(config: ConnectorConfig) -> MakeConnector:
         return make
     if name in BUILT_IN:
         return BUILT_IN[name]
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    for entry_point in found:
-        if entry_point.name == name:
-            try:
-                make = entry_point.load()
-            except (ImportError, AttributeError) as error:
-                raise _error(f"{name}, of {entry_point.value}, cannot be loaded: {error}") from error
-            return make
+    plugins = installed_plugins(ENTRY_POINTS)
+    if name in plugins:
+        loaded: MakeConnector = plugins[name].load(field="kv_transfer_config")
+        return loaded
     if name in INSTEAD:
         raise _error(f"there is no {name}: {INSTEAD[name]}")
-    names = sorted({*BUILT_IN, "MultiConnector", *(each.name for each in found)})
+    names = sorted({*BUILT_IN, "MultiConnector", *plugins})
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"
-    raise _error(f"there is no kv_connector {name!r}; {hint}")
+    raise _error(f"there is no kv_connector {name!r}; {hint}{not_allowed_hint(ENTRY_POINTS, name)}")
 
 
 def open_connectors(context: ConnectorContext) -> OpenConnectors:

@@ -24,6 +24,7 @@ from quire.expert_parallel import expert_parallel_of
 from quire.kernel_builds import use_kernels, watch_kernels
 from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, tier_setting
 from quire.kv_transfers import make_transfers
+from quire.logits_processors import named_processors
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.pipeline_parallel import num_steps_in_flight
@@ -410,7 +411,7 @@ def _build_device_side(
         drafter=make_drafter(config.speculative),
         draft_network=networks.draft,
         draft_controller=_make_controller(config),
-        logits_processors=logits_processors,
+        logits_processors=named_processors(config.model.logits_processors, logits_processors),
         sampling_config=SamplingConfig(max_logprobs=max_logprobs),
         grammars=gate.compiler,
         on_logits=on_logits,

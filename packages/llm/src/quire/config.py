@@ -175,6 +175,11 @@ class ModelSettings(Settings):
         check=_not_an_object,
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
+    logits_processors: tuple[str, ...] = setting(
+        (),
+        help="Logits processors that requests may choose with logits_processors: names of plug-ins, or import paths "
+        "package.module:name (docs/plugins.md).",
+    )
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
         None,
         help="torch.compile for a network that runs through Transformers: a JSON object with mode (1 compiles, 0 does "

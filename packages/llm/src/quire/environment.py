@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from quire.setting_fields import ConfigField, config_fields
+from quire_interfaces.plugins import ALLOWED_VARIABLE, installed_plugins
 
 __all__ = [
     "ENVIRONMENT",
@@ -34,6 +35,7 @@ SETTINGS_GROUP = "quire.settings"
 """Entry points of installed packages that have settings of their own: name -> a `Settings` class."""
 
 OTHER_VARIABLES = {
+    ALLOWED_VARIABLE: "packages or entry points of other packages that may be used, with commas between; default: all",
     "QUIRE_CPU_KERNELS": "CPU kernels: amx, avx512bf16, avx512vnni, avx512, avx2, none, or a path; default: the best",
     "XDG_CACHE_HOME": "folder below which GGUF files get a folder of their own; ~/.cache by default",
     "QUIRE_REQUIRE_BROWSER": "tests: fail instead of skipping when there is no browser to test the chat page with",
@@ -95,7 +97,5 @@ def _complaint(name: str, known_names: set[str]) -> str:
 
 
 def _variables_of_other_packages() -> set[str]:
-    from importlib.metadata import entry_points
-
-    sections = {point.name: point.load() for point in entry_points(group=SETTINGS_GROUP)}
+    sections = {name: plugin.load(type) for name, plugin in installed_plugins(SETTINGS_GROUP).items()}
     return {spec.env for spec in config_fields(sections).values()}

@@ -58,7 +58,7 @@ class LLM(PoolingMethods):
         model: Checkpoint folder or hub name; None for the embedded demo model.
         config: Settings, all of them; None makes them from `settings` and, below these, QUIRE_ environment variables.
         logits_processors: Name -> processor that requests choose with
-            `SamplingParams(extra_args={"logits_processors": [name]})`.
+            `SamplingParams(extra_args={"logits_processors": [name]})`; or names of plug-ins (docs/plugins.md).
         **settings: Any setting by name, e.g. `max_model_len=4096, max_num_seqs=64, dtype="float32"`.
 
     Raises:
@@ -71,9 +71,11 @@ class LLM(PoolingMethods):
         model: str | Path | None = None,
         *,
         config: QuireConfig | None = None,
-        logits_processors: Mapping[str, LogitsProcessor] | None = None,
+        logits_processors: Mapping[str, LogitsProcessor] | Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
+        if logits_processors is not None and not isinstance(logits_processors, Mapping):
+            settings["logits_processors"], logits_processors = tuple(logits_processors), None
         if config is None:
             if model is not None:
                 settings["model"] = str(model)

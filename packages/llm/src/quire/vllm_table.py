@@ -192,7 +192,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("requests are answered with text, tokens and log probabilities, nothing else of the network's",
               return_sampling_mask="false", enable_trace_replay="false"),
     **_answer("random numbers have 53 bits in any case", use_fp64_gumbel=_BOTH),
-    **_answer("logits processors are given to `LLM` and `AsyncLLM` in Python, by name", logits_processors="+"),
     **_answer("outputs are not marked", watermark_config="{}"),
     **_answer("use --structured-output-backend", structured_outputs_config="{}"),
     **_answer("use --reasoning-parser; thinking_token_budget of a request bounds its thinking", reasoning_config="{}"),
@@ -223,7 +222,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     # The server.
     **_answer("answers have the role assistant", response_role="assistant"),
     **_answer("the chat template says which form of content it takes", chat_template_content_format="auto"),
-    **_answer("the known formats are named by --tool-call-parser and --reasoning-parser",
+    **_answer("--tool-call-parser and --reasoning-parser name formats; others come as packages (docs/plugins.md)",
               tool_parser_plugin=_NOTHING, reasoning_parser_plugin=_NOTHING),
     **_answer("calls follow their tools' schemas where a tool is strict, or tool_choice demands one",
               tool_strict_level="auto"),

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
+from quire_interfaces.plugins import Plugin, installed_plugins
 from quire_models.bidirectional import as_encoder, is_bidirectional
 from quire_models.pooling_decoder import as_pooling_decoder, fallback_body_spec
 from quire_models.pooling_heads import DECODER_HEADS, HeadKind
@@ -32,6 +33,8 @@ class Architecture(NamedTuple):
     """What its class has in place of the network's LM head; None where it is the class of `ARCHITECTURES`."""
     is_bidirectional: bool = False
     """Its class makes an encoder of the decoder's layers whatever config.json says."""
+    plugin: Plugin | None = None
+    """What brings the function, of another package; `family` and `function` are not read then."""
 
     @property
     def is_native(self) -> bool:
@@ -46,6 +49,8 @@ class Architecture(NamedTuple):
         """
         if not self.is_native:
             return fallback_spec(config) if self.head is None else fallback_body_spec(config, self.head)
+        if self.plugin is not None:
+            return _network_of(self.plugin, config)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
         network: NetworkSpec = getattr(module, self.function)(config)
         if not network.is_encoder and not network.max_encoder_len:
@@ -60,6 +65,15 @@ class Architecture(NamedTuple):
             own: Callable[..., PoolerSpec] = getattr(module, self.function.replace("spec", "pooler"))
             pooler = own(config, self.head, network)
         return dataclasses.replace(network, pooler=pooler)
+
+
+def _network_of(plugin: Plugin, config: Fields) -> NetworkSpec:
+    """What a plug-in's function makes of a config.json."""
+    spec: Callable[[Fields], NetworkSpec] = plugin.load()
+    network = spec(config)
+    if not isinstance(network, NetworkSpec):
+        raise plugin.error(f"must return a NetworkSpec, and returned one of type {type(network).__name__}")
+    return network
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -162,6 +176,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Zamba2ForCausalLM": Architecture("zamba2"),
 }
 
+PLUGINS = "quire.models"
+"""Group of the entry points of other packages' networks: name of an architecture -> function `spec`."""
+
 NATIVE_TYPES: dict[str, str] = {name: entry.model_type for name, entry in ARCHITECTURES.items()}
 """Architecture -> its model_type."""
 
@@ -235,8 +252,12 @@ def with_head(architecture: str) -> Architecture | None:
 
 
 def architecture_entry(architecture: str) -> Architecture:
-    """Where the network of an architecture is: in the table, there with another head, or run through Transformers."""
-    return ARCHITECTURES.get(architecture) or with_head(architecture) or FALLBACK
+    """Where the network of an architecture is: in the table, there with another head, another package's, or run
+    through Transformers."""
+    if (own := ARCHITECTURES.get(architecture) or with_head(architecture)) is not None:
+        return own
+    plugin = installed_plugins(PLUGINS).get(architecture)
+    return FALLBACK if plugin is None else Architecture(plugin.name, plugin=plugin)
 
 
 def architecture_of(config: Fields) -> str:
@@ -257,6 +278,8 @@ def architecture_of(config: Fields) -> str:
     for name in architectures:
         if name in ARCHITECTURES or with_head(name) is not None:
             return str(name)
+    for name in installed_plugins(PLUGINS).keys() & set(architectures):
+        return str(name)
     misspelt = {name.lower() for name in architectures} & {name.lower() for name in ARCHITECTURES}
     for name in architectures:
         if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")) and not misspelt:

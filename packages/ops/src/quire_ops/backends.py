@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
-from quire_interfaces import ConfigError
+from quire_interfaces.plugins import installed_plugins
 from quire_ops import torch_attention, torch_recurrent
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.op import Op, P, R
@@ -83,15 +82,15 @@ def kernel_builders() -> tuple[KernelBuilder, ...]:
 @cache
 def _installed_table() -> OpTable:
     table = builtin_table()
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+    for plugin in installed_plugins(ENTRY_POINT_GROUP).values():
+        function = plugin.load()
         try:
-            backends = list(entry_point.load()())
+            backends = list(function())
         except Exception as error:
-            raise ConfigError(
-                f"entry point {entry_point.name!r} of group {ENTRY_POINT_GROUP!r} ({entry_point.value}) failed: "
-                f"{type(error).__name__}: {error}; repair or uninstall that package"
-            ) from error
+            raise plugin.error(f"failed: {type(error).__name__}: {error}") from error
         for backend in backends:
+            if not isinstance(backend, OpBackend):
+                raise plugin.error(f"must return OpBackend records, and returned one of type {type(backend).__name__}")
             table.add(backend)
     return table
 

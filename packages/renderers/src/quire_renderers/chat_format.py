@@ -10,16 +10,32 @@ import random
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from quire_interfaces import ConfigError
+from quire_interfaces.plugins import OneOfOrPlugin, installed_plugins
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Sink, State, Until
 from quire_renderers.output_parser import OutputParser
 from quire_renderers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from quire_renderers.tool_formats import ALIASES, TOOL_FORMATS, ToolFormat
 from quire_renderers.tool_schemas import ToolSchemas
 
-__all__ = ["ChatFormat", "detect_reasoning_format", "detect_tool_format", "reasoning_format_names", "tool_format_names"]
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ChatFormat",
+    "detect_reasoning_format",
+    "detect_tool_format",
+    "reasoning_format_names",
+    "tool_format_names",
+]
+
+TOOL_PARSERS = "quire.tool_parsers"
+"""Group of the entry points of other packages' tool formats: name -> `ToolFormat`."""
+REASONING_PARSERS = "quire.reasoning_parsers"
+"""Group of the entry points of other packages' reasoning formats: name -> `ReasoningFormat`."""
+
+Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
 _random = random.SystemRandom()
 
@@ -88,9 +104,9 @@ class ChatFormat:
         thinks = self.reasoning is not None and self.reasoning.needs_table is not None
         if self.reasoning is not None and self.reasoning.needs_table not in (None, self.tools and self.tools.name):
             # The thinking of such models is marked by the same states as their calls.
-            self.tools = TOOL_FORMATS[self.reasoning.needs_table or ""]
+            self.tools = _choose_tools(self.reasoning.needs_table or "", "")
         if self.tools is not None and self.tools.thinks and not thinks and reasoning_parser == "auto":
-            self.reasoning = REASONING_FORMATS[self.tools.name]
+            self.reasoning = _choose_reasoning(self.tools.name, "")
         self._tables = {
             (has_tools, has_reasoning): _make_table(
                 self.tools if has_tools else None, self.reasoning if has_reasoning else None
@@ -258,8 +274,9 @@ def _choose_tools(name: str, chat_template: str) -> ToolFormat | None:
         name = detect_tool_format(chat_template) or "none"
     if name == "none":
         return None
-    _check_known(name, TOOL_FORMATS, "tool_call_parser", tool_format_names)
-    return TOOL_FORMATS[name]
+    if name in TOOL_FORMATS:
+        return TOOL_FORMATS[name]
+    return _of_plugin(TOOL_PARSERS, name, ToolFormat, "tool_call_parser", tool_format_names)
 
 
 def _choose_reasoning(name: str, chat_template: str) -> ReasoningFormat | None:
@@ -268,13 +285,20 @@ def _choose_reasoning(name: str, chat_template: str) -> ReasoningFormat | None:
     if name == "none":
         return None
     name = "gpt_oss" if name == "openai_gptoss" else name
-    _check_known(name, REASONING_FORMATS, "reasoning_parser", reasoning_format_names)
-    return REASONING_FORMATS[name]
+    if name in REASONING_FORMATS:
+        return REASONING_FORMATS[name]
+    return _of_plugin(REASONING_PARSERS, name, ReasoningFormat, "reasoning_parser", reasoning_format_names)
 
 
-def _check_known(name: str, formats: Mapping[str, object], field: str, names: Callable[[], tuple[str, ...]]) -> None:
-    if name not in formats:
-        raise ConfigError(f"{field} must be one of {', '.join(names())}, got {name!r}", field=field)
+def _of_plugin(group: str, name: str, kind: type[Format], field: str, names: Callable[[], tuple[str, ...]]) -> Format:
+    complaint = OneOfOrPlugin(names(), group)(name)
+    if complaint is not None:
+        raise ConfigError(f"{field} must {complaint}, got {name!r}", field=field)
+    plugin = installed_plugins(group)[name]
+    found: Format = plugin.load(kind, field=field)
+    if found.name != name:
+        raise plugin.error(f"must have the name of its entry point, and is called {found.name!r}", field=field)
+    return found
 
 
 def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> FormatTable:
@@ -282,7 +306,7 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
     if tools is not None and tools.thinks:
         return FormatTable(tools.states(), recover=tools.recover, **tools.options)
     if reasoning is not None and reasoning.needs_table is not None:
-        return _make_table(TOOL_FORMATS[reasoning.needs_table], None)
+        return _make_table(_choose_tools(reasoning.needs_table, ""), None)
     of_calls = tools.states() if tools is not None else {}
     states: dict[str, State] = dict(of_calls)
     content = dict(tools.content) if tools is not None else {}

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import Settings, at_least, one_of, setting
-from quire_renderers.chat_format import reasoning_format_names, tool_format_names
+from quire_interfaces import Settings, at_least, setting
+from quire_interfaces.plugins import one_of_or_plugin
+from quire_renderers.chat_format import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_format_names,
+    tool_format_names,
+)
 
 __all__ = ["RendererConfig"]
 
@@ -39,11 +45,13 @@ class RendererConfig(Settings):
     )
     tool_call_parser: str = setting(
         "auto",
-        help="How the model writes tool calls; auto recognises it from the chat template, none parses no calls.",
-        check=one_of(*tool_format_names()),
+        help="How the model writes tool calls; auto recognises it from the chat template, none parses no calls. "
+        "A plug-in's name is one, too.",
+        check=one_of_or_plugin(TOOL_PARSERS, tool_format_names()),
     )
     reasoning_parser: str = setting(
         "auto",
-        help="How the model marks its thinking; auto recognises it from the chat template, none leaves it in the text.",
-        check=one_of(*reasoning_format_names()),
+        help="How the model marks its thinking; auto recognises it from the chat template, none leaves it in the "
+        "text. A plug-in's name is one, too.",
+        check=one_of_or_plugin(REASONING_PARSERS, reasoning_format_names()),
     )

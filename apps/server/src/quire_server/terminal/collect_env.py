@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.available_memory import available_memory_bytes, control_group_bytes
+from quire_interfaces.plugins import ALLOWED_VARIABLE, GROUPS, OWN_PACKAGES, plugins_of
 
 __all__ = ["collect", "print_environment", "shown_variables"]
 
@@ -59,6 +60,7 @@ def collect() -> dict[str, dict[str, Any]]:
         "processor": _processor(),
         "memory": _memory(),
         "libraries": _libraries(),
+        "plug-ins": _plugins(),
         "torch": _torch(),
         "kernels": _kernels(),
         "accelerators": _accelerators(),
@@ -141,6 +143,20 @@ def _libraries() -> dict[str, str]:
     return versions
 
 
+def _plugins() -> dict[str, str]:
+    """Those of other packages; nothing of them is imported."""
+    facts = {}
+    for group in GROUPS:
+        others = [each for each in plugins_of(group) if each.package not in OWN_PACKAGES]
+        if others:
+            facts[group] = ", ".join(
+                f"{each.name} ({each.package} {each.version}"
+                f"{'' if each.is_allowed else f'; {ALLOWED_VARIABLE} does not name it'})"
+                for each in others
+            )
+    return facts or {"none": "no other package has any"}
+
+
 def _torch() -> dict[str, str]:
     try:
         import torch
@@ -158,11 +174,11 @@ def _torch() -> dict[str, str]:
 
 def _kernels() -> dict[str, str]:
     facts = {}
-    for point in sorted(importlib.metadata.entry_points(group="quire.ops"), key=lambda each: each.name):
-        spec = importlib.util.find_spec(point.module.partition(".")[0])
+    for plugin in plugins_of("quire.ops"):
+        spec = importlib.util.find_spec(plugin.point.module.partition(".")[0])
         folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
         builds = sorted(each.stem.removeprefix("kernels_") for folder in folders for each in folder.glob("*.so"))
-        facts[point.name] = f"compiled: {', '.join(builds)}" if builds else "no compiled library"
+        facts[plugin.name] = f"compiled: {', '.join(builds)}" if builds else "no compiled library"
     try:
         import torch
 

@@ -1,0 +1,1 @@
+"""What an engine takes from a package: a logits processor, a KV connector, a kernel."""
