@@ -346,6 +346,7 @@ except QuireError as error:
     status = exit_status_of(error)
 loaded = {name.split(".")[0] for name in sys.modules}
 print("heavy modules:", sorted(loaded & {"torch", "transformers", "numpy"}), flush=True)
+print("all modules:", *sys.modules, flush=True)
 sys.exit(status)
 """
 ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 2048, "check_kv": False}

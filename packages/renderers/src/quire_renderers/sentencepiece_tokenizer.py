@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import sentencepiece
-
 from quire_interfaces import CheckpointError
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import SPACE_MARK, LeadingSpace, TokenPieces
@@ -40,6 +38,8 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, model: bytes, files: TokenizerFiles) -> None:
+        import sentencepiece  # 45 ms of every start, and few models need it
+
         self.files = files
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
