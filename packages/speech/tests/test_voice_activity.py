@@ -12,10 +12,10 @@ from quire_speech.voice_activity import (
     EnergyDetector,
     SilenceFilter,
     SileroDetector,
+    SpeechWindows,
     TurnDetector,
     VoiceSettings,
     make_detector,
-    speech_windows,
 )
 
 Samples = NDArray[np.float32]
@@ -122,9 +122,9 @@ def test_windows_hold_all_speech_and_are_not_too_long() -> None:
     for index, start in enumerate(starts):
         length = 18.0 if start == 55.0 else 3.0
         sound[int(start * RATE) : int((start + length) * RATE)] += babble(length, index)
-    windows = list(
-        speech_windows((sound[at : at + 8000] for at in range(0, len(sound), 8000)), 15.0, None, EnergyDetector())
-    )
+    cutter = SpeechWindows(15.0, detector=EnergyDetector())
+    windows = [window for at in range(0, len(sound), 8000) for window in cutter.feed(sound[at : at + 8000])]
+    windows += cutter.finish()
     assert all(len(samples) <= 15.05 * RATE for _, samples in windows)
     for start, samples in windows:
         first = round(start * RATE)
@@ -132,7 +132,9 @@ def test_windows_hold_all_speech_and_are_not_too_long() -> None:
     for at in (4.0, 10.0, 16.0, 41.0, 56.0, 65.0, 72.0, 81.0):
         assert any(start <= at <= start + len(samples) / RATE for start, samples in windows), at
     assert len(windows) in (5, 6)
-    assert list(speech_windows([np.zeros(RATE * 60, np.float32)], detector=EnergyDetector())) == []
+    silent = SpeechWindows(detector=EnergyDetector())
+    assert [*silent.feed(np.zeros(RATE * 60, np.float32)), *silent.finish()] == []
+    assert len(silent._kept) < RATE
 
 
 def test_silero_hears_speech_and_no_tone() -> None:

@@ -114,6 +114,8 @@ from quire_server.resting import (
     wake_up,
 )
 from quire_server.sglang import SGLANG_ROUTES
+from quire_server.speech.routes import add_speech_routes
+from quire_server.speech.service import speech_tasks
 from quire_server.tei import info as tei_info
 from quire_server.tei_tokens import DecodeRequest, decode
 from quire_server.token_protocol import (
@@ -225,6 +227,7 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/engine/events", view.events, EVENTS, query=bounds)
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
+    add_speech_routes(routes, context)
     for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES):
         routes.add_door(door)
     if not app.state.renders_only:
@@ -530,6 +533,7 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(context.started_s, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": info.max_model_len,
+        "tasks": [*(["generate"] if info.runner == "generate" else ()), *speech_tasks(context.llm)],
         "pooling_tasks": list(info.pooling_tasks),
         "input_modalities": ["text", *([] if context.llm.media is None else context.llm.media.placeholders)],
     }

@@ -151,6 +151,15 @@ class ServerConfig(Settings):
         unit="bytes",
         check=between(1024, 1 << 60),
     )
+    audio_max_bytes: int = setting(
+        1 << 30,
+        help="Largest recording that may be sent to be transcribed.",
+        unit="bytes",
+        check=between(1024, 1 << 50),
+    )
+    audio_max_seconds: float = setting(
+        6 * 3600.0, help="Longest recording that is transcribed.", unit="seconds", check=at_least(1)
+    )
     batch_max_requests: int = setting(50_000, help="Most lines of a batch.", unit="lines", check=between(1, 1 << 30))
     batch_max_concurrency: int = setting(
         32,

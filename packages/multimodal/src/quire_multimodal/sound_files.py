@@ -28,7 +28,7 @@ class SoundFile:
     """The first sound track of a file.
 
     Args:
-        file: Seekable, at its beginning; FFmpeg is given no name, so that it opens nothing else.
+        file: Seekable; FFmpeg is given no name, so that it opens nothing else.
         max_seconds: Longest sound.
         rate: Samples in a second that pieces are to have.
 
@@ -44,6 +44,7 @@ class SoundFile:
                 "this server reads no sounds: it needs quire-multimodal[video]", code="unsupported_media"
             ) from None
         self._file, self._max_seconds, self._rate = file, max_seconds, rate
+        file.seek(0)
         head = file.read(_HEAD_BYTES)
         if not head:
             raise MediaError("the file is empty")

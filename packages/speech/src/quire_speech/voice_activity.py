@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -23,16 +23,18 @@ __all__ = [
     "EnergyDetector",
     "SilenceFilter",
     "SileroDetector",
+    "SpeechWindows",
     "TurnDetector",
     "TurnEvent",
     "VoiceDetector",
     "VoiceSettings",
     "make_detector",
-    "speech_windows",
 ]
 
 RATE, FRAME_SAMPLES = 16_000, 512
 _FRAME_S = FRAME_SAMPLES / RATE
+_MAX_TURN_S = 30.0
+"""Of a turn that is kept until it ends; the next one goes on without a gap."""
 Samples = NDArray[np.float32]
 
 
@@ -219,6 +221,7 @@ class SilenceFilter:
         settings: VoiceSettings = VoiceSettings(silence_duration_ms=2000, prefix_padding_ms=400),
         detector: VoiceDetector | None = None,
     ) -> None:
+        settings = replace(settings, max_speech_s=min(settings.max_speech_s, _MAX_TURN_S))
         self._turns = TurnDetector(settings, detector)
         self._kept = np.empty(0, np.float32)
         self._first = 0
@@ -229,18 +232,18 @@ class SilenceFilter:
         self._starts: list[tuple[float, float]] = []
         """(Seconds in what came out, seconds in the recording), for each turn."""
 
-    def feed(self, samples: Samples) -> Iterator[Samples]:
-        """What is certain to be speech of the sound so far and was not given yet."""
+    def feed(self, samples: Samples) -> list[Samples]:
+        """What is speech of the sound so far and was not given yet."""
         self._kept = np.concatenate([self._kept, samples])
         self.num_heard += len(samples)
-        yield from self._spoken(self._turns.feed(samples))
-        if self._turns.is_speaking:  # the turn goes on, at least up to the last frame that was not silent
-            yield from self._take(self._first, self.num_heard)
-        self._forget(round(self._turns.quiet_until_s * RATE))
+        spoken = list(self._spoken(self._turns.feed(samples)))
+        if not self._turns.is_speaking:  # of a running turn it is not known yet where its silence begins
+            self._forget(round(self._turns.quiet_until_s * RATE))
+        return spoken
 
-    def finish(self) -> Iterator[Samples]:
+    def finish(self) -> list[Samples]:
         """The rest."""
-        yield from self._spoken(self._turns.finish())
+        return list(self._spoken(self._turns.finish()))
 
     def _spoken(self, events: Iterable[TurnEvent]) -> Iterator[Samples]:
         for kind, at_s in events:
@@ -271,60 +274,65 @@ class SilenceFilter:
         return original_s + at_s - begins_s
 
 
-def speech_windows(
-    pieces: Iterable[Samples],
-    max_s: float = 30.0,
-    settings: VoiceSettings | None = None,
-    detector: VoiceDetector | None = None,
-) -> Iterator[tuple[float, Samples]]:
+class SpeechWindows:
     """Speech in windows that end where nobody speaks, as far as that is possible.
 
     Args:
-        pieces: Of the recording.
         max_s: Longest window; neighbouring turns share one, with what lies between them.
         settings: What is speech; its `max_speech_s` is `max_s` at most.
         detector: Hears the frames; None for the best that is installed.
-
-    Yields:
-        (Seconds where it begins, samples) of each window.
     """
-    base = settings or VoiceSettings(silence_duration_ms=300, prefix_padding_ms=200)
-    turns = TurnDetector(
-        VoiceSettings(
-            threshold=base.threshold,
-            prefix_padding_ms=base.prefix_padding_ms,
-            silence_duration_ms=base.silence_duration_ms,
-            min_speech_ms=base.min_speech_ms,
-            max_speech_s=min(base.max_speech_s, max_s),
-        ),
-        detector,
-    )
-    kept, first, window, start = np.empty(0, np.float32), 0, None, 0
 
-    def cut(begin: int, end: int) -> tuple[float, Samples]:
-        return begin / RATE, kept[begin - first : end - first].copy()
+    def __init__(
+        self,
+        max_s: float = 30.0,
+        settings: VoiceSettings = VoiceSettings(silence_duration_ms=300, prefix_padding_ms=200),
+        detector: VoiceDetector | None = None,
+    ) -> None:
+        settings = replace(settings, max_speech_s=min(settings.max_speech_s, max_s))
+        self._turns, self._most = TurnDetector(settings, detector), round(max_s * RATE)
+        self._kept = np.empty(0, np.float32)
+        self._first = self._start = 0
+        """Sample that `_kept` begins with, and the running turn."""
+        self._window: tuple[int, int] | None = None
 
-    for piece in _with_end(pieces):
-        kept = kept if piece is None else np.concatenate([kept, piece])
-        for kind, at_s in turns.finish() if piece is None else turns.feed(piece):
-            at = min(round(at_s * RATE), first + len(kept))
+    @property
+    def num_heard(self) -> int:
+        """Samples of the recording so far."""
+        return self._first + len(self._kept)
+
+    def feed(self, samples: Samples) -> list[tuple[float, Samples]]:
+        """The windows that end in new sound: (seconds where it begins, samples) of each."""
+        self._kept = np.concatenate([self._kept, samples])
+        windows = self._taken(self._turns.feed(samples))
+        quiet = round(self._turns.quiet_until_s * RATE)
+        if self._window is not None and quiet - self._window[0] > self._most:
+            windows.append(self._cut())
+        needed = quiet if self._window is None else self._window[0]
+        if needed > self._first:
+            self._kept, self._first = self._kept[needed - self._first :], needed
+        return windows
+
+    def finish(self) -> list[tuple[float, Samples]]:
+        """The recording has ended: the last windows."""
+        windows = self._taken(self._turns.finish())
+        return windows if self._window is None else [*windows, self._cut()]
+
+    def _taken(self, events: Iterable[TurnEvent]) -> list[tuple[float, Samples]]:
+        windows = []
+        for kind, at_s in events:
+            at = min(round(at_s * RATE), self.num_heard)
             if kind == "started":
-                start = at
-            elif window is not None and at - window[0] <= max_s * RATE:
-                window = (window[0], at)
+                self._start = at
+            elif self._window is not None and at - self._window[0] <= self._most:
+                self._window = (self._window[0], at)
             else:
-                if window is not None:
-                    yield cut(*window)
-                window = (start, at)
-        needed = round(turns.quiet_until_s * RATE) if window is None else window[0]
-        if window is not None and turns.quiet_until_s * RATE - window[0] > max_s * RATE:
-            yield cut(*window)
-            window, needed = None, round(turns.quiet_until_s * RATE)
-        kept, first = kept[max(0, needed - first) :], max(first, needed)
-    if window is not None:
-        yield cut(*window)
+                if self._window is not None:
+                    windows.append(self._cut())
+                self._window = (self._start, at)
+        return windows
 
-
-def _with_end(pieces: Iterable[Samples]) -> Iterator[Samples | None]:
-    yield from pieces
-    yield None
+    def _cut(self) -> tuple[float, Samples]:
+        assert self._window is not None
+        (begin, end), self._window = self._window, None
+        return begin / RATE, self._kept[begin - self._first : end - self._first].copy()

@@ -44,7 +44,7 @@ SLOWEST_BYTES_PER_S = 1 << 15
 """Who sends slower is refused, after the time that every body has."""
 MAX_FIELD_BYTES = 1024
 """Of a field that is no file."""
-MAX_PARTS = 32
+MAX_PARTS = 64
 """Of a form."""
 MAX_NAME_CHARS = 512
 """Of a file's name."""
@@ -58,6 +58,10 @@ class UploadLimits:
     """Of the file."""
     timeout_s: float
     """For the first bytes, and in which a slow client may fall behind."""
+    max_field_bytes: int = MAX_FIELD_BYTES
+    """Of a field that is no file."""
+    flag: str = "--files-max-bytes"
+    """The setting that `max_bytes` comes from."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class Form:
     """What stood in a form beside the content of its file."""
 
     fields: dict[str, str] = field(default_factory=dict)
+    values: list[tuple[str, str]] = field(default_factory=list)
+    """All fields in order, those of the same name too."""
     filename: str | None = None
     """Of its file; None where there was none."""
 
@@ -119,9 +125,9 @@ async def read_form(request: Request, limits: UploadLimits, write: Callable[[byt
         RequestError: the form is damaged, or what `write` raises.
         ClientGoneError: the client closed the connection before all of it was there.
     """
-    parser = _FormParser(_boundary(request), limits.max_bytes, write)
+    parser = _FormParser(_boundary(request), limits, write)
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limits.max_bytes + MAX_PARTS * MAX_FIELD_BYTES * 4:
+    if declared.isdigit() and int(declared) > limits.max_bytes + MAX_PARTS * limits.max_field_bytes * 4:
         raise parser.too_large()
     await _feed(request, limits, parser)
     if not parser.is_whole:
@@ -175,10 +181,10 @@ def _boundary(request: Request) -> bytes:
 class _FormParser:
     """Reads a form, and gives the content of its part `file` away."""
 
-    def __init__(self, boundary: bytes, max_bytes: int, write: Callable[[bytes], None]) -> None:
+    def __init__(self, boundary: bytes, limits: UploadLimits, write: Callable[[bytes], None]) -> None:
         self.form = Form()
         self.is_whole = False
-        self._max_bytes, self._write = max_bytes, write
+        self._limits, self._write = limits, write
         self._num_bytes = self._num_parts = 0
         self._header_name, self._header_value = bytearray(), bytearray()
         self._disposition = b""
@@ -210,7 +216,7 @@ class _FormParser:
     def too_large(self) -> HTTPError:
         return HTTPError(
             413,
-            f"the file is larger than {self._max_bytes} bytes (--files-max-bytes)",
+            f"the file is larger than {self._limits.max_bytes} bytes ({self._limits.flag})",
             code="file_too_large",
             param="file",
         )
@@ -244,17 +250,21 @@ class _FormParser:
     def _take(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
             self._num_bytes += end - start
-            if self._num_bytes > self._max_bytes:
+            if self._num_bytes > self._limits.max_bytes:
                 raise self.too_large()
             self._write(data[start:end])
             return
         self._value += data[start:end]
-        if len(self._value) > MAX_FIELD_BYTES:
-            raise RequestError(f"{self._name[:64]!r} is longer than {MAX_FIELD_BYTES} bytes", param=self._name[:64])
+        if len(self._value) > self._limits.max_field_bytes:
+            raise RequestError(
+                f"{self._name[:64]!r} is longer than {self._limits.max_field_bytes} bytes", param=self._name[:64]
+            )
 
     def _end_part(self) -> None:
         if not self._is_file:
-            self.form.fields[self._name] = self._value.decode("utf-8", "replace")
+            value = self._value.decode("utf-8", "replace")
+            self.form.fields[self._name] = value
+            self.form.values.append((self._name, value))
 
     def _end(self) -> None:
         self.is_whole = True

@@ -1,0 +1,1 @@
+"""Speech: OpenAI's routes below `/v1/audio`."""

@@ -1,0 +1,69 @@
+"""What transcribes a recording with a served model: the one seam between models that hear and whoever has a recording.
+
+A transcriber gets sound piece by piece and gives segments as they are heard. Knows no route and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quire_interfaces import RequestOptions
+from quire_speech import Segment, Transcription, TranscriptionOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Pieces = AsyncIterator[NDArray[np.float32]]
+
+__all__ = ["Hearing", "Transcriber", "text_of_segments", "transcription_of"]
+
+
+@dataclass(slots=True)
+class Hearing:
+    """What is known of a recording while it is heard; the transcriber fills it in."""
+
+    language: str = ""
+    """Code or name of the spoken language; empty while it is not known, or where the model does not say."""
+    language_probability: float = 0.0
+    num_prompt_tokens: int = 0
+    """Tokens of all prompts so far, those of the sound included."""
+    num_generation_tokens: int = 0
+
+
+class Transcriber(Protocol):
+    """Transcribes recordings."""
+
+    model_kind: str
+    """What it is, in a few words for people: "Whisper", "a model for conversations that hears"."""
+    can_translate: bool
+    has_word_timestamps: bool
+
+    def transcribe(
+        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+    ) -> AsyncGenerator[Segment, None]:
+        """The segments of a recording, in order, as soon as each is certain. Closing it ends its requests.
+
+        Args:
+            pieces: Float32 [samples] at 16 kHz, one channel; read no faster than they are heard.
+            options: How.
+            request_options: What else the engine is told of each request.
+            hearing: Filled in as things become known.
+
+        Raises:
+            RequestError: an option that this model does not know.
+        """
+        ...
+
+
+def text_of_segments(segments: list[Segment]) -> str:
+    """The whole text."""
+    return "".join(each.text for each in segments).strip()
+
+
+def transcription_of(segments: list[Segment], hearing: Hearing, duration_s: float) -> Transcription:
+    """All of a recording, once it has been heard."""
+    fields: dict[str, Any] = {"language": hearing.language, "language_probability": hearing.language_probability}
+    return Transcription(text=text_of_segments(segments), duration_s=duration_s, segments=tuple(segments), **fields)
