@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
+from quire_server.cli import main
 from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, clip, tone, video_file, wav_file
 from quire_testkit.media_models import MediaModel
@@ -212,3 +214,25 @@ def test_requests_that_are_no_form(server: Any, live: Any) -> None:
     assert "no speech model" in refused.json()["error"]["message"]
     assert refused.json()["error"]["param"] == "model"
     assert post(server, path="/v1/audio/translations", to_language="de").json()["error"]["param"] == "to_language"
+
+
+def command_line(server: Any, *arguments: str) -> int:
+    return main(["transcribe", *arguments, "--url", server.url, "--language", "en"])
+
+
+def test_the_command_writes_files_and_goes_on_where_one_is_none(
+    server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound, words, out = tmp_path / "talk.wav", tmp_path / "words.wav", tmp_path / "out"
+    sound.write_bytes(WAV)
+    words.write_bytes(b"no sound at all" * 9)
+    assert command_line(server, str(sound)) == 0
+    fields = {"max_completion_tokens": "448", "language": "en"}
+    whole = post(server, response_format="text", **fields).text
+    assert capsys.readouterr().out == whole
+    assert command_line(server, str(words), str(sound), "--format", "srt", "--output-dir", str(out), "--vad") == 1
+    assert "no sound that can be read" in capsys.readouterr().err
+    assert [each.name for each in out.iterdir()] == ["talk.srt"]
+    subtitles = post(server, response_format="srt", chunking_strategy="auto", **fields).text
+    assert (out / "talk.srt").read_text() == subtitles
+    assert command_line(server, str(tmp_path / "missing.wav")) == 2

@@ -38,7 +38,13 @@ def whole_answer(
 
 
 async def events(
-    segments: AsyncIterator[Segment], body: SpeechRequest, task: str, name: str, model: str, hearing: Hearing
+    segments: AsyncIterator[Segment],
+    body: SpeechRequest,
+    task: str,
+    name: str,
+    model: str,
+    hearing: Hearing,
+    duration_s: float,
 ) -> AsyncGenerator[bytes, None]:
     """OpenAI's events, each of which is vLLM's chunk at the same time: whoever reads `type` finds the one, whoever
     reads `choices` the other.
@@ -50,9 +56,12 @@ async def events(
         name: Id of the answer.
         model: Its name.
         hearing: Counts tokens.
+        duration_s: Length of the recording, told with `verbose_json`.
     """
     noun = "transcription" if task == "transcribe" else "translation"
     common = {"id": name, "object": f"{noun}.chunk", "created": int(time.time()), "model": model}
+    if body.response_format == "verbose_json":
+        common["duration"] = duration_s
     heard: list[Segment] = []
     num_cues = 0
     if body.response_format == "vtt":
@@ -73,6 +82,8 @@ async def events(
             event["usage"] = _usage(hearing)
         yield sse(event)
     done = {"type": "transcript.text.done", "text": text_of_segments(heard), "language": hearing.language, **common}
+    if body.response_format == "verbose_json":
+        done["language_probability"] = hearing.language_probability
     done["choices"] = [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}]
     yield sse({**done, "usage": _usage(hearing)})
 

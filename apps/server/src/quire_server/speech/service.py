@@ -139,7 +139,7 @@ class SpeechService:
                 heard = await unless_disconnected(request, _all(segments))
                 return whole_answer(body, task, heard, hearing, recording.duration_s)
             name = answer_id(request, "trsc-" if task == "transcribe" else "trsl-", body.request_id)
-            stream = _closing(events(segments, body, task, name, model, hearing), stack.pop_all())
+            stream = _closing(events(segments, body, task, name, model, hearing, sound.duration_s), stack.pop_all())
             return await EventStream.begin(stream)
 
     async def _opened(self, file: int) -> _Sound:
@@ -169,6 +169,11 @@ class _Sound:
     def __init__(self, service: SpeechService, opened: quire_multimodal.OpenSound) -> None:
         self._service, self._opened = service, opened
         self._pieces: list[NDArray[np.float32]] | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """As its packets say."""
+        return self._opened.duration_s
 
     async def read_if_short(self) -> _Sound:
         if self._opened.duration_s <= SHORT_S:

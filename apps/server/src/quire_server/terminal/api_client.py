@@ -6,11 +6,13 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
 import socket
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 from quire_interfaces import ConfigError, QuireError
@@ -76,7 +78,41 @@ class APIClient:
             NoServerError: nobody answers, or the stream broke off.
             QuireError: the server refuses; the message is its own.
         """
-        with self._open(path, {**body, "stream": True}) as response:
+        yield from self._streamed(self._open(path, {**body, "stream": True}))
+
+    def upload_events(self, path: str, fields: Mapping[str, str], file: Path) -> Generator[dict[str, Any], None, None]:
+        """As `events`, of an answer to a form with a file, which is read while it is sent.
+
+        Args:
+            path: Of the route.
+            fields: Of the form, beside `file`.
+            file: What is sent.
+
+        Raises:
+            NoServerError, QuireError: as of `events`.
+            OSError: the file cannot be read.
+        """
+        boundary = secrets.token_hex(16)
+        parts = [f'name="{name}"\r\n\r\n{value}\r\n' for name, value in {**fields, "stream": "true"}.items()]
+        parts.append('name="file"; filename="recording"\r\n\r\n')
+        begin = f"--{boundary}\r\nContent-Disposition: form-data; "
+        head, tail = "".join(begin + part for part in parts).encode(), f"\r\n--{boundary}--\r\n".encode()
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+
+            def body() -> Generator[bytes, None, None]:
+                yield head
+                while piece := opened.read(1 << 18):
+                    yield piece
+                yield tail
+
+            headers = {**self._headers, "Content-Type": f"multipart/form-data; boundary={boundary}"}
+            headers["Content-Length"] = str(len(head) + size + len(tail))
+            request = urllib.request.Request(self.base_url + path, body(), headers, method="POST")
+            yield from self._streamed(self._answer_to(request))
+
+    def _streamed(self, response: Any) -> Generator[dict[str, Any], None, None]:
+        with response:
             self._answer_fd = response.fileno()
             try:
                 yield from _events(response)
@@ -96,7 +132,9 @@ class APIClient:
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base_url + path, data, self._headers)
+        return self._answer_to(urllib.request.Request(self.base_url + path, data, self._headers))
+
+    def _answer_to(self, request: urllib.request.Request) -> Any:
         try:
             return urllib.request.urlopen(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:

@@ -201,3 +201,39 @@ def run_collect_env(parsed: ParsedCommand) -> int:
     from quire_server.terminal.collect_env import print_environment
 
     return print_environment(as_json=parsed.args.as_json)
+
+
+@command(
+    "transcribe",
+    "write down what is said in recordings, with a server of your own or a running one",
+    "FILE... [--format FORMAT] [--output-dir FOLDER] [--model MODEL | --url URL] [--flag value ...]",
+    argument("FILES", nargs="+", metavar="FILE", help="recording in any container that FFmpeg reads"),
+    argument(
+        "--format",
+        choices=("text", "srt", "vtt", "json", "verbose_json"),
+        default="text",
+        dest="form",
+        help="text, srt, vtt, json or verbose_json (default: text)",
+    ),
+    argument("--output-dir", metavar="FOLDER", help="write FOLDER/NAME.txt, .srt, ... (default: to standard output)"),
+    argument("--language", metavar="CODE", help="spoken language, e.g. en (default: it is heard)"),
+    argument("--translate", action="store_true", help="write English, whatever is spoken"),
+    argument("--prompt", metavar="TEXT", help="what was said before: names and spellings"),
+    argument("--word-timestamps", action="store_true", help="times of words, in verbose_json"),
+    argument("--vad", action="store_true", help="leave silence out before the model hears it"),
+    argument("--url", metavar="URL", help="a running server (default: one of your own, which goes when you go)"),
+    MODEL_NAME,
+    argument("--url-api-key", metavar="KEY", help="key of the running server (default: OPENAI_API_KEY)"),
+    TIMEOUT,
+    argument("--quiet", action="store_true", help="no progress"),
+    sections=server_sections,
+)
+def run_transcribe(parsed: ParsedCommand) -> int:
+    from quire_server.terminal.transcribe import TranscribeOptions, transcribe
+
+    args = parsed.args
+    options = TranscribeOptions(
+        args.FILES, args.form, args.output_dir, args.language, args.translate, args.prompt, args.word_timestamps,
+        args.vad, args.url, args.model_name, args.url_api_key, args.timeout, args.quiet,
+    )  # fmt: skip
+    return transcribe(parsed.engine_config(), parsed.sections["server"], parsed.origins, options)
