@@ -25,9 +25,14 @@ class CountingWorker:
         total = int(self._collectives.all_reduce(own))
         return ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[total]])
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "rank_times":
+            return self._collectives.rank * arguments[0]
+        if name == "fail":
+            raise ValueError("a call that fails")
         assert name == "set_factor"
         (self._factor,) = arguments
+        return None
 
     def close(self) -> None:
         pass

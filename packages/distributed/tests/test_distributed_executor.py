@@ -62,6 +62,11 @@ def test_every_rank_runs_every_step(make: Make) -> None:
         assert executor.execute(step(step_id)).result().sampled_token_ids == [[6 * step_id]]
     executor.call("set_factor", 10)
     assert executor.execute(step(4)).result().sampled_token_ids == [[4 + 5 * 40]]
+    first, second = executor.ask("rank_times", 10), executor.ask("rank_times", 7)
+    assert second() == [7, 14]
+    assert first() == [10, 20]
+    with pytest.raises(RuntimeError, match="rank 1: ValueError: a call that fails"):
+        executor.ask("fail")()
     executor.close()
     assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ranks)
 
@@ -92,6 +97,8 @@ def test_a_rank_that_is_killed_ends_the_engine_within_a_second(make: Make, waits
     failure = executor.execute(step(2)).exception()
     assert isinstance(failure, RankDeadError)
     assert "was ended by SIGKILL" in str(failure)
+    with pytest.raises(RankDeadError, match="was ended by SIGKILL"):
+        executor.ask("rank_times", 1)()
 
 
 def test_a_rank_that_cannot_start_says_why(make: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -56,11 +57,24 @@ def answers(llm: LLM) -> list[Any]:
     return found
 
 
-def test_ranks_in_processes_give_the_bits_of_one() -> None:
+def test_ranks_in_processes_give_the_bits_of_one(tmp_path: Path) -> None:
     with LLM(**SETTINGS) as alone:
         expected = answers(alone)
-    with LLM(tensor_parallel_size=2, **SETTINGS) as shared:
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_use_gzip": False}
+    with LLM(tensor_parallel_size=2, profiler_config=profiler, **SETTINGS) as shared:
+        infos = shared.collective_rpc("rank_info")
+        assert [each["tp_rank"] for each in infos] == [0, 1]
+        assert infos[0]["pid"] == os.getpid() != infos[1]["pid"]
         assert answers(shared) == expected
+        shared.start_profile("both")
+        shared.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+        paths = list(map(Path, shared.stop_profile()))
+    for rank, info in enumerate(infos):
+        trace, operators = paths[2 * rank : 2 * rank + 2]
+        assert trace.name.startswith(f"both_dp0_pp0_tp{rank}_rank{rank}.{info['pid']}.")
+        names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+        assert "aten::index_select" in names
+        assert "aten::index_select" in operators.read_text()
     assert children(os.getpid()) == []
 
 

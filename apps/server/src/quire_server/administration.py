@@ -15,6 +15,7 @@ __all__ = ["ADMIN_PATHS", "for_admins"]
 
 ADMIN_PATHS = frozenset(
     {
+        "/collective_rpc",
         "/continue_generation",
         "/flush_cache",
         "/pause",
@@ -29,6 +30,9 @@ ADMIN_PATHS = frozenset(
         "/reset_prefix_cache",
         "/restart_engines",
         "/scale_elastic_ep",
+        "/server_info",
+        "/start_profile",
+        "/stop_profile",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }

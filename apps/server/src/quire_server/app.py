@@ -127,9 +127,10 @@ from quire_server.token_protocol import (
     DerenderCompletionStreamRequest,
     GenerateRequest,
 )
-from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_here, abort_requests, generate
+from quire_server.token_routes import TOKEN_PATHS, GeneratedText, GeneratedTokens, abort_here, abort_requests, generate
 from quire_server.tokenization import detokenize, tokenize, tokenizer_info
 from quire_server.usage_report import USAGE_QUERY, usage
+from quire_server.vllm_routes import VLLM_ROUTES
 
 __all__ = ["make_app", "post_handlers"]
 
@@ -161,6 +162,7 @@ def post_handlers(context: ServerContext) -> Mapping[str, Handler]:
 def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService, BatchesService]:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     app.state.renders_only = renders_only(context.llm)
+    app.state.tokens_only = context.config.tokens_only
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
     context.state.on_notices["cancel_response"] = responses.cancel_here
@@ -228,9 +230,9 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     add_speech_routes(routes, context)
-    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES):
+    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES):
         routes.add_door(door)
-    if not app.state.renders_only:
+    if not (app.state.renders_only or context.config.tokens_only):
         _socket(app, context, "/v1/responses", responses.preparer)
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
@@ -365,6 +367,8 @@ class _Routes:
         `is_limited` is false. Name and docstring of the handler are shown."""
         if self._app.state.renders_only and path not in RENDER_PATHS:
             return
+        if self._context.config.tokens_only and path not in TOKEN_PATHS:
+            return
         run = handler
         if self._files.keeps_files and body is not None and not isinstance(body, Form):
             run = reading_files(run, self._files)
@@ -482,6 +486,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         message = f"there is no route {request.method} {request.url.path}; GET /openapi.json lists them"
         if request.app.state.renders_only:
             message += "; this server renders and tokenizes only (quire launch render)"
+        elif request.app.state.tokens_only:
+            message += "; this server takes and answers token ids only (--tokens-only)"
         elif request.url.path in ADMIN_PATHS:
             message += ", and --enable-admin-routes or --admin-api-key add this one"
     code = "method_not_allowed" if status == 405 else "not_found"

@@ -27,6 +27,7 @@ from quire_server.functions import as_tool_messages, function_use, in_old_shape
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.request_ids import answer_id
+from quire_server.request_timings import request_timings
 from quire_server.request_warnings import field_left_out
 from quire_server.responses import (
     ChatChoice,
@@ -168,6 +169,8 @@ class ChatAnswer:
             completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self.body.return_token_ids:
             completion.prompt_token_ids = self.running.prompt.token_ids
+        if self.context.config.enable_per_request_metrics:
+            completion.metrics = request_timings([output])
         return completion
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
@@ -181,7 +184,7 @@ class ChatAnswer:
         return ChatChoice(
             index=output.index,
             message=message,
-            logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
+            logprobs=chat_logprobs(output, as_ids=self.context.names_tokens_by_id(self.body)),
             finish_reason=self._finish_reason(choice, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else None,
@@ -226,7 +229,10 @@ class ChatAnswer:
                     yield events
                 opening, last = b"", output
         if wants_usage:
-            yield sse(self._chunk([], self._usage(last)))
+            end = self._chunk([], self._usage(last))
+            if self.context.config.enable_per_request_metrics:
+                end.metrics = request_timings([last])
+            yield sse(end)
 
     def pass_over(self, output: CompletionOutput) -> None:
         """Take in what was told before."""
@@ -277,7 +283,7 @@ class ChatAnswer:
         return ChatChunkChoice(
             index=output.index,
             delta=delta,
-            logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
+            logprobs=chat_logprobs(output, as_ids=self.context.names_tokens_by_id(self.body)),
             finish_reason=self._finish_reason(choice, output) if output.finished else None,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else None,

@@ -25,6 +25,7 @@ from quire_server.logprobs import EchoedTokens, completion_logprobs, prompt_logp
 from quire_server.media import hold_prompt_embeds, released_after
 from quire_server.protocol import CompletionRequest
 from quire_server.request_ids import answer_id
+from quire_server.request_timings import request_timings
 from quire_server.responses import Completion, CompletionChoice, Usage, json_response, sse
 from quire_server.routed_experts import experts_text
 from quire_server.streaming import EventStream, after, merge
@@ -195,6 +196,8 @@ class CompletionAnswer:
         completion.kv_transfer_params = next(
             (each.kv_transfer_params for each in finals if each.kv_transfer_params), None
         )
+        if self.context.config.enable_per_request_metrics:
+            completion.metrics = request_timings(finals)
         return completion
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
@@ -241,7 +244,7 @@ class CompletionAnswer:
                 output,
                 text_offset=len(echoed_text),
                 echoed=self._echoed(prompt, positions) if echoes else None,
-                as_ids=self.body.return_tokens_as_token_ids,
+                as_ids=self.context.names_tokens_by_id(self.body),
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
@@ -268,7 +271,7 @@ class CompletionAnswer:
             prompt.token_ids,
             self._prompt_text(prompt),
             positions,
-            as_ids=self.body.return_tokens_as_token_ids,
+            as_ids=self.context.names_tokens_by_id(self.body),
         )
 
     def _waits_for_prompt(self, number: int, output: RequestOutput) -> bool:
@@ -301,4 +304,7 @@ class CompletionAnswer:
                         events.append(sse(self._completion([choice], self._usage(latest) if continuous else None)))
                 yield b"".join(events)
         if wants_usage:
-            yield sse(self._completion([], self._usage(latest)))
+            end = self._completion([], self._usage(latest))
+            if self.context.config.enable_per_request_metrics:
+                end.metrics = request_timings(list(latest.values()))
+            yield sse(end)

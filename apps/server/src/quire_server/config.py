@@ -196,6 +196,18 @@ class ServerConfig(Settings):
     enable_force_include_usage: bool = setting(
         False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
     )
+    enable_per_request_metrics: bool = setting(
+        False,
+        help="Tell the times of a request in its answer (metrics, of a stream with its usage): chat completions and "
+        "completions of one prompt and one choice.",
+    )
+    return_tokens_as_token_ids: bool = setting(
+        False, help="Log probabilities name all tokens as token_id:ID, also where the request does not ask for it."
+    )
+    tokens_only: bool = setting(
+        False,
+        help="Serve the routes that take and answer token ids alone (/inference/v1/generate), and those for operators.",
+    )
     mcp_servers: str | None = setting(
         None,
         help="File (JSON or YAML) with the MCP servers whose tools responses may use: mcpServers, a table from labels "

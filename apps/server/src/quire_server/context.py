@@ -258,6 +258,10 @@ class ServerContext:
         self.check_request(params, body.priority)
         return params
 
+    def names_tokens_by_id(self, body: SamplingFields) -> bool:
+        """Whether log probabilities name tokens by their ids, not by their texts."""
+        return body.return_tokens_as_token_ids or self.config.return_tokens_as_token_ids
+
     def usage_wanted(self, options: StreamOptions | None) -> tuple[bool, bool]:
         """Whether a stream ends with its usage, and whether each of its events has one."""
         has_usage = self.config.enable_force_include_usage or (options is not None and options.include_usage)

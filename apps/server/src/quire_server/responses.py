@@ -2,7 +2,7 @@
 
 A field that is UNSET is left out; None is sent as null. What clients read as attributes is null where there is nothing
 to say; only the delta of a chunk leaves out what it does not change, as OpenAI's do. Streaming chunks and whole
-responses are built from the same pieces. Knows no engine.
+responses are built from the same pieces. Knows no engine but the times of a request.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from quire_server.request_timings import RequestTimings
 from quire_server.request_warnings import RequestWarning
 
 __all__ = [
@@ -140,6 +141,8 @@ class Completion(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     """Where keys and values are held, for the engine that goes on."""
+    metrics: RequestTimings | UnsetType | None = UNSET
+    """With --enable-per-request-metrics; of a stream with its usage."""
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -205,6 +208,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     """Where keys and values are held, for the engine that goes on."""
+    metrics: RequestTimings | UnsetType | None = UNSET
+    """With --enable-per-request-metrics; of a stream with its usage."""
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
@@ -253,6 +258,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     """With the first chunk."""
+    metrics: RequestTimings | UnsetType | None = UNSET
+    """With --enable-per-request-metrics, together with the usage."""
 
 
 _encoder = msgspec.json.Encoder()

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from quire_engine import CompletionOutput, HubClient, Logprob, RequestOutput
 from quire_interfaces import OutputKind, PromptMedia, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
+from quire_server.administration import ADMIN_PATHS
 from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when, unless_disconnected
@@ -40,7 +41,15 @@ from quire_server.token_protocol import (
 from quire_server.tool_choice import check_tools
 from quire_server.turn import raise_failed
 
-__all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "abortable", "generate"]
+__all__ = ["TOKEN_PATHS", "GeneratedText", "GeneratedTokens", "abort_requests", "abortable", "generate"]
+
+
+TOKEN_PATHS = ADMIN_PATHS | {
+    "/inference/v1/generate", "/inference/v1/abort_requests", "/health", "/ping", "/ready", "/version", "/load",
+    "/v1/models", "/v1/models/{name:path}", "/v1/usage", "/metrics", "/sleep", "/wake_up", "/is_sleeping",
+    "/kv_event_sources", "/v1/engine/events", "/v1/requests", "/v1/requests/{id:path}/explain",
+}  # fmt: skip
+"""Routes of --tokens-only: tokens in and out, and what operators need."""
 
 
 class TokenLogprob(msgspec.Struct):

@@ -54,6 +54,15 @@ class RankExecutor(ABC):
         for rank in self._ranks:
             rank.send(("call", name, arguments))
 
+    def ask(self, name: str, *arguments: Any) -> Callable[[], list[Any]]:
+        """Have the other ranks do a call, while this one goes on; what is returned waits for their results, by rank.
+
+        Raises:
+            RankDeadError: A rank is gone.
+        """
+        numbers = [rank.ask(name, *arguments) for rank in self._ranks]
+        return lambda: [rank.answer(number) for rank, number in zip(self._ranks, numbers, strict=True)]
+
     def _cause(self, failure: RankDeadError) -> RankDeadError:
         """Why the ranks are broken: what a process says of its own end, else what the collectives say."""
         deadline_s = time.monotonic() + AGREE_S

@@ -48,6 +48,9 @@ class RankHandle(ABC):
         self._changed = threading.Condition()
         self._errors: dict[int, str | None] = {}
         """Step -> what it raised on this rank; the last steps only."""
+        self._answers: dict[int, tuple[Any, str | None]] = {}
+        """What a call that was asked for returned, or what it raised, until that is taken."""
+        self._num_asked = 0
         self._transfers: KVTransferOutput | None = None
         self._is_ready = False
         self._end: RankDeadError | None = None
@@ -74,6 +77,31 @@ class RankHandle(ABC):
             with self._changed:
                 self._changed.wait_for(lambda: self._end is not None, AGREE_S)
             raise self._end or RankDeadError(self.rank, "its process ended") from None
+
+    def ask(self, name: str, *arguments: Any) -> int:
+        """Have the rank do a call whose result `answer` gives, by the number that this returns.
+
+        Raises:
+            RankDeadError: The rank has ended.
+        """
+        self._num_asked += 1
+        self.send(("ask", self._num_asked, name, arguments))
+        return self._num_asked
+
+    def answer(self, number: int) -> Any:
+        """The result of a call; waits for it.
+
+        Raises:
+            RuntimeError: The call raised.
+            RankDeadError: The rank has ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._answers or self._end is not None)
+            result, error = self._answers.pop(number, (None, None))
+        self.check()
+        if error is not None:
+            raise RuntimeError(f"rank {self.rank}: {error}")
+        return result
 
     def wait_until_ready(self) -> None:
         """Wait until its runner is built.
@@ -144,6 +172,8 @@ class RankHandle(ABC):
                     self._is_ready = True
                 case ("failed", str(cause)):
                     self._end = RankDeadError(self.rank, f"it could not start: {cause}")
+                case ("answer", int(number), result, error):
+                    self._answers[number] = result, error
                 case ("done", int(step_id), error, transfers):
                     self._errors[step_id], self._transfers = error, transfers
                     for old in [each for each in self._errors if each < step_id - 8]:

@@ -44,8 +44,8 @@ class Worker(Protocol):
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises what computing it raised."""
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Do what rank 0 has done between two steps: a name that both know."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Do what rank 0 has done between two steps: a name that both know. Rank 0 gets the result if it asked."""
 
     def close(self) -> None:
         """Give all memory back."""
@@ -169,9 +169,21 @@ def serve(worker: Worker, channel: Channel) -> None:
                 channel.send(_done(output, result, error))
             case ("call", name, arguments):
                 worker.call(name, *arguments)
+            case ("ask", number, name, arguments):
+                channel.send(("answer", number, *_answer(worker, name, arguments)))
             case ("close",):
                 worker.close()
                 return
+
+
+def _answer(worker: Worker, name: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
+    """What a call returned, or what it raised, in words."""
+    try:
+        return worker.call(name, *arguments), None
+    except RankDeadError:
+        raise
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _done(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from quire_engine.messages import AddRequest, EngineInfo
 from quire_engine.streams import OutputStream
@@ -155,6 +155,23 @@ class EngineClient(Protocol):
 
     async def explain_request(self, request_id: str) -> RequestRecord | None:
         """What the engines know of a request in flight; None for one that none of them has."""
+
+    async def collective_rpc(
+        self, method: str, arguments: Sequence[Any] = (), named: Mapping[str, Any] = {}
+    ) -> list[list[Any]]:
+        """Have all ranks of all engines do a call between two steps.
+
+        Args:
+            method: Its name, one of those that ranks know.
+            arguments: Plain data.
+            named: The same, by name.
+
+        Returns:
+            For each engine, what each of its ranks returned.
+
+        Raises:
+            RequestError: there is no such call, or it refuses.
+        """
 
     # Health.
 

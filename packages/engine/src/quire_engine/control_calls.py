@@ -27,7 +27,7 @@ class ControlCalls:
         self._ids = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Any]] = {}
 
-    async def call(self, method: str, **arguments: Any) -> Any:
+    async def call(self, method: str, /, **arguments: Any) -> Any:
         """The core's answer to one of `core_loop.UTILITIES`.
 
         Raises:

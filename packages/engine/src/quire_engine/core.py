@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +72,9 @@ class EngineParts:
     steps_ahead: int | None = None
     """Steps that may be planned ahead of the one that runs, where the executor says how many; None where the settings
     do."""
+    collective_rpc: Callable[[str, Sequence[Any], Mapping[str, Any]], list[Any]] | None = None
+    """Does a call on all ranks of the executor, by its name, arguments and named arguments; what each returned, in
+    plain data. None where there is none."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -278,6 +281,17 @@ class EngineCore:
         """Forget the embeddings of media that no running request needs; whether none are left."""
         reset = self.parts.reset_encoder_cache
         return reset is None or reset()
+
+    def collective_rpc(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """What all ranks return to a call, by rank; steps in flight must be collected before (`collect_all`).
+
+        Raises:
+            RequestError: the engine has no such calls, or the call refuses.
+        """
+        call = self.parts.collective_rpc
+        if call is None:
+            raise RequestError("this engine was assembled without calls of its ranks", code="unsupported")
+        return call(method, arguments, named)
 
     def step(self) -> StepResult:
         """Plan steps up to the depth, then wait for the oldest one and collect what it produced.

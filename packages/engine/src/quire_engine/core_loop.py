@@ -324,6 +324,10 @@ class CoreLoop:
         """A `RequestRecord` or None, encoded."""
         return msgspec.msgpack.encode(self._core.explain_request(request_id))
 
+    def _collective_rpc(self, method: str, arguments: list[Any], named: dict[str, Any]) -> list[Any]:
+        self._publish(self._core.collect_all())
+        return self._core.collective_rpc(method, arguments, named)
+
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
         self._publish(self._core.collect_all())
@@ -339,6 +343,7 @@ class CoreLoop:
 
 UTILITIES: dict[str, Callable[..., Any]] = {
     "check_integrity": CoreLoop._check_integrity,
+    "collective_rpc": CoreLoop._collective_rpc,
     "explain_request": CoreLoop._explain_request,
     "is_paused": CoreLoop._is_paused,
     "leave_watch": CoreLoop._leave_watch,

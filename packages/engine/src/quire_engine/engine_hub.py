@@ -333,7 +333,7 @@ class _Front:
 
 
 CONTROL_CALLS = (
-    "check_integrity", "engine_ranks", "is_paused", "leave_watch", "load_adapter", "pause", "ping",
+    "check_integrity", "collective_rpc", "engine_ranks", "is_paused", "leave_watch", "load_adapter", "pause", "ping",
     "reset_encoder_cache", "reset_prefix_cache", "resume", "sleep", "sleep_level", "stats", "unload_adapter", "wake_up",
 )  # fmt: skip
 """Methods of an `EngineClient` that API processes call."""
@@ -343,5 +343,5 @@ async def _watch(client: EngineClient, rank: int, watcher: str, cursor: list[int
     return await client.watch(rank, watcher, WatchCursor(*cursor))
 
 
-async def _control(client: EngineClient, name: str, **arguments: Any) -> Any:
+async def _control(client: EngineClient, name: str, /, **arguments: Any) -> Any:
     return await getattr(client, name)(**arguments)

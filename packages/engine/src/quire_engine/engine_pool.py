@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire_engine.client import PauseMode
 from quire_engine.compiled_grammars import CompiledGrammars
@@ -416,6 +416,12 @@ class EnginePool:
 
     async def leave_watch(self, watcher: str) -> None:
         await self._each(lambda engine: engine.leave_watch(watcher))
+
+    async def collective_rpc(
+        self, method: str, arguments: Sequence[Any] = (), named: Mapping[str, Any] = {}
+    ) -> list[list[Any]]:
+        answers = await self._each(lambda engine: engine.collective_rpc(method, arguments, named))
+        return [ranks for engines in answers for ranks in engines]
 
     async def explain_request(self, request_id: str) -> RequestRecord | None:
         engine = self._engine_of(request_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -185,6 +185,14 @@ class HubClient(StreamingClient):
 
     async def watch(self, rank: int, watcher: str, cursor: WatchCursor) -> WatchReport:
         return msgspec.convert(await self._call("watch", rank=rank, watcher=watcher, cursor=list(cursor)), WatchReport)
+
+    async def collective_rpc(
+        self, method: str, arguments: Sequence[Any] = (), named: Mapping[str, Any] = {}
+    ) -> list[list[Any]]:
+        answers: list[list[Any]] = await self._call(
+            "collective_rpc", method=method, arguments=list(arguments), named=dict(named)
+        )
+        return answers
 
     async def stats(self) -> SchedulerStats:
         self.last_stats = msgspec.convert(await self._call("stats"), SchedulerStats)

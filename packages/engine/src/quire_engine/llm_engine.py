@@ -6,7 +6,8 @@ Scheduler, executor and processors are those of a server, with no thread, no pro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
@@ -200,6 +201,11 @@ class LLMEngine:
         was_emptied = self.core.reset_encoder_cache()
         self.core.flush()  # the step that tells the runner, where no request brings one
         return was_emptied
+
+    def collective_rpc(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """What all ranks return to a call; result and errors as of `EngineCore.collective_rpc`."""
+        self.core.collect_all()
+        return self.core.collective_rpc(method, arguments, named)
 
     def close(self) -> None:
         """Give everything back. Idempotent."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -554,6 +554,11 @@ class StreamingClient:
     async def explain_request(self, request_id: str) -> RequestRecord | None:
         return read_record(await self._call("explain_request", request_id=request_id))
 
+    async def collective_rpc(
+        self, method: str, arguments: Sequence[Any] = (), named: Mapping[str, Any] = {}
+    ) -> list[list[Any]]:
+        return [await self._call("collective_rpc", method=method, arguments=list(arguments), named=dict(named))]
+
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         info = AdapterInfo(**await self._call("load_adapter", name=name, path=path, replace=replace))
         self.adapters[name] = path
@@ -563,7 +568,7 @@ class StreamingClient:
         await self._call("unload_adapter", name=name)
         self.adapters.pop(name, None)
 
-    async def _call(self, method: str, **arguments: Any) -> Any:
+    async def _call(self, method: str, /, **arguments: Any) -> Any:
         self.check_health()
         return await self._calls.call(method, **arguments)
 

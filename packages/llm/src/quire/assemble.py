@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
+from quire.collective_rpc import RankCalls, make_collective_rpc
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
@@ -306,7 +307,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     device = _build_device_side(
         blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
     )
-    return RankWorker(device.runner, device.store, device.tiers)
+    return RankWorker(device.runner, device.store, device.tiers, RankCalls(config, collectives.rank))
 
 
 def _plan_engine(
@@ -504,6 +505,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
+        collective_rpc=make_collective_rpc(config, device.executor),
         check_integrity=allocator.check_integrity,
         kv_cache=allocator,
         add_stats=device.add_stats,

@@ -12,6 +12,7 @@ from quire.assemble import build_parts, build_renderer, media_folder, model_fold
 from quire.async_llm import make_detokenizer_factory
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
+from quire.control_methods import ControlMethods
 from quire.data_parallel import engine_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 Messages = Sequence[dict[str, Any]]
 
 
-class LLM(PoolingMethods):
+class LLM(ControlMethods, PoolingMethods):
     """A model, ready to generate. Thread-safe: the calls of several threads share every step.
 
     Args:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from quire.collective_rpc import make_collective_rpc
 from quire.config import QuireConfig
 from quire.engine_report import tower_format
 from quire.kv_tier import ENCODER_CACHE, start_digest, towers_fingerprint
@@ -107,11 +108,13 @@ def build_encoder_parts(
     scheduler_config = dataclasses.replace(config.scheduler, max_model_len=plan.max_model_len)
     size = plan.encoder_cache_size
     rule = MediaRule(size, size, scheduler_config.max_num_batched_tokens)
+    executor = EncoderRunner(towers.encode, torch.device(device), cache)
     return EngineParts(
         scheduler=Scheduler(scheduler_config, NoKVCache(), rules=[rule]),
-        executor=EncoderRunner(towers.encode, torch.device(device), cache),
+        executor=executor,
         info=_info(config, folder, model, plan, cache, timings_s),
         reset_encoder_cache=rule.reset_cache,
+        collective_rpc=make_collective_rpc(config, executor),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import quire_distributed
+from quire.collective_rpc import RankCalls
 from quire.config import QuireConfig
 from quire.expert_parallel import BalancerStats
 from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
@@ -170,9 +171,12 @@ def _adapters_of(
 class RankWorker:
     """What a rank beside rank 0 runs (`quire_distributed.worker.Worker`)."""
 
-    def __init__(self, runner: ModelRunner, store: AdapterStore | None, tiers: EngineTiers | None = None) -> None:
+    def __init__(
+        self, runner: ModelRunner, store: AdapterStore | None, tiers: EngineTiers | None, rank_calls: RankCalls
+    ) -> None:
         self._runner, self._store = runner, store
         self._calls: dict[str, Callable[..., Any]] = {
+            "collective_rpc": rank_calls,
             "fetch_adapter": self._fetch_adapter,
             "release_kv_cache": runner.release_kv_cache,
             "take_sampled": self._take_sampled,
@@ -184,9 +188,9 @@ class RankWorker:
         """Run one step; raises what computing it raised."""
         return self._runner.run(output)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> Any:
         """Do what rank 0 has done between two steps: read an adapter, or give the KV cache's memory back."""
-        self._calls[name](*arguments)
+        return self._calls[name](*arguments)
 
     def close(self) -> None:
         """Give all memory back."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire_interfaces.settings import Settings, at_least, one_of, setting
 from quire_runner.affinity import complaint_about
+from quire_runner.profiler_config import complaint_about_profiler
 
 __all__ = ["DTYPE_BYTES", "RunnerConfig"]
 
@@ -83,6 +84,12 @@ class RunnerConfig(Settings):
     )
     kernel_tables: str | None = setting(
         None, help="Folder of configurations of GPU kernels that were measured (quire tune); they come before our own."
+    )
+    profiler_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help="What POST /start_profile records, as a JSON object in vLLM's form, e.g. "
+        '{"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}; empty: nothing.',
+        check=complaint_about_profiler,
     )
     logits_chunk_tokens: int = setting(
         256,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from quire_interfaces import (
     KVCachePlan,
     ModelRunnerOutput,
     PoolingTask,
+    RequestError,
     SchedulerOutput,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
@@ -131,8 +132,16 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         executor=FaultyExecutor(runner, step_time_s=config.step_time_s),
         info=info,
         check_integrity=allocator.check_integrity,
+        collective_rpc=_collective_rpc,
         kv_cache=allocator,
     )
+
+
+def _collective_rpc(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """What two ranks that repeat what they are told would return; they refuse to "refuse"."""
+    if method == "refuse":
+        raise RequestError("there is no method 'refuse'", param="method")
+    return [{"rank": rank, "method": method, "args": list(arguments), "kwargs": dict(named)} for rank in (0, 1)]
 
 
 def fake_engine_factory(config: Mapping[str, Any], report: Callable[[str, float], None]) -> EngineParts:

@@ -1,0 +1,176 @@
+"""Calls that every rank of an engine answers between two steps (`/collective_rpc`, `LLM.collective_rpc`): a fixed list.
+
+Results are plain data. Loads torch only when a call needs it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.data_parallel import engine_ranks
+from quire.tensor_parallel import mesh_of
+from quire_distributed.rank_executor import RankExecutor
+from quire_interfaces import Executor, RequestError
+from quire_runner.profiler_config import ProfilerConfig
+
+if TYPE_CHECKING:
+    from quire.config import QuireConfig
+    from quire_runner.profiler import StepProfiler
+
+__all__ = ["RANK_CALLS", "RankCalls", "make_collective_rpc"]
+
+CollectiveRPC = Callable[[str, Sequence[Any], Mapping[str, Any]], list[Any]]
+"""(name, arguments, named arguments) -> what each rank returned, rank 0 first."""
+
+
+class RankCalls:
+    """What one rank answers.
+
+    Args:
+        config: Settings of the engine.
+        rank: Of the engine's ranks.
+    """
+
+    def __init__(self, config: QuireConfig, rank: int = 0) -> None:
+        self._config, self._rank = config, rank
+        self._profiler: StepProfiler | None = None
+
+    def __call__(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Do one of `RANK_CALLS`.
+
+        Raises:
+            RequestError: there is no such call, or it takes other arguments.
+        """
+        call = RANK_CALLS.get(method)
+        if call is None:
+            raise RequestError(
+                f"there is no method {method!r} for all ranks; there are {', '.join(sorted(RANK_CALLS))}",
+                param="method",
+            )
+        try:
+            inspect.signature(call).bind(self, *arguments, **named)
+        except TypeError as error:
+            raise RequestError(f"{method}: {error}", param="args") from None
+        return call(self, *arguments, **named)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Rank among all of the engine, and on each axis."""
+        mesh = mesh_of(self._config.parallel, self._rank)
+        return {
+            "rank": self._rank,
+            "dp_rank": engine_ranks(self._config.data_parallel).first,
+            "pp_rank": self._rank // mesh.tp,
+            "tp_rank": self._rank % mesh.tp,
+        }
+
+    def _check_health(self) -> None:
+        """Nothing: who answers is there."""
+
+    def _rank_info(self) -> dict[str, Any]:
+        """Where the rank runs."""
+        import torch
+
+        device = self._config.runner.device
+        return {
+            **self.place,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": device,
+            "device_name": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+            "torch_version": str(torch.__version__),
+            "torch_num_threads": torch.get_num_threads(),
+            "num_threads": threading.active_count(),
+        }
+
+    def _memory_usage(self) -> dict[str, int]:
+        """Bytes of memory, of the process and of torch's allocator on the device."""
+        usage = {"rank": self._rank, "rss_bytes": _resident_bytes()}
+        device = self._config.runner.device
+        if device.startswith("cuda"):
+            import torch
+
+            usage["allocated_bytes"] = torch.cuda.memory_allocated(device)
+            usage["reserved_bytes"] = torch.cuda.memory_reserved(device)
+            usage["max_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        return usage
+
+    def _start_profile(self, prefix: str | None = None) -> None:
+        if self._profiler is None:
+            from quire_runner.profiler import StepProfiler
+
+            place = self.place
+            name = f"dp{place['dp_rank']}_pp{place['pp_rank']}_tp{place['tp_rank']}_rank{place['rank']}"
+            config = ProfilerConfig.of(self._config.runner.profiler_config or {})
+            self._profiler = StepProfiler(config, self._config.runner.device, name)
+        self._profiler.start(prefix)
+
+    def _stop_profile(self) -> list[str]:
+        """Paths of the files, on the rank's host."""
+        if self._profiler is None:
+            raise RequestError("the profiler does not run: start it first", code="not_running")
+        return self._profiler.stop()
+
+    def _profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str] | None:
+        """The two before, in vLLM's form."""
+        if not is_start:
+            return self._stop_profile()
+        self._start_profile(profile_prefix)
+        return None
+
+
+def _resident_bytes() -> int:
+    """Of this process; the most that it has had where the system does not tell the present number."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+RANK_CALLS: dict[str, Callable[..., Any]] = {
+    "check_health": RankCalls._check_health,
+    "memory_usage": RankCalls._memory_usage,
+    "profile": RankCalls._profile,
+    "rank_info": RankCalls._rank_info,
+    "start_profile": RankCalls._start_profile,
+    "stop_profile": RankCalls._stop_profile,
+}
+"""Name -> call."""
+
+
+def make_collective_rpc(config: QuireConfig, executor: Executor) -> CollectiveRPC:
+    """What has all ranks of an engine do a call, to be called between two steps by the thread that runs them.
+
+    Args:
+        config: Settings of the engine.
+        executor: Its executor.
+    """
+    own = RankCalls(config)
+
+    def collective_rpc(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if not isinstance(executor, RankExecutor):
+            return [own(method, arguments, named)]
+        # What is wrong with a call is wrong on all ranks, which all do it: they begin and end together.
+        answers = executor.ask("collective_rpc", method, arguments, named)
+        failure: Exception | None = None
+        result = None
+        try:
+            result = own(method, arguments, named)
+        except Exception as error:
+            failure = error
+        try:
+            others = answers()
+        except RuntimeError as error:
+            raise failure or RequestError(str(error), code="rank_failed") from None
+        if failure is not None:
+            raise failure
+        return [result, *others]
+
+    return collective_rpc

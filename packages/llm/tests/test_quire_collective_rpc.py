@@ -1,0 +1,104 @@
+"""Calls of an engine's ranks, and profiles of what they compute."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, QuireConfig, SamplingParams
+from quire_interfaces import ConfigError, RequestError
+from quire_testkit.checkpoints import make_checkpoint
+
+PROMPT = {"prompt_token_ids": list(range(5, 25))}
+SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = make_checkpoint(tmp_path_factory.mktemp("profiled") / "model")
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(folder / "made"), "torch_profiler_record_shapes": True}
+    with LLM(
+        model, num_gpu_blocks_override=32, max_model_len=256, async_scheduling=True, profiler_config=profiler
+    ) as llm:
+        yield llm
+
+
+def test_a_profile_has_what_was_computed_between_start_and_stop(llm: LLM, folder: Path) -> None:
+    llm.generate(PROMPT, SHORT, use_tqdm=False)
+    llm.start_profile()
+    llm.generate(PROMPT, SHORT, use_tqdm=False)  # steps run in another thread (async_scheduling)
+    trace, operators = map(Path, llm.stop_profile())
+    assert trace.parent == operators.parent == folder / "made"
+    assert trace.name.startswith(f"dp0_pp0_tp0_rank0.{os.getpid()}.")
+    assert trace.name.endswith(".pt.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    (event, *_) = [each for each in events if each.get("name") == "aten::index_select"]
+    assert event["args"]["Input Dims"]
+    assert any(each.get("cat") == "python_function" for each in events)
+    assert "aten::index_select" in operators.read_text()
+
+    llm.collective_rpc("profile", args=(True, "second.try"))
+    with pytest.raises(RequestError, match="the profiler runs: stop it first"):
+        llm.start_profile("third")
+    ((path, _),) = llm.collective_rpc("profile", kwargs={"is_start": False})
+    assert Path(path).name.startswith("second.try_dp0")
+    assert "aten::index_select" not in gzip.decompress(Path(path).read_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda llm: llm.stop_profile(), "does not run: start it first"),
+        (lambda llm: llm.start_profile("../up"), r"the prefix must be .*, got '\.\./up'"),
+        (lambda llm: llm.start_profile(7), "the prefix must be .*, got 7"),
+        (lambda llm: llm.collective_rpc("__init__"), "no method '__init__' for all ranks; there are check_health, "),
+        (lambda llm: llm.collective_rpc("check_health", args=[1]), "check_health: too many positional arguments"),
+        (lambda llm: llm.collective_rpc(print), "must be the name of a call that ranks know, got builtin_function"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_with_the_reason(llm: LLM, call: Callable[[LLM], Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        call(llm)
+    assert llm.collective_rpc("check_health") == [None]
+
+
+def test_a_rank_tells_where_it_runs_and_what_it_takes(llm: LLM) -> None:
+    (info,) = llm.collective_rpc("rank_info")
+    assert (info["rank"], info["dp_rank"], info["pid"], info["device"]) == (0, 0, os.getpid(), "cpu")
+    (usage,) = llm.collective_rpc("memory_usage")
+    assert 10 << 20 < usage["rss_bytes"] < 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"profiler": "torch"}, "needs torch_profiler_dir"),
+        ({"profiler": "torch", "torch_profiler_dir": "here"}, "torch_profiler_dir must be an absolute path"),
+        ({"profiler": "perf"}, "profiler must be"),
+        ({"profiler": "torch", "torch_profiler_folder": "/x"}, "did you mean 'torch_profiler_dir'"),
+        ({"profiler": "torch", "torch_profiler_dir": "/x", "max_iterations": 5}, "max_iterations must be"),
+        ([], "be a JSON object"),
+    ],
+)
+def test_a_wrong_profiler_config_is_refused_at_the_start(value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        QuireConfig.of(profiler_config=value)
+
+
+def test_an_engine_without_a_profiler_says_how_to_have_one(tmp_path: Path) -> None:
+    with (
+        LLM(make_checkpoint(tmp_path / "model"), num_gpu_blocks_override=32, max_model_len=256) as llm,
+        pytest.raises(RequestError, match="start it with --profiler-config"),
+    ):
+        llm.start_profile()
