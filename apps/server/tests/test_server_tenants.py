@@ -24,6 +24,9 @@ ROUTES = {
     "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}},
     "/api/chat": {"model": "tiny", "messages": MESSAGES["messages"], "options": {"num_predict": 4}},
     "/api/generate": {"model": "tiny", "prompt": "hello", "options": {"num_predict": 4}},
+    "/cohere/v2/chat": {"model": "tiny", "messages": MESSAGES["messages"], "max_tokens": 4},
+    "/v2/chat": {"model": "tiny", "messages": MESSAGES["messages"], "max_tokens": 4},
+    "/generative_scoring": {"query": "hello", "items": ["you"], "label_token_ids": [1, 2]},
     "/completion": {"prompt": "hello", "n_predict": 4},
     "/completions": {"prompt": "hello", "n_predict": 4},
     "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4}},
@@ -94,7 +97,7 @@ def test_every_route_that_there_is_is_tried(recorded):
 def test_each_route_tells_the_engine_whose_request_it_is(recorded, path, stream):
     recorded.take()
     for name in KEYS:
-        if stream and path in ("/v1/chat/completions/batch", "/v1/responses/compact"):
+        if stream and path in ("/v1/chat/completions/batch", "/v1/responses/compact", "/generative_scoring"):
             continue
         recorded.post(path, {**ROUTES[path], "stream": stream}, name)
         requests = recorded.take()

@@ -37,6 +37,7 @@ from quire_server.batches.service import BatchesService, BatchRequest
 from quire_server.callers import KeyLimits
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.chat_page import chat_settings, page, page_file
+from quire_server.cohere_chat import COHERE_CHAT_ROUTES
 from quire_server.completions import completions
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
@@ -147,7 +148,7 @@ INVOCATIONS = (
 
 _OTHER_WORK = (
     "/", "/invocations", "/v1/chat/completions/batch", "/embed", "/embed_all", "/embed_sparse", "/predict",
-    "/similarity", "/v1/embed",
+    "/similarity", "/v1/embed", "/cohere/v2/chat", "/v2/chat", "/generative_scoring",
 )  # fmt: skip
 """Routes beside those of batches whose requests lines of batches make way for."""
 
@@ -230,7 +231,7 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     add_speech_routes(routes, context)
-    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES):
+    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES, *COHERE_CHAT_ROUTES):
         routes.add_door(door)
     if not (app.state.renders_only or context.config.tokens_only):
         _socket(app, context, "/v1/responses", responses.preparer)

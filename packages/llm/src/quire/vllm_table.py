@@ -242,7 +242,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("requests that wait get no comments in their stream; give the proxy a longer read timeout",
               sse_keep_alive_interval="0"),
     **_answer("rendering and token routes are always served; --tokens-only serves no others", enable_scale_out=_BOTH),
-    **_answer("there is no Cohere API; /v1/chat/completions is OpenAI's and /v1/messages Anthropic's",
+    **_answer("answers of /cohere/v2/chat have thinking as content of the type thinking, in one form for all models",
               cohere_is_reasoning_model=_BOTH, cohere_format=_ANY),
     **_answer("answers have no system_fingerprint; GET /version names the version", fingerprint_mode="none|full",
               fingerprint_value=_NOTHING),
