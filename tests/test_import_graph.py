@@ -23,6 +23,7 @@ LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
     "quire.async_llm": "engines of other hosts are rare",
     "quire.assemble": "loads torch; the demo model is optional",
+    "quire.collective_rpc": "loads torch",
     "quire.kernel_builds": "loads torch",
     "quire.chat_transcriber": "loads numpy",
     "quire.draft_plan": "the demo model is optional",
