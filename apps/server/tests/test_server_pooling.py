@@ -151,6 +151,9 @@ def test_the_other_items_are_answered_where_that_is_asked_for(pooling: Any) -> N
     assert answer["usage"]["prompt_tokens"] == 2
     whole = pooling.post("/v1/embeddings", {"input": [[1024]], "errors": "per_item"}).json()
     assert whole["data"][0]["embedding"] is None
+    talks = [[{"role": "user", "content": words}] for words in ("a", "word " * 600)]
+    answer = pooling.post("/v1/embeddings", {"messages": talks, "errors": "per_item"}).json()
+    assert [each.get("error", {}).get("param") for each in answer["data"]] == [None, "messages[1]"]
 
 
 def test_ten_thousand_inputs(pooling: Any) -> None:
@@ -278,6 +281,9 @@ def test_scores_of_vectors_are_cosines(bi_encoder: Any, path: str) -> None:
     vectors = [vector(bi_encoder, text) for text in TEXTS]
     assert scores == pytest.approx([cosine(vectors[0], each) for each in vectors])
     assert answer["usage"]["prompt_tokens"] == num_tokens(bi_encoder, TEXTS[0], *TEXTS)
+    answer = bi_encoder.post(path, {"queries": TEXTS[::-1], "documents": TEXTS}).json()
+    pairs = zip(vectors[::-1], vectors, strict=True)
+    assert [each["score"] for each in answer["data"]] == pytest.approx([cosine(*pair) for pair in pairs])
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
