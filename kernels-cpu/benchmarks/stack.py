@@ -2,9 +2,10 @@
 
 Run:  python kernels-cpu/benchmarks/stack.py [--weights int4] [--kv-cache fp8] [--layers 28] [--repeats 5]
 
-Each line: the whole stack of layers for one step, attention alone, and the LM head. Limits (reading memory, torch's
-product of 2048 x 2048, in float32 where there is no AMX) are measured in the same run, between the lines; figures are
-medians.
+Each line: the whole stack of layers for one step, attention alone, and the LM head. The rates of a machine change
+within seconds, so its limits (reading memory, torch's product of 2048 x 2048, in float32 where there is no AMX) are
+measured in turn with each of these, tens of milliseconds apart: shares are medians of neighbours, figures medians, and
+behind them stands how far the rate moved (10th to 90th percentile).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,14 +51,40 @@ KV_CACHES = {
 """Format -> the dtype of a row, and how many elements it has."""
 
 
-def median_s(run: Callable[[], object], repeats: int) -> float:
+class Measured(NamedTuple):
+    """A call, beside the rate that was measured right before it."""
+
+    seconds: list[float]
+    rates: list[float]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    def share(self, work: float) -> float:
+        """`work` (bytes or operations) in the time of the call, as a share of the rate; the median of neighbours."""
+        return statistics.median(work / seconds / rate for seconds, rate in zip(self.seconds, self.rates, strict=True))
+
+
+def timed_s(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
     run()
-    times = []
+    return time.perf_counter() - start
+
+
+def in_turn(run: Callable[[], object], rate: Callable[[], float], repeats: int) -> Measured:
+    """Rate and call, one after the other, `repeats` times, after a call that does not count."""
+    run()
+    measured = Measured([], [])
     for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        measured.rates.append(rate())
+        measured.seconds.append(timed_s(run))
+    return measured
+
+
+def spread(rates: list[float]) -> str:
+    tenths = statistics.quantiles(rates, n=10)
+    return f"{tenths[0] / 1e9:.0f} to {tenths[-1] / 1e9:.0f}"
 
 
 def make_linear(outputs: int, inputs: int, weights: str) -> LinearWeights:
@@ -102,6 +130,19 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
     return DecoderStack(layers=layers, final_norm=norm, hidden_size=HIDDEN, dtype=torch.bfloat16, rotary_dim=DIM)
 
 
+def linears(layer: DecoderLayerWeights) -> tuple[LinearWeights, ...]:
+    """All matrices of a layer."""
+    attention, gated = layer.mixer, layer.feed_forward
+    assert isinstance(attention, AttentionWeights)
+    assert isinstance(gated, GatedWeights)
+    return attention.q, attention.k, attention.v, attention.o, gated.gate, gated.up, gated.down
+
+
+def nbytes(linear: LinearWeights) -> int:
+    """Of all its tensors."""
+    return sum(part.nbytes for part in linear if isinstance(part, Tensor))
+
+
 def make_cache(num_blocks: int, kv_cache: str) -> Tensor:
     """As the runner allocates it: numpy asks for huge pages."""
     dtype, width = KV_CACHES[kv_cache]
@@ -131,29 +172,34 @@ def main() -> None:
     parser.add_argument("--weights", choices=codings, default="plain", help="of all matrices")
     parser.add_argument("--kv-cache", choices=KV_CACHES, default="plain", help="its format")
     parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     torch.manual_seed(0)
     stack = make_stack(args.layers, args.weights)
     run = decoder_stack(stack)
-    matrices = [each for x in stack.layers for each in (x.q, x.k, x.v, x.o, *x.feed_forward)]
-    weight_bytes = sum(part.nbytes for matrix in matrices for part in matrix if part is not None)
+    weight_bytes = sum(nbytes(each) for layer in stack.layers for each in linears(layer))
     num_weights = args.layers * HIDDEN * (2 * (HEADS + KV_HEADS) * DIM + 3 * INNER)
     head = make_linear(VOCAB, HIDDEN, args.weights)
-    head_bytes = sum(part.nbytes for part in head if part is not None)
-    memory = torch.ones(512 << 20, dtype=torch.uint8)
+    head_bytes = nbytes(head)
+    memory = torch.ones(256 << 20, dtype=torch.uint8)
     # Without AMX or AVX512-BF16 torch multiplies bfloat16 fifty times slower than float32.
     square = torch.randn(2048, 2048, dtype=torch.bfloat16 if build_name() in ("amx", "avx512bf16") else torch.float32)
+
+    def read_bytes_per_s() -> float:
+        return memory.nbytes / timed_s(lambda: library().quire_read(memory.data_ptr(), memory.nbytes))
+
+    def product_flop_per_s() -> float:
+        return 2 * 2048**3 / timed_s(lambda: torch.mm(square, square))
+
     print(f"build {build_name()}, {torch.get_num_threads()} threads, {weight_bytes / 1e9:.2f} GB of weights in layers")
     for name, sequences, tokens, context in STEPS:
-        repeats = args.repeats if tokens == 1 else max(2, args.repeats // 2)
+        is_read = tokens < 16  # few rows: bound by reading
+        repeats = args.repeats if is_read else max(3, args.repeats // 3)
         layout = Layout(16, [tokens] * sequences, [context] * sequences)
         caches = tuple(make_cache(layout.num_blocks, args.kv_cache) for _ in stack.layers)
         x = torch.randn(sequences * tokens, HIDDEN).bfloat16()
         cos = torch.ones(len(x), 1, DIM).bfloat16()
         query = torch.randn(len(x), HEADS, DIM).bfloat16()
-        read = memory.nbytes / median_s(lambda: library().quire_read(memory.data_ptr(), memory.nbytes), 3)
-        product = 2 * 2048**3 / median_s(lambda: torch.mm(square, square), 3)
 
         def whole() -> object:
             return run(x, [(cos, cos)], [layout], (0,) * args.layers, caches)  # noqa: B023 (called at once)
@@ -162,21 +208,23 @@ def main() -> None:
             for cache in caches:  # noqa: B023 (called at once)
                 paged_attention(query, cache, layout, scale=DIM**-0.5)  # noqa: B023 (called at once)
 
-        stack_s = median_s(whole, repeats)
-        attention_s = median_s(attend, repeats)
-        head_s = median_s(lambda: head_logits(x[:: max(1, tokens)], head), repeats)  # noqa: B023 (called at once)
+        bound = read_bytes_per_s if is_read else product_flop_per_s
+        of_stack = in_turn(whole, bound, repeats)
+        attention = in_turn(attend, read_bytes_per_s, repeats)
+        of_head = in_turn(lambda: head_logits(x[:: max(1, tokens)], head), read_bytes_per_s, repeats)  # noqa: B023 (called at once)
         kv_bytes = sequences * context * KV_HEADS * 2 * caches[0][0, 0, 0, 0].nbytes * args.layers
-        limit_s = (weight_bytes + (kv_bytes if tokens == 1 else 0)) / read
         flops = 2 * num_weights * len(x) + (2 * HEADS * DIM * context * len(x) * args.layers if tokens > 1 else 0)
-        line = f"{name:19s} stack {stack_s * 1e3:8.1f} ms"
+        line = f"{name:19s} stack {of_stack.median_s * 1e3:8.1f} ms"
         line += (
-            f" = {limit_s / stack_s:4.0%} of reading weights and keys"
-            if tokens == 1
-            else f" = {flops / stack_s / 1e12:.2f} TFLOP/s, torch's product {product / 1e12:.2f}"
+            f" = {of_stack.share(weight_bytes + kv_bytes):4.0%} of reading weights and keys "
+            f"({spread(of_stack.rates)} GB/s)"
+            if is_read
+            else f" = {flops / of_stack.median_s / 1e12:.2f} TFLOP/s, {of_stack.share(flops):4.0%} of torch's product "
+            f"({spread(of_stack.rates)} GFLOP/s)"
         )
         print(
-            f"{line}; attention {attention_s * 1e3:.1f} ms ({kv_bytes / attention_s / read:.0%} of reading); "
-            f"LM head {head_s * 1e3:.1f} ms ({head_bytes / head_s / read:.0%}); read {read / 1e9:.1f} GB/s",
+            f"{line}; attention {attention.median_s * 1e3:.1f} ms ({attention.share(kv_bytes):.0%} of reading); "
+            f"LM head {of_head.median_s * 1e3:.1f} ms ({of_head.share(head_bytes):.0%}, {spread(of_head.rates)} GB/s)",
             flush=True,
         )
 
