@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_bench.limits import MachineLimits, ModelWork, file_bytes, measure_machine
+from quire_bench.limits import MachineLimits, MachineProbe, ModelWork, file_bytes
 from quire_bench.situations import Lengths, parse_situations
 from quire_interfaces import QuireError
 from quire_models.config import ModelConfig
@@ -97,13 +97,17 @@ def test_sizes_of_converted_models(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_measured_in_bounded_time() -> None:
-    machine = measure_machine("bfloat16", 1, timeout_s=120)
-    assert 1e8 < machine.read_bytes_per_s < 1e13
-    assert 1e8 < machine.matmul_flop_per_s < 1e16
+    with MachineProbe("bfloat16", 1, timeout_s=120) as machine:
+        assert 1e8 < machine.limits.read_bytes_per_s < 1e13
+        assert 1e8 < machine.limits.matmul_flop_per_s < 1e16
+        assert 1e8 < machine.sample("read") < 1e13
+        assert 1e8 < machine.sample("multiply") < 1e16
+        with pytest.raises(QuireError, match="limits failed"):
+            machine.sample("colour")
     with pytest.raises(QuireError, match=r"longer than 0\.1 s \(--timeout\)"):
-        measure_machine("bfloat16", 1, timeout_s=0.1)
+        MachineProbe("bfloat16", 1, timeout_s=0.1)
     with pytest.raises(QuireError, match="limits failed"):
-        measure_machine("no_dtype", 1, timeout_s=120)
+        MachineProbe("no_dtype", 1, timeout_s=120)
 
 
 def test_medians_of_rounds() -> None:

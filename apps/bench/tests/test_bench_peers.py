@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import pytest
 
 from quire_bench.cli import PEER_NAMES
 from quire_bench.comparison import Comparison, compare
-from quire_bench.limits import MachineLimits
+from quire_bench.limits import MachineLimits, ModelWork
 from quire_bench.peer_process import engine_settings
 from quire_bench.peers import PEERS, PROGRAMS, TASKS, Engine, PeerOptions, find_engine, find_peers
 from quire_bench.situations import Lengths, parse_situations
@@ -27,6 +29,24 @@ PROGRAM = Path(__file__).parent / "fake_peer_program.py"
 SMALL = ("--input-len", 6, "--output-len", 200, "--prefill-len", 90, "--repeats", 1, "--num-threads", 1)
 SITUATIONS = ("--situations", "first-token,decode,concurrent-3,prefill,memory")
 MACHINE = MachineLimits(read_bytes_per_s=1e9, matmul_flop_per_s=1e11)
+
+
+class Machine:
+    """One whose memory gets faster with each look, and whose looks take a while."""
+
+    limits = MACHINE
+    looks = 0
+
+    def sample(self, rate: str) -> float:
+        self.looks += 1
+        time.sleep(0.2)
+        return {"read": 1e9, "multiply": 1e11}[rate] * self.looks
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def test_beside_transformers(
@@ -87,9 +107,8 @@ def fake(tmp_path: Path) -> Callable[..., Engine]:
 
     def make(name: str, **asked: Any) -> Engine:
         asked = {"log": str(tmp_path / "log"), "name": name, **asked}
-        return Engine(
-            name=name, command=("/usr/bin/env", f"FAKE_PEER={json.dumps(asked)}", sys.executable, str(PROGRAM))
-        )
+        settings = (f"FAKE_PEER={json.dumps(asked)}", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
+        return Engine(name=name, command=("/usr/bin/env", *settings, sys.executable, str(PROGRAM)))
 
     return make
 
@@ -97,7 +116,7 @@ def fake(tmp_path: Path) -> Callable[..., Engine]:
 def measure(engines: list[Engine], situations: str, repeats: int = 2, **arguments: Any) -> Comparison:
     lengths = Lengths(input_len=7, output_len=4, prefill_len=30)
     settings = engine_settings(Path("x"), dtype="float32", num_threads=1, max_model_len=64, max_num_seqs=8)
-    arguments = {"timeout_s": 60.0, "measure_limits": lambda: MACHINE, **arguments}
+    arguments = {"timeout_s": 60.0, "open_probe": Machine, **arguments}
     return compare(engines, parse_situations(situations, lengths), settings, repeats=repeats, **arguments)
 
 
@@ -153,6 +172,31 @@ def test_figures_and_ratios(fake: Callable[..., Engine]) -> None:
     assert (result.median("prefill", "quire") or 0) > (result.median("prefill", "slow") or 0)
     assert 0 < (result.median("first-token", "quire") or 0) < 30
     assert (result.median("memory", "quire") or 0) > 1e6
+
+
+def test_the_machine_is_looked_at_while_an_engine_runs(fake: Callable[..., Engine]) -> None:
+    figures: list[tuple[str, str, float]] = []
+    result = measure(
+        [fake("quire", token_s=0.02), fake("b", token_s=0.02)],
+        "decode,prefill,memory",
+        repeats=2,
+        on_figure=lambda situation, engine, figure: figures.append((situation.name, engine, figure)),
+    )
+    # 4 tokens take 80 ms; with a look of 200 ms, which does not count, they would be 14 a second.
+    assert 20 < (result.median("decode", "quire") or 0) < 60
+    decode = next(each for each in result.situations if each.name == "decode")
+    assert decode.bound == "read"
+    rounds = result.rates["decode"]["quire"]
+    assert len(rounds) == 2
+    assert all(rounds), "each round has looks"
+    work = ModelWork(weight_bytes=10**9, layer_parameters=1, head_parameters=1, kv_bytes_per_token=0, attention_flop=0)
+    limits = result.limits(decode, "quire", work)
+    assert limits == pytest.approx([statistics.median(rates) / 1e9 for rates in rounds])
+    shares = [figure / limit for figure, limit in zip(result.figures["decode"]["quire"], limits, strict=True)]  # type: ignore[operator]
+    assert result.of_limit(decode, "quire", work) == pytest.approx(statistics.median(shares))
+    assert {each[:2] for each in figures} == {
+        (situation, engine) for situation in ("decode", "prefill", "memory") for engine in ("quire", "b")
+    }
 
 
 def test_a_peer_that_fails_leaves_the_others_alone(fake: Callable[..., Engine]) -> None:

@@ -47,7 +47,7 @@ def register_bench(commands: Any) -> None:
         kinds.add_parser("startup", help="from a command to a server that answers, with empty caches and again")
     )
     _add_kernels(kinds.add_parser("kernels", help="each backend of an op, beside what the machine allows"))
-    _add_peers(kinds.add_parser("peers", help="offline: beside every other engine that is installed, in turn"))
+    _add_peers(kinds.add_parser("peers", help="beside every other engine that is installed, in turn"))
 
 
 def _add_workload(parser: argparse.ArgumentParser, num_requests: int) -> None:
@@ -206,16 +206,17 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--task",
-        choices=("text", "vision", "embed"),
+        choices=("text", "vision", "embed", "serve"),
         default="text",
-        help="vision: messages with an image; embed: embeddings (default text)",
+        help="vision: messages with an image; embed: embeddings; serve: clients of a server (default text)",
     )
     parser.add_argument(
         "--situations",
         metavar="NAME,...",
         help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once); of task "
         "vision: first-token, image, image-N, memory (default: all, with 64 tokens); of task embed: first-token, "
-        "embed-N, embed-mixed, latency-N, memory (default: all, with texts of 16, 128 and 512 tokens)",
+        "embed-N, embed-mixed, latency-N, memory (default: all, with texts of 16, 128 and 512 tokens); of task serve: "
+        "first-token, clients-N, memory (default: all, with 16 and 64 clients)",
     )
     parser.add_argument(
         "--image-size", default="728x504", metavar="WIDTHxHEIGHT", help="of task vision, pixels (default 728x504)"
@@ -231,10 +232,18 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-range", default="10:250", metavar="LOW:HIGH", help="random token ids (default 10:250)")
     parser.add_argument("--dtype", default="auto", help="float32, float16, bfloat16 (default: the checkpoint's)")
     parser.add_argument("--quantization", help="how Quire stores weights, for example int8")
+    parser.add_argument(
+        "--weight-formats",
+        default="",
+        metavar="NAME,...",
+        help="of int8, int4: measured as well, beside llama.cpp with a GGUF file that is written for it",
+    )
     parser.add_argument("--num-threads", type=int, help="of the processor, for every engine")
     parser.add_argument(
         "--output-json", "--json", metavar="FILE", help='write the figures as JSON; "-" for standard output'
     )
+    parser.add_argument("--svg", metavar="FILE", help="draw the figures: bars beside those of ours")
+    parser.add_argument("--html", metavar="FILE", help="the same with the tables, in one file")
     _add_peer_places(parser)
     parser.set_defaults(run=run_peers)
 
@@ -318,44 +327,9 @@ def _peer_options(args: argparse.Namespace) -> Any:
 
 def run_peers(args: argparse.Namespace) -> int:
     """`quire bench peers`; exit status 1 when Quire itself could not be measured in some situation."""
-    import signal
-    import sys
+    from quire_bench.comparison_run import run_comparison
 
-    from quire_bench.comparison import Comparison, compare
-    from quire_bench.comparison_report import comparison_figures, show_comparison
-    from quire_bench.comparison_setup import set_up
-    from quire_bench.limits import measure_machine
-    from quire_bench.peers import OURS
-    from quire_bench.report import check_json_path, progress_bar, write_json
-
-    # As an exit, it ends the engines, too: they run in process groups of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    check_json_path(args.output_json)
-    plan = set_up(args, _peer_options(args))
-    with progress_bar() as progress:
-        task = progress.add_task("peers", total=args.repeats * plan.num_steps)
-
-        def tell(what: str) -> None:
-            progress.update(task, description=what)
-            progress.advance(task)
-
-        def keep(result: Comparison) -> None:
-            if args.output_json not in (None, "-"):
-                write_json(comparison_figures(result, plan), args.output_json)
-
-        result = compare(
-            plan.engines,
-            plan.situations,
-            plan.settings,
-            repeats=args.repeats,
-            timeout_s=args.timeout,
-            measure_limits=lambda: measure_machine(plan.dtype, args.num_threads, timeout_s=args.timeout),
-            one_at_a_time=args.one_at_a_time,
-            on_progress=tell,
-            on_round=keep,
-        )
-    show_comparison(result, plan, args.output_json)
-    return 1 if OURS in result.failures else 0
+    return run_comparison(args, _peer_options(args))
 
 
 def run_kernels(args: argparse.Namespace) -> int:

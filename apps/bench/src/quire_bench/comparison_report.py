@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from statistics import median
 from typing import Any
 
 from quire_bench.comparison import AnySituation, Comparison
 from quire_bench.comparison_setup import ComparisonPlan
 from quire_bench.limits import MachineLimits
-from quire_bench.peers import OURS
 from quire_bench.report import write_json
 
-__all__ = ["comparison_figures", "comparison_text", "show_comparison"]
+__all__ = ["comparison_figures", "comparison_text", "figure_text", "show_comparison"]
 
 
 def show_comparison(result: Comparison, plan: ComparisonPlan, json_path: str | None) -> None:
@@ -49,21 +49,24 @@ def comparison_figures(result: Comparison, plan: ComparisonPlan) -> dict[str, An
         },
         "missing": plan.missing,
         "situations": {
-            situation.name: {name: _row(result, plan, situation, name, machine) for name in result.engines}
+            situation.name: {name: _row(result, plan, situation, name) for name in result.engines}
             for situation in result.situations
         },
     }
 
 
-def _row(
-    result: Comparison, plan: ComparisonPlan, situation: AnySituation, name: str, machine: MachineLimits
-) -> dict[str, Any]:
-    middle, limit = result.median(situation.name, name), situation.limit(machine, plan.work[name])
+def _row(result: Comparison, plan: ComparisonPlan, situation: AnySituation, name: str) -> dict[str, Any]:
+    work = plan.work[name]
+    limits = [limit for limit in result.limits(situation, name, work) if limit is not None]
+    rates = sorted(rate for rates in result.rates.get(situation.name, {}).get(name, []) for rate in rates)
+    is_ours = any(engine.name == name and engine.is_ours for engine in plan.engines)
     return {
-        "median": middle,
-        "ratio_us_to_peer": None if name == OURS else result.ratio(situation.name, name),
-        "limit": limit,
-        "of_limit": None if middle is None or limit is None else middle / limit,
+        "median": result.median(situation.name, name),
+        "ratio_us_to_peer": None if is_ours else result.ratio(situation.name, name),
+        "limit": median(limits) if limits else None,
+        "of_limit": result.of_limit(situation, name, work),
+        "rate_p10": rates[len(rates) // 10] if rates else None,
+        "rate_p90": rates[len(rates) * 9 // 10] if rates else None,
         "rounds": result.figures[situation.name][name],
     }
 
@@ -82,7 +85,8 @@ def comparison_text(result: Comparison, plan: ComparisonPlan) -> str:
     ]
     for situation in result.situations:
         lines += ["", situation.title]
-        lines.append(f"  {'':<16}{'median':>10}{'us/peer':>10}{'limit':>10}{'of limit':>10}")
+        rate = {"read": "GB/s read", "multiply": "TFLOP/s"}.get(situation.bound or "", "")
+        lines.append(f"  {'':<16}{'median':>10}{'us/peer':>10}{'limit':>10}{'of limit':>10}{rate:>14}".rstrip())
         lines += [_line(situation, name, row) for name, row in figures["situations"][situation.name].items()]
     notes = [
         f"  {name}, {what}: {text}" for name, failures in result.failures.items() for what, text in failures.items()
@@ -95,15 +99,21 @@ def comparison_text(result: Comparison, plan: ComparisonPlan) -> str:
 
 
 def _line(situation: AnySituation, name: str, row: dict[str, Any]) -> str:
-    scale = 1e-9 if situation.kind == "memory" else 1.0
-    ratio, share = row["ratio_us_to_peer"], row["of_limit"]
+    ratio, share, low, high = (row[key] for key in ("ratio_us_to_peer", "of_limit", "rate_p10", "rate_p90"))
+    scale = 1e-9 if situation.bound == "read" else 1e-12
     cells = (
-        _number(row["median"], scale),
+        figure_text(situation, row["median"]),
         "" if ratio is None else f"{ratio:.2f}",
-        "" if row["limit"] is None else _number(row["limit"], scale),
+        "" if row["limit"] is None else figure_text(situation, row["limit"]),
         "" if share is None else f"{share:.0%}",
     )
-    return f"  {name:<16}" + "".join(f"{cell:>10}" for cell in cells).rstrip()
+    spread = "" if low is None else f"{low * scale:.3g} to {high * scale:.3g}"
+    return (f"  {name:<16}" + "".join(f"{cell:>10}" for cell in cells) + f"{spread:>14}").rstrip()
+
+
+def figure_text(situation: AnySituation, figure: float | None) -> str:
+    """A figure of a row in three digits, memory in GB; "-" for None."""
+    return _number(figure, 1e-9 if situation.kind == "memory" else 1.0)
 
 
 def _number(value: float | None, scale: float) -> str:

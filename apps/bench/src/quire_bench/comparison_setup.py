@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from quire.assemble import model_folder
@@ -14,19 +15,23 @@ from quire_bench.comparison import AnySituation
 from quire_bench.embed_situations import parse_embed_situations
 from quire_bench.limits import ModelWork, file_bytes
 from quire_bench.peer_process import engine_settings
-from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers
+from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers, has_module
 from quire_bench.situations import Lengths, parse_situations
+from quire_bench.stream_situations import parse_stream_situations
 from quire_bench.vision_situations import parse_image_size, parse_vision_situations
 from quire_bench.workload import parse_token_range
-from quire_interfaces import ConfigError
+from quire_interfaces import CheckpointError, ConfigError
 from quire_models.config import ModelConfig
 
 __all__ = ["ComparisonPlan", "set_up"]
 
 PREFILL_LEN = 2048
+WEIGHT_FORMATS = ("int8", "int4")
+"""Forms of weights that are measured beside llama.cpp's."""
 SITUATIONS = {
     "text": "first-token,decode,concurrent-8,concurrent-32,prefill,memory",
     "vision": "first-token,image,image-64,memory",
+    "serve": "first-token,clients-16,clients-64,memory",
     "embed": "first-token,embed-16,embed-128,embed-512,embed-mixed,latency-16,latency-128,latency-512,memory",
 }
 """Task -> the situations that are measured where none is named."""
@@ -55,8 +60,16 @@ class ComparisonPlan:
         return 1 + len(self.engines) * (1 + sent)
 
 
-def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
-    """Check the arguments, and find model and peers.
+def set_up(
+    args: argparse.Namespace, options: PeerOptions, scratch: Path, on_progress: Callable[[str], object]
+) -> ComparisonPlan:
+    """Check the arguments, find model and peers, and convert the checkpoint for those that read another format.
+
+    Args:
+        args: Of the command.
+        options: Where peers are.
+        scratch: Folder for converted checkpoints, which must stay as long as the plan.
+        on_progress: Told what is converted.
 
     Raises:
         ConfigError: something that cannot work, e.g. lengths beyond the model's context, or a peer that is not here.
@@ -78,10 +91,24 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
     )
     situations = _situations(args, lengths, model.max_model_len)
     names = None if args.peers is None else [name for name in args.peers.split(",") if name]
+    formats = _weight_formats(args)
+    wants_file = args.task == "text" and "--gguf" not in options.files and (names is None or "llama.cpp" in names)
+    if wants_file and has_module("llama.cpp", options):
+        file = _converted(folder, scratch, "plain", dtype, on_progress)
+        if file is not None:
+            options = replace(options, files={**options.files, "--gguf": str(file)})
     peers, missing = find_peers(names, options, args.task)
     ours = find_engine(OURS, options, args.task)
     assert isinstance(ours, Engine)
     engines = [ours, *peers]
+    for weights in formats:
+        own = f"{OURS} {weights}"
+        engines.append(replace(ours, name=own, beside=own, quantization=weights))
+        for engine in peers:
+            if engine.name == "llama.cpp":
+                file = _converted(folder, scratch, weights, dtype, on_progress)
+                if file is not None:
+                    engines.append(replace(engine, name=f"{engine.name} {weights}", file=str(file), beside=own))
     settings = _settings(args, folder, dtype, situations)
     if settings["max_model_len"] > model.max_model_len:
         raise ConfigError(
@@ -90,9 +117,12 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
             field="prefill_len",
         )
     plain = ModelWork.of(model, dtype)
-    work = {OURS: ModelWork.of(model, dtype, args.quantization)}
-    for engine in peers:
-        work[engine.name] = plain if engine.file is None else replace(plain, weight_bytes=file_bytes(engine.file))
+    work = {}
+    for engine in engines:
+        if engine.is_ours:
+            work[engine.name] = ModelWork.of(model, dtype, engine.quantization or args.quantization)
+        else:
+            work[engine.name] = plain if engine.file is None else replace(plain, weight_bytes=file_bytes(engine.file))
     return ComparisonPlan(
         model=args.model or "the demo model",
         architecture=model.architecture,
@@ -106,12 +136,41 @@ def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
     )
 
 
+def _weight_formats(args: argparse.Namespace) -> list[str]:
+    named = list(dict.fromkeys(name for name in args.weight_formats.split(",") if name))
+    for name in named:
+        if name not in WEIGHT_FORMATS:
+            known = ", ".join(WEIGHT_FORMATS)
+            raise ConfigError(f"weight_formats must be among {known}, got {name!r}", field="weight_formats")
+    if named and args.task != "text":
+        raise ConfigError("weight_formats are measured by --task text only", field="weight_formats")
+    return named
+
+
+def _converted(
+    folder: Path, scratch: Path, weights: str, dtype: str, on_progress: Callable[[str], object]
+) -> Path | None:
+    """The checkpoint as a GGUF file; None where none can be written, which is said."""
+    path = scratch / f"{weights}.gguf"
+    try:
+        from quire_bench.gguf_file import write_gguf
+
+        on_progress(f"writing {path.name} for llama.cpp")
+        write_gguf(folder, path, weights, dtype)
+    except (ImportError, CheckpointError) as error:
+        on_progress(f"llama.cpp gets no file: {error}")
+        return None
+    return path
+
+
 def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[AnySituation]:
     named = SITUATIONS[args.task] if args.situations is None else args.situations
     if args.task == "embed":
-        return parse_embed_situations(named, lengths, max_model_len)
+        return [*parse_embed_situations(named, lengths, max_model_len)]
+    if args.task == "serve":
+        return [*parse_stream_situations(named, lengths)]
     if args.task == "vision":
-        return parse_vision_situations(named, parse_image_size(args.image_size), max_model_len)
+        return [*parse_vision_situations(named, parse_image_size(args.image_size), max_model_len)]
     return [*parse_situations(named, lengths)]
 
 

@@ -38,6 +38,8 @@ class EmbedSituation:
     lengths: Lengths = field(default_factory=Lengths)
     """Whose token range is drawn from."""
     sends_requests: ClassVar[bool] = True
+    bound: ClassVar[None] = None
+    """No rate of the machine."""
 
     @property
     def title(self) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "KernelFigure",
     "KernelPlan",
     "KernelRun",
+    "RateSampler",
     "load_plan",
     "make_plan",
     "measure_limits",
@@ -45,6 +46,8 @@ COPIES_BYTES = {"cpu": 1 << 28, "cuda": 1 << 29}
 SAMPLE_S = 0.005
 LIMIT_SIDE = {"cpu": 2048, "cuda": 8192}
 """Of the matrices whose product is the limit of operations."""
+SAMPLE_SIDE = 1024
+"""Of those of `RateSampler`: milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +159,54 @@ def _runs(entry: Any) -> Iterator[KernelRun]:
 def measure_limits(device: torch.device, dtype: torch.dtype) -> MachineLimits:
     """Rates of reading memory and of matrix products on this device: the best of a few runs of each, by torch."""
     size, side = 2 * COPIES_BYTES[device.type], LIMIT_SIDE[device.type]
-    data = torch.ones(size // 4, device=device)
-    halves, one = data.view(torch.bfloat16).view(-1, 2048), torch.ones(2048, dtype=torch.bfloat16, device=device)
-    ways: list[Callable[[], Any]] = [data.sum, lambda: torch.dot(data, data), lambda: halves @ one]
-
-    def product_s(side: int, dtype: torch.dtype, repeats: int) -> float:
-        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        return min(_samples([lambda: left @ right], device, repeats))
-
-    # A processor without instructions for it multiplies bfloat16 fifty times slower than float32.
-    quickest = (
-        min((dtype, torch.float32), key=lambda dtype: product_s(256, dtype, 2)) if device.type == "cpu" else dtype
-    )
+    ways = _ways_to_read(torch.ones(size // 4, device=device))
+    quickest = _quickest(dtype) if device.type == "cpu" else dtype
     return MachineLimits(
         read_bytes_per_s=size / min(min(_samples([way], device, 5)) for way in ways),
-        matmul_flop_per_s=2 * side**3 / product_s(side, quickest, 5),
+        matmul_flop_per_s=2 * side**3 / min(_samples([_product(side, quickest, device)], device, 5)),
     )
+
+
+class RateSampler:
+    """Rates of this processor as they are now, a few milliseconds for each.
+
+    Args:
+        dtype: Of the products.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        device = torch.device("cpu")
+        self._data = torch.ones(COPIES_BYTES["cpu"] // 4)
+        ways = _ways_to_read(self._data)
+        self._read = min(ways, key=lambda way: min(_samples([way], device, 2)))
+        self._multiply = _product(SAMPLE_SIDE, _quickest(dtype), device)
+
+    def sample(self, rate: str) -> float:
+        """Bytes per second ("read") or operations per second ("multiply")."""
+        call, work = {
+            "read": (self._read, float(self._data.nbytes)),
+            "multiply": (self._multiply, 2.0 * SAMPLE_SIDE**3),
+        }[rate]
+        start = time.perf_counter()
+        call()
+        return work / (time.perf_counter() - start)
+
+
+def _ways_to_read(data: torch.Tensor) -> list[Callable[[], Any]]:
+    """Of float32; which is the fastest depends on the build of torch."""
+    halves, one = data.view(torch.bfloat16).view(-1, 2048), torch.ones(2048, dtype=torch.bfloat16, device=data.device)
+    return [data.sum, lambda: torch.dot(data, data), lambda: halves @ one]
+
+
+def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Any]:
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return lambda: left @ right
+
+
+def _quickest(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, or float32: without instructions for it, bfloat16 is multiplied fifty times slower."""
+    device = torch.device("cpu")
+    return min((dtype, torch.float32), key=lambda each: min(_samples([_product(256, each, device)], device, 2)))
 
 
 def _samples(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:

@@ -6,13 +6,16 @@ token (processor); it cannot be faster than the slower of the two. What overlaps
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import selectors
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from quire_bench.peer_process import peer_environment, start_program
 from quire_interfaces import QuireError
@@ -20,7 +23,7 @@ from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
 from quire_models.ledger import weight_ledger
 
-__all__ = ["MachineLimits", "ModelWork", "measure_machine"]
+__all__ = ["MachineLimits", "MachineProbe", "ModelWork"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +89,74 @@ class ModelWork:
         return max(read / machine.read_bytes_per_s, flop / machine.matmul_flop_per_s)
 
 
-def measure_machine(dtype: str, num_threads: int | None, *, timeout_s: float) -> MachineLimits:
-    """Measure now, in a process of its own.
+class MachineProbe:
+    """Measures the machine, in a process that sleeps otherwise. Use it as a context manager, or call `close`.
+
+    Args:
+        dtype: Of the products.
+        num_threads: Of the processor; None for all.
+        timeout_s: Bound on each measurement.
+
+    Attributes:
+        limits: As measured at the start.
 
     Raises:
         QuireError: it failed or took too long.
     """
-    command = [sys.executable, "-m", "quire_bench.limits_program"]
-    settings = json.dumps({"dtype": dtype, "num_threads": num_threads}) + "\n"
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with start_program(command, env=peer_environment(num_threads), **pipes) as process:
+
+    def __init__(self, dtype: str, num_threads: int | None, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._process = start_program(
+            [sys.executable, "-m", "quire_bench.limits_program"],
+            env=peer_environment(num_threads),
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+        )
         try:
-            out, errors = process.communicate(settings.encode(), timeout_s)
-        except subprocess.TimeoutExpired:
-            raise QuireError(f"measuring the machine's limits took longer than {timeout_s:g} s (--timeout)") from None
-        finally:
-            process.kill()
-    if process.returncode:
-        raise QuireError(f"measuring the machine's limits failed: {errors.decode(errors='replace').strip()[-500:]}")
-    return MachineLimits(**json.loads(out))
+            self.limits = MachineLimits(**self._ask({"dtype": dtype, "num_threads": num_threads}))
+        except BaseException:
+            self.close()
+            raise
+
+    def sample(self, rate: str) -> float:
+        """The rate as it is now, within milliseconds.
+
+        Args:
+            rate: "read" for bytes per second of memory, "multiply" for operations per second of matrix products.
+
+        Raises:
+            QuireError: it failed or took too long.
+        """
+        return float(self._ask(rate))
+
+    def _ask(self, message: Any) -> Any:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+        waiting = selectors.DefaultSelector()
+        with waiting:
+            waiting.register(process.stdout, selectors.EVENT_READ)
+            if not waiting.select(self._timeout_s):
+                raise QuireError(f"measuring the machine's limits took longer than {self._timeout_s:g} s (--timeout)")
+        line = process.stdout.readline()
+        if not line:
+            errors = process.stderr.read().decode(errors="replace").strip()[-500:]
+            raise QuireError(f"measuring the machine's limits failed: {errors}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> MachineProbe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def file_bytes(path: str) -> int:

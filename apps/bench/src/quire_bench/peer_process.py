@@ -15,12 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire_bench.peers import Engine, PeerOptions, find_peers
-from quire_bench.workload import BenchRequest, ImageRequest
+from quire_bench.workload import BenchRequest, ClientRequests, ImageRequest
 from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["PeerProcess", "engine_settings", "load_peer", "peer_environment", "start_program"]
@@ -29,6 +29,8 @@ TAIL_LINES = 8
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 END_S = 20.0
 """How long a program may take to end by itself when its input ends."""
+SLICE_S = 0.05
+"""How long an engine runs between two looks at the machine."""
 
 
 class PeerProcess:
@@ -75,22 +77,61 @@ class PeerProcess:
             self.kill()
             raise
 
-    def run(self, requests: Sequence[BenchRequest] | Sequence[ImageRequest]) -> float:
+    def run(
+        self,
+        requests: Sequence[BenchRequest] | Sequence[ImageRequest] | Sequence[ClientRequests],
+        between: Callable[[], object] | None = None,
+    ) -> float:
         """Serve all requests, each with at least the tokens it asks for; the seconds it took.
+
+        Args:
+            requests: What to serve.
+            between: Called every `SLICE_S` seconds while the engine is stopped; that time does not count.
+
+        Raises:
+            QuireError: it failed, or took longer than it may. It is gone then.
+        """
+        return float(self.serve(requests, between)["seconds"])
+
+    def serve(
+        self,
+        requests: Sequence[BenchRequest] | Sequence[ImageRequest] | Sequence[ClientRequests],
+        between: Callable[[], object] | None = None,
+    ) -> dict[str, Any]:
+        """As `run`, but everything that the program says: "seconds", and what else it measures.
 
         Raises:
             QuireError: it failed, or took longer than it may. It is gone then.
         """
         prompts = [request.prompt for request in requests]
+        what = f"a run of {len(requests)} requests"
+        pauses: list[tuple[float, float]] = []
         try:
             self._signal(signal.SIGCONT)
             self._send({"prompts": prompts, "output_lens": [request.output_len for request in requests]})
-            seconds = float(self._reply(f"a run of {len(requests)} requests")["seconds"])
+            ends = time.monotonic() + self._timeout_s
+            while between is not None and not self._has_output(SLICE_S):
+                begin = time.monotonic()
+                if begin > ends:
+                    raise QuireError(f"{self.name}: {what} took longer than {self._timeout_s:g} s (--timeout)")
+                self._stop()
+                between()
+                pauses.append((begin, time.monotonic()))
+                self._signal(signal.SIGCONT)
+            reply = self._reply(what)
             self._stop()
         except BaseException:
             self.kill()
             raise
-        return seconds
+        # One clock for both processes: a pause after the last token is in no time that was taken.
+        paused_s = sum(end - begin for begin, end in pauses if begin < reply["ended_s"])
+        return {**reply, "seconds": float(reply["seconds"]) - paused_s}
+
+    def _has_output(self, timeout_s: float) -> bool:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
 
     def peak_memory_bytes(self) -> int | None:
         """Most memory that the process and its children held at a time each (their high-water marks, added up); None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire_interfaces import ConfigError
 
-__all__ = ["OURS", "PEERS", "TASKS", "Engine", "PeerOptions", "PeerSpec", "find_engine", "find_peers"]
+__all__ = ["OURS", "PEERS", "TASKS", "Engine", "PeerOptions", "PeerSpec", "find_engine", "find_peers", "has_module"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -46,10 +46,16 @@ TASKS = {
     "text": "text",
     "vision": "messages with images",
     "embed": "embeddings",
+    "serve": "streams over HTTP",
 }
 """Task -> what a peer without a program for it does not do here."""
-_OUR_PROGRAMS = {"text": "run_quire.py", "vision": "run_quire_vision.py", "embed": "run_quire_embed.py"}
-_GGUF = {"text": "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py"}
+_OUR_PROGRAMS = {
+    "text": "run_quire.py",
+    "vision": "run_quire_vision.py",
+    "embed": "run_quire_embed.py",
+    "serve": "run_quire_server.py",
+}
+_GGUF = dict.fromkeys(("text", "serve"), "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py")
 
 PEERS = {
     "transformers": PeerSpec(
@@ -74,7 +80,12 @@ PEERS = {
         conversions={"embed": "benchmarks/export_onnx.py CHECKPOINT FILE"},
     ),
     "vllm": PeerSpec(
-        programs={"text": "run_vllm.py", "vision": "run_vllm_vision.py", "embed": "run_vllm_embed.py"},
+        programs={
+            "text": "run_vllm.py",
+            "vision": "run_vllm_vision.py",
+            "embed": "run_vllm_embed.py",
+            "serve": "run_vllm_server.py",
+        },
         module="vllm",
         install="install vLLM's build for processors as its documentation says",
     ),
@@ -86,7 +97,7 @@ PEERS = {
         conversions=_GGUF,
     ),
     "llama-server": PeerSpec(
-        programs={"text": "run_llama_server.py"},
+        programs={"text": "run_llama_server.py", "serve": "run_llama_server_streams.py"},
         executable="llama-server",
         install="build llama.cpp and put its llama-server on the PATH",
         file_flag="--gguf",
@@ -143,6 +154,14 @@ class Engine:
     file: str | None = None
     """The checkpoint in the engine's own format; None when it reads the checkpoint itself."""
     executable: str | None = None
+    quantization: str | None = None
+    """How Quire stores weights; None as the comparison says."""
+    beside: str = OURS
+    """The engine of ours that a peer is compared with."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name == self.beside
 
 
 def find_engine(name: str, options: PeerOptions, task: str = "text") -> Engine | str:
@@ -205,6 +224,17 @@ def find_peers(
         else:
             missing[name] = engine
     return found, missing
+
+
+def has_module(name: str, options: PeerOptions) -> bool:
+    """Whether the package of a peer that is one is here.
+
+    Args:
+        name: A key of `PEERS`.
+        options: Where to look.
+    """
+    module = PEERS[name].module
+    return module is not None and _has_module(options.pythons.get(name, sys.executable), module)
 
 
 def _has_module(python: str, module: str) -> bool:

@@ -72,6 +72,11 @@ class Situation:
         return self.kind not in ("first-token", "memory")
 
     @property
+    def bound(self) -> str | None:
+        """The rate that `limit` follows from most: "read", "multiply", or None where there is no limit."""
+        return {"prefill": "multiply", "decode": "read", "concurrent": "read"}.get(self.kind)
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence of its requests."""
         sizes = self.lengths

@@ -33,6 +33,8 @@ class ImageSituation:
     kind: ClassVar[str] = "image"
     num_requests: ClassVar[int] = 1
     sends_requests: ClassVar[bool] = True
+    bound: ClassVar[None] = None
+    """No rate of the machine."""
 
     @property
     def title(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire_interfaces import ConfigError
 
-__all__ = ["BenchRequest", "ImageRequest", "Workload", "parse_token_range", "random_requests"]
+__all__ = ["BenchRequest", "ClientRequests", "ImageRequest", "Workload", "parse_token_range", "random_requests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,16 @@ class BenchRequest:
     def prompt(self) -> list[int]:
         """As an engine's program is told."""
         return self.prompt_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequests:
+    """What one client asks, one after another."""
+
+    prompt: list[list[int]]
+    """Token ids of each prompt."""
+    output_len: int
+    """Tokens of each answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

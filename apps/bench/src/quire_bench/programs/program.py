@@ -3,7 +3,8 @@
 A program runs in a process of its own, maybe in another interpreter where nothing of Quire is installed: this file and
 its neighbours import only the standard library and their own engine. Spoken in lines of JSON: the settings come in, and
 `{"ready": version}` goes out when the first token is there; each `{"prompts": ..., "output_lens": ...}` is answered by
-`{"seconds": ...}`, and everything that goes wrong by `{"error": ...}`. The end of the input ends the program.
+`{"seconds": ..., "ended_s": ...}` (a duration, and the monotonic clock at its end) and what else was measured, and
+everything that goes wrong by `{"error": ...}`. The end of the input ends the program.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-Run = Callable[[list[Any], list[int]], None]
+Run = Callable[[list[Any], list[int]], "dict[str, Any] | None"]
 """Serves prompts (token ids, or messages of `picture.py`), all at once, each with exactly (or at least) so many greedy
-tokens; an end token ends nothing."""
+tokens; an end token ends nothing. What it returns goes into the reply."""
 
 FIRST_PROMPT = list(range(10, 18))
 
@@ -48,8 +49,8 @@ def serve(load: Callable[[dict[str, Any]], tuple[Run, str]], first_prompt: Any =
         for line in sys.stdin:
             request = json.loads(line)
             start = time.perf_counter()
-            run(request["prompts"], request["output_lens"])
-            reply(seconds=time.perf_counter() - start)
+            measured = run(request["prompts"], request["output_lens"])
+            reply(seconds=time.perf_counter() - start, ended_s=time.monotonic(), **(measured or {}))
     except BaseException as error:
         # No traceback: the last lines that are shown should be the engine's own.
         frame = traceback.extract_tb(error.__traceback__)[-1]
