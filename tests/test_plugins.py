@@ -19,6 +19,7 @@ from quire.environment import unknown_variables
 from quire.logits_processors import named_processors
 from quire.setting_fields import config_fields
 from quire_interfaces import CheckpointError, ConfigError, LogitsProcessor
+from quire_interfaces.platforms import platform_of
 from quire_interfaces.plugins import GROUPS, OWN_PACKAGES, installed_plugins, plugins_of
 from quire_kv_transfer.connector_config import ConnectorConfig
 from quire_kv_transfer.connectors import check_connector
@@ -27,7 +28,7 @@ from quire_ops import OpRequest, op_table, ops
 from quire_renderers import ChatFormat, RendererConfig
 from quire_server import cli
 from quire_server.io_processors import load_io_processor
-from quire_server.terminal.collect_env import _plugins
+from quire_server.terminal.collect_env import _accelerators, _plugins
 from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
 from quire_testkit.conformance.logits_processor import LogitsProcessorSuite
 from quire_testkit.plugin_packages import install_package, on_path, write_metadata
@@ -145,6 +146,9 @@ def test_the_examples_keep_their_contracts() -> None:
     assert isinstance(load_io_processor("greetings"), type)
 
 
+NAMING_CUDA = {"platforms.py", "profiler.py"}
+"""Modules outside of the kernel packages that may name torch.cuda: the seam, and a profiler that is CUDA's own."""
+
 MODULE = """
 def fails(*arguments):
     raise OSError("no luck")
@@ -159,6 +163,7 @@ ASKED: dict[str, Callable[[str], object]] = {
     "quire.logits_processors": lambda name: named_processors([name], None),
     "quire.models": lambda name: ModelConfig.from_dict({**checkpoint_config("llama", "tiny"), "architectures": [name]}),
     "quire.ops": lambda name: op_table(),
+    "quire.platforms": platform_of,
     "quire.reasoning_parsers": lambda name: ChatFormat(reasoning_parser=name),
     "quire.settings": lambda name: unknown_variables({}, {"QUIRE_NOTHING_KNOWN": "1"}),
     "quire.tool_parsers": lambda name: ChatFormat(tool_parser=name),
@@ -214,6 +219,26 @@ def test_only_what_quire_plugins_names_is_used(packages: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "model", dtype="bfloat16", seed=4)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    settings: dict[str, Any] = {"max_model_len": 256, "num_threads": 1}
+    with LLM(folder, device="slate", **settings) as llm:
+        info = llm.engine_info
+        ours = llm.generate([PROMPT], params)[0].outputs[0].token_ids
+    assert (info.device, info.choices["device"]) == ("slate", "a slate of 64 MiB")
+    assert (info.dtype, info.choices["attention"]) == ("float32", "reference")
+    assert 31 << 20 < sum(info.memory_bytes.values()) <= 32 << 20, "half of its memory, as by default on a CPU"
+    with LLM(folder, dtype="float32", attention_backend="reference", num_gpu_blocks_override=32, **settings) as plain:
+        assert plain.generate([PROMPT], params)[0].outputs[0].token_ids == ours
+    assert cli.main(["plan", str(folder), "--device", "slate", "--max-model-len", "256"]) == 0
+    assert "on slate" in capsys.readouterr().out
+    assert _accelerators()["slate:0"] == "a slate of 64 MiB"
+    with pytest.raises(ConfigError, match="device slate computes in float32, not in bfloat16"):
+        LLM(folder, device="slate", dtype="bfloat16", **settings)
+
+
+@pytest.mark.usefixtures("installed")
 def test_collect_env_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_PLUGINS", "arrow")
     facts = _plugins()
@@ -240,6 +265,7 @@ class TestNoRepeats(LogitsProcessorSuite):
 def test_the_lists_are_of_today() -> None:
     sources = [path for folder in ("packages", "apps") for path in (ROOT / folder).glob("*/src/**/*.py")]
     assert [path.name for path in sources if re.search(r"[^_\w]entry_points\(", path.read_text())] == ["plugins.py"]
+    assert {path.name for path in sources if "torch.cuda" in path.read_text()} == NAMING_CUDA
     projects = [*ROOT.glob("*/*/pyproject.toml"), *ROOT.glob("kernels-*/pyproject.toml")]
     tables = [tomllib.loads(path.read_text())["project"] for path in projects]
     assert {table["name"] for table in tables if "entry-points" in table} == OWN_PACKAGES

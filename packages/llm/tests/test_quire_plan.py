@@ -57,7 +57,7 @@ def test_qwen3_06b_ledger() -> None:
 
 
 def test_plans_for_a_device_that_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="finds no device 'xpu:7' here; use --device cpu"):
+    with pytest.raises(ConfigError, match=r"device must be one of cpu, cuda, rocm, .* got 'xpu:7'"):
         make_plan(QuireConfig.of(device="xpu:7"), big_model())
 
 

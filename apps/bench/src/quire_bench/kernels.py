@@ -21,6 +21,7 @@ import torch
 from quire_bench.kernel_cases import CASES, KernelWork, make_work
 from quire_bench.limits import MachineLimits
 from quire_interfaces import ConfigError
+from quire_interfaces.platforms import platform_of, platform_of_type
 from quire_ops import OpRequest, op_table
 from quire_ops.ops import op_named
 
@@ -130,8 +131,8 @@ def make_plan(entries: Any, dtype: str, device: str) -> KernelPlan:
 def _device(name: str) -> torch.device:
     if name not in COPIES_BYTES:
         raise ConfigError(f"device must be cpu or cuda, got {name!r}", field="device")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU; use --device cpu", field="device")
+    if (reason := platform_of(name).refusal()) is not None:
+        raise ConfigError(f"{reason}; use --device cpu", field="device")
     return torch.device(name)
 
 
@@ -226,8 +227,9 @@ def _samples(calls: list[Callable[[], Any]], device: torch.device, repeats: int)
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    platform = platform_of_type(device.type)
+    if platform.module:
+        platform.runtime().synchronize(device)
 
 
 def measure_plan(

@@ -18,6 +18,7 @@ from quire_distributed.exchange import ExchangeCollectives, as_bytes
 from quire_distributed.liveness import Liveness, bind_datagrams
 from quire_distributed.single import SingleRank
 from quire_interfaces import ConfigError, RankDeadError
+from quire_interfaces.platforms import platform_of_type
 
 __all__ = ["TorchCollectives", "TorchRendezvous"]
 
@@ -142,7 +143,7 @@ class TorchCollectives(ExchangeCollectives):
         self._liveness.check()
         received = [sent[0].new_empty(tuple(shape)) for shape in shapes]
         received[self._rank] = sent[self._rank]
-        if sent[0].is_cuda:
+        if _sends_with_nccl(sent[0]):
             received[self._rank] = sent[self._rank].clone()
             self._wait(self._nccl_group().alltoall(received, list(sent)), 0)
             return received
@@ -183,11 +184,11 @@ class TorchCollectives(ExchangeCollectives):
         self._liveness.close()
 
     def _send(self, x: Tensor, to: int, tag: int) -> Any:
-        group = self._nccl_group() if x.is_cuda else self._gloo
+        group = self._nccl_group() if _sends_with_nccl(x) else self._gloo
         return self._begin(group.send, x, to, tag)
 
     def _receive(self, out: Tensor, from_: int, tag: int) -> Any:
-        group = self._nccl_group() if out.is_cuda else self._gloo
+        group = self._nccl_group() if _sends_with_nccl(out) else self._gloo
         return self._begin(group.recv, out, from_, tag)
 
     def _begin(self, call: Any, x: Tensor, peer: int, tag: int) -> Any:
@@ -217,6 +218,10 @@ class TorchCollectives(ExchangeCollectives):
                 _dist.PrefixStore("nccl", self._store), self._rank, self._size, _dist.ProcessGroupNCCL.Options()
             )
         return self._nccl
+
+
+def _sends_with_nccl(x: Tensor) -> bool:
+    return platform_of_type(x.device.type).distributed_backend == "nccl"
 
 
 class _WorkTensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire_engine.kv_events_config import KVEventsConfig
 from quire_interfaces import ConfigError, Settings, at_least, one_of, setting
+from quire_interfaces.platforms import platform_of
 
 __all__ = ["EngineConfig"]
 
@@ -111,9 +112,13 @@ class EngineConfig(Settings):
     )
 
     def depth(self, device: str) -> int:
-        """Steps that may be planned ahead of the one that a device (as torch names it) runs."""
+        """Steps that may be planned ahead of the one that a device runs.
+
+        Args:
+            device: As --device names it; empty for something else.
+        """
         if self.async_scheduling is None:
-            return 0 if device.startswith("cpu") else 1
+            return 0 if device and platform_of(device).is_host else 1
         return int(self.async_scheduling)
 
     @property

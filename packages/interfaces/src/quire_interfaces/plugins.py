@@ -40,6 +40,7 @@ GROUPS = {
     "quire.logits_processors": "logits processors",
     "quire.models": "networks",
     "quire.ops": "kernels",
+    "quire.platforms": "platforms",
     "quire.reasoning_parsers": "forms of thinking",
     "quire.settings": "settings",
     "quire.tool_parsers": "forms of tool calls",
@@ -94,10 +95,13 @@ class Plugin:
             loaded = self.point.load()
         except Exception as error:
             raise self.error(f"cannot be loaded: {type(error).__name__}: {error}", field=field) from error
-        if callable(loaded) if kind is None else isinstance(loaded, kind):
-            return loaded
+        if not (callable(loaded) if kind is None else isinstance(loaded, kind)):
+            raise self._wrong_type(loaded, kind, field)
+        return loaded
+
+    def _wrong_type(self, loaded: Any, kind: type | None, field: str | None) -> ConfigError:
         must = "something to call" if kind is None else "a class" if kind is type else f"of type {kind.__name__}"
-        raise self.error(f"must be {must}, and is of type {type(loaded).__name__}", field=field)
+        return self.error(f"must be {must}, and is of type {type(loaded).__name__}", field=field)
 
     def error(self, what: str, *, field: str | None = None) -> ConfigError:
         """An error that names the package and the group; `what` ends the sentence "the plug-in ..."."""
@@ -125,16 +129,17 @@ def installed_plugins(group: str) -> dict[str, Plugin]:
     """
     found: dict[str, Plugin] = {}
     for plugin in plugins_of(group):
-        if not plugin.is_allowed:
-            continue
-        other = found.setdefault(plugin.name, plugin)
-        if other is not plugin:
-            raise ConfigError(
-                f"two packages have a plug-in {plugin.name!r} of the entry-point group {group}: {other.package} "
-                f"{other.version} ({other.point.value}) and {plugin.package} {plugin.version} ({plugin.point.value}); "
-                f"uninstall one, or name the other packages in {ALLOWED_VARIABLE}"
-            )
+        if plugin.is_allowed and found.setdefault(plugin.name, plugin) is not plugin:
+            raise _two_of_one_name(found[plugin.name], plugin)
     return found
+
+
+def _two_of_one_name(one: Plugin, other: Plugin) -> ConfigError:
+    return ConfigError(
+        f"two packages have a plug-in {one.name!r} of the entry-point group {one.point.group}: {one.package} "
+        f"{one.version} ({one.point.value}) and {other.package} {other.version} ({other.point.value}); uninstall one, "
+        f"or name the other packages in {ALLOWED_VARIABLE}"
+    )
 
 
 def not_allowed_hint(group: str, name: str) -> str:

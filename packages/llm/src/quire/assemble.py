@@ -57,6 +57,7 @@ from quire_interfaces import (
     SchedulerStats,
     Tokenizer,
 )
+from quire_interfaces.platforms import platform_of
 from quire_kv_cache import KVCacheManager
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
@@ -351,7 +352,7 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
         dtype=plan.dtype,
         device=config.runner.device,
         linear_method=plan.linear_method,
-        attention_backend=config.model.attention_backend,
+        attention_backend=config.model.attention_backend or platform_of(config.runner.device).attention_backend,
         kv_cache_dtype=plan.kv_cache_dtype,
         block_size=plan.block_size,
         load_format=config.model.load_format,
@@ -422,14 +423,14 @@ def _build_device_side(
         pooler=_load_pooler(blueprint, network),
     )
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
-    device = config.runner.device
-    if device.startswith("cuda"):
+    device, is_host = config.runner.device, platform_of(config.runner.device).is_host
+    if not is_host:
         add_stats.append(watch_kernels(runner))
     executor: Executor = runner
     if ranks is not None:
         executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=serves_strangers)
     elif config.engine.depth(device) > 0:
-        executor = threads = ThreadedExecutor(runner, reads_apart=not device.startswith("cpu"))
+        executor = threads = ThreadedExecutor(runner, reads_apart=not is_host)
         threads.prepare(runner.learn_draft_costs)
     else:
         runner.learn_draft_costs()
@@ -487,7 +488,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
     make_scheduler = Scheduler if transfers is None else transfers.make_scheduler
     scheduler = make_scheduler(scheduler_config, allocator, rules=rules)
     # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
-    may_release = tiers is None and config.runner.device.startswith("cpu")
+    may_release = tiers is None and platform_of(config.runner.device).is_host
     folder, model, runner, timings = blueprint.folder, blueprint.model, device.runner, device.timings_s
     info = engine_info(config, folder, model, plan, network, runner, tiers, timings, blueprint.offered)
     if blueprint.pooler is not None:

@@ -1,6 +1,6 @@
 """How much memory a device has to give now: an accelerator's own, the machine's, or what a control group leaves of it.
 
-Free of torch, except where an accelerator is asked.
+Free of torch, except where a platform asks it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire_interfaces import ConfigError
+from quire_interfaces.platforms import platform_of
 
 __all__ = ["available_memory_bytes", "control_group_bytes"]
 
 
 def available_memory_bytes(device: str = "cpu") -> int:
-    """Memory of a device, as torch names it, that new allocations can take now: an accelerator's own; for the CPU the
-    machine's, or the control group's where that is less.
+    """Memory of a device, as --device names it, that new allocations can take now: its own
+    (`Platform.free_bytes`), or the machine's, or the control group's where that is less.
 
     Raises:
         ConfigError: the system does not say; give --kv-cache-memory-bytes then. Or there is no such device.
     """
-    if not device.startswith("cpu"):
-        return _accelerator_bytes(device)
+    if (own_bytes := platform_of(device).free_bytes(device)) is not None:
+        return own_bytes
     sizes = control_group_bytes()
     with contextlib.suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -83,21 +84,6 @@ def _left(group: Path, limit_name: str, usage_name: str, cached_name: str) -> in
         lines = (group / "memory.stat").read_text().splitlines()
         cached = sum(int(line.split()[1]) for line in lines if line.startswith(cached_name))
     return limit - max(0, used - cached)
-
-
-def _accelerator_bytes(device: str) -> int:
-    import torch  # here only: plans for the CPU do without
-
-    if not device.startswith("cuda") or not torch.cuda.is_available():
-        raise ConfigError(f"torch finds no device {device!r} here; use --device cpu", field="device")
-    try:
-        return torch.cuda.mem_get_info(device)[0]
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ConfigError(
-            f"device {device!r} does not say how much memory is free: {error}; the devices are cuda:0 to "
-            f"cuda:{torch.cuda.device_count() - 1}",
-            field="device",
-        ) from error
 
 
 def _sysconf_bytes() -> list[int]:

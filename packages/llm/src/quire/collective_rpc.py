@@ -18,6 +18,7 @@ from quire.data_parallel import engine_ranks
 from quire.tensor_parallel import mesh_of
 from quire_distributed.rank_executor import RankExecutor
 from quire_interfaces import Executor, RequestError
+from quire_interfaces.platforms import platform_of
 from quire_runner.profiler_config import ProfilerConfig
 
 if TYPE_CHECKING:
@@ -79,12 +80,13 @@ class RankCalls:
         import torch
 
         device = self._config.runner.device
+        platform = platform_of(device)
         return {
             **self.place,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "device": device,
-            "device_name": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+            "device_name": platform.description(device) if platform.module else platform.name,
             "torch_version": str(torch.__version__),
             "torch_num_threads": torch.get_num_threads(),
             "num_threads": threading.active_count(),
@@ -93,13 +95,12 @@ class RankCalls:
     def _memory_usage(self) -> dict[str, int]:
         """Bytes of memory, of the process and of torch's allocator on the device."""
         usage = {"rank": self._rank, "rss_bytes": _resident_bytes()}
-        device = self._config.runner.device
-        if device.startswith("cuda"):
-            import torch
-
-            usage["allocated_bytes"] = torch.cuda.memory_allocated(device)
-            usage["reserved_bytes"] = torch.cuda.memory_reserved(device)
-            usage["max_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        platform = platform_of(self._config.runner.device)
+        if platform.module:
+            runtime, device = platform.runtime(), platform.torch_device(self._config.runner.device)
+            usage["allocated_bytes"] = runtime.memory_allocated(device)
+            usage["reserved_bytes"] = runtime.memory_reserved(device)
+            usage["max_allocated_bytes"] = runtime.max_memory_allocated(device)
         return usage
 
     def _start_profile(self, prefix: str | None = None) -> None:

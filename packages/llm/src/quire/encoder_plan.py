@@ -61,7 +61,7 @@ def plan_encoder(
     """
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype, method = (
-        resolved_dtype(config.model.dtype, model.dtype),
+        resolved_dtype(config.model.dtype, model.dtype, config.runner.device),
         resolved_linear_method(config.model.quantization, model),
     )
     longest = _longest_text(config, model, max_seq_length)

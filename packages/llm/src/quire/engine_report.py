@@ -16,6 +16,7 @@ from quire.plan import MemoryPlan, format_bytes
 from quire.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
 from quire_engine import EngineInfo
 from quire_interfaces import Modality
+from quire_interfaces.platforms import platform_of
 from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
 from quire_models.stages import StageSpec
@@ -156,6 +157,8 @@ def _choices(
         "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
+    if config.runner.device != "cpu":
+        choices["device"] = platform_of(config.runner.device).description(config.runner.device)
     if configurations := _configurations(config.runner.device):
         choices["kernel configurations"] = configurations
     if not model.is_native:
@@ -195,7 +198,7 @@ def _matrices(device: str, dtype: torch.dtype) -> str:
     """What multiplies matrices; where it is torch, why nothing faster does."""
     from quire_ops import OpRequest, op_table, ops
 
-    device = device.partition(":")[0]
+    device = platform_of(device).device_type
     choice = op_table().report(ops.linear, OpRequest(device=device, dtype=dtype))
     if choice.backend != "torch":
         return choice.backend
@@ -207,7 +210,7 @@ def _configurations(device: str) -> str:
     """Where those of the GPU's kernels come from; nothing without a GPU."""
     from quire_ops import kernel_builders
 
-    if not device.startswith("cuda"):
+    if platform_of(device).is_host:
         return ""
     return "; ".join(found for builder in kernel_builders() if (found := builder.configurations()) is not None)
 

@@ -29,6 +29,7 @@ from quire_interfaces import (
     KVTransferWorker,
     RequestConnector,
 )
+from quire_interfaces.platforms import platform_of
 from quire_kv_transfer import (
     BlockTier,
     ConnectedWorker,
@@ -114,7 +115,7 @@ def _check_asked_tier(config: QuireConfig, name: str) -> None:
             f"{name} keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave {name} out",
             field=name,
         )
-    if config.runner.device.partition(":")[0] != "cpu":
+    if not platform_of(config.runner.device).is_host:
         raise ConfigError(
             f"{name} works with a KV cache in host memory only, and device is {config.runner.device!r}; leave it "
             "out, or run on the CPU",

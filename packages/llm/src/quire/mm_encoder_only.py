@@ -83,6 +83,7 @@ def build_encoder_parts(
     import torch
 
     from quire_models import load_media_towers
+    from quire_ops import torch_device
     from quire_runner.encoder_runner import EncoderRunner
 
     assert model.media is not None
@@ -108,7 +109,7 @@ def build_encoder_parts(
     scheduler_config = dataclasses.replace(config.scheduler, max_model_len=plan.max_model_len)
     size = plan.encoder_cache_size
     rule = MediaRule(size, size, scheduler_config.max_num_batched_tokens)
-    executor = EncoderRunner(towers.encode, torch.device(device), cache)
+    executor = EncoderRunner(towers.encode, torch_device(device), cache)
     return EngineParts(
         scheduler=Scheduler(scheduler_config, NoKVCache(), rules=[rule]),
         executor=executor,

@@ -36,14 +36,14 @@ RESERVED_MIB = 1024
 
 
 def named_gpu_bytes(device: str) -> int | None:
-    """Memory that a GPU would have free, of a device that is written "cuda:NAME" or "cuda:24GiB"; None where the device
-    is one of this machine ("cuda", "cuda:1", "cpu").
+    """Memory that a GPU would have free, of a device that is written "cuda:NAME", "rocm:NAME" or "cuda:24GiB"; None
+    where the device is one of this machine ("cuda", "cuda:1", "cpu").
 
     Raises:
         ConfigError: there is no such name; the message lists them.
     """
     kind, _, name = device.lower().partition(":")
-    if kind != "cuda" or not name or name.isdigit():
+    if kind not in ("cuda", "rocm") or not name or name.isdigit():
         return None
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)gib", name):
         total_mib = int(float(size[1]) * 1024)

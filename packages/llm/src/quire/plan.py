@@ -29,6 +29,7 @@ from quire_interfaces import (
     MambaSpec,
     NotEnoughMemoryError,
 )
+from quire_interfaces.platforms import platform_of
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
@@ -101,9 +102,18 @@ class MemoryPlan:
         return (self.kv_plan.num_blocks - 1) * self.block_size
 
 
-def resolved_dtype(asked: str, checkpoint: str) -> str:
-    """The dtype to run in: as asked, or the checkpoint's for "auto"."""
-    return checkpoint if asked == "auto" else _DTYPE_ALIASES.get(asked, asked)
+def resolved_dtype(asked: str, checkpoint: str, device: str = "cpu") -> str:
+    """The dtype to run in: as asked, or for "auto" the checkpoint's where the device has it.
+
+    Raises:
+        ConfigError: The device does not have what is asked for.
+    """
+    dtypes, dtype = platform_of(device).dtypes, checkpoint if asked == "auto" else _DTYPE_ALIASES.get(asked, asked)
+    if dtype in dtypes:
+        return dtype
+    if asked == "auto":
+        return dtypes[0]
+    raise ConfigError(f"device {device} computes in {', '.join(dtypes)}, not in {dtype}", field="dtype")
 
 
 def resolved_cache_dtype(asked: str, dtype: str, model: ModelConfig) -> str:
@@ -226,7 +236,7 @@ class _Resolved:
 
 def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _Resolved:
     """Choose lengths, dtypes, block size and drafter. Raises as `make_plan`."""
-    dtype = resolved_dtype(config.model.dtype, model.dtype)
+    dtype = resolved_dtype(config.model.dtype, model.dtype, config.runner.device)
     method = resolved_linear_method(config.model.quantization, model)
     check_load_format(config.model.load_format, model)
     max_model_len, notes = _max_model_len(config, model)
@@ -234,7 +244,7 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
         notes.append(_rotation_note(model, max_model_len))
     model = _with_encoder_len(config, model, max_model_len, notes)
     config = _with_chains(config, model, notes)
-    if dtype == "float16" and config.runner.device.startswith("cpu"):
+    if dtype == "float16" and platform_of(config.runner.device).is_host:
         notes.append(
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
             "on processors that multiply it as it is (AMX), with 3 bits of precision less"
@@ -296,7 +306,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         ledger["drafts of recurrent layers"] = num_verified * model.network.state_inputs * dtype_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)
     ledger["rows"] = stages * row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
-    if config.runner.device.startswith("cuda") and runner.graph_sizes:
+    if platform_of(config.runner.device).has_graphs and runner.graph_sizes:
         ledger["graphs"] = graph_bytes(
             model,
             runner,

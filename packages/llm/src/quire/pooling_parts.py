@@ -27,6 +27,7 @@ from quire_scheduler import MediaRule, Scheduler
 if TYPE_CHECKING:
     from quire_models import Network
     from quire_models.layers.encoder_only import EncoderOnly
+    from quire_ops import torch_device
 
 __all__ = ["build_pooling_parts"]
 
@@ -58,14 +59,13 @@ def build_pooling_parts(
     plan = plan_encoder(config, model, max_seq_length=spec.max_seq_length, max_embed_len=max_embed_len)
     start = time.perf_counter()
     report("importing torch", 0.0)
-    import torch
 
     from quire_models import load_model
     from quire_pooling import Pooler, load_pooler_weights
     from quire_runner import PoolingRunner, ThreadedExecutor
 
     imported = time.perf_counter()
-    device = torch.device(config.runner.device)
+    device = torch_device(config.runner.device)
     network = load_model(
         model,
         network_folder(folder),

@@ -7,6 +7,7 @@ import os
 
 from quire.config import QuireConfig
 from quire.data_parallel import DataParallelConfig, engine_ranks
+from quire_interfaces.platforms import platform_of
 from quire_runner.affinity import split_cores
 
 __all__ = ["rank_config"]
@@ -28,11 +29,12 @@ def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
     if size == 1:
         return config
     runner, model = config.runner, config.model
-    if runner.device == "cuda":
-        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"cuda:{place}"))
+    platform = platform_of(runner.device)
+    if not platform.is_host and runner.device == platform.name:
+        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"{platform.name}:{place}"))
     share = model.gpu_memory_utilization / size  # of the same memory
     model = dataclasses.replace(model, gpu_memory_utilization=share)
-    if runner.device.startswith("cpu"):
+    if platform.is_host:
         cores, num_physical = split_cores(runner.cpu_affinity, size)[place]
         if config.parallel.num_ranks > 1:  # of each engine: threads of ranks are bound to no cores
             num_cores = num_physical if cores else max(1, (os.cpu_count() or 1) // size)

@@ -19,6 +19,7 @@ from quire.parallel_config import ParallelConfig
 from quire.pipeline_parallel import check_stages
 from quire_distributed import Mesh
 from quire_interfaces import ConfigError, KVCachePlan
+from quire_interfaces.platforms import platform_of
 from quire_kv_cache import kv_plan_of_layers, plan_kv_cache
 from quire_models.config import ModelConfig
 from quire_models.sharding import interleave, shard
@@ -65,7 +66,10 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     if not large:
         return
     refusals = {
-        "device": (not config.runner.device.startswith("cpu"), "ranks share a model on CPUs so far; take --device cpu"),
+        "device": (
+            not platform_of(config.runner.device).is_host,
+            "ranks share a model on CPUs so far; take --device cpu",
+        ),
         "lora_merge_after": (
             config.lora.lora_merge_after > 0,
             "ranks would put an adapter into their weights at different steps; set it to 0",

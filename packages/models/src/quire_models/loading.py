@@ -28,7 +28,7 @@ from quire_models.stored_linears import check_towers
 from quire_models.towers.native import load_native_towers
 from quire_models.transformers_backend.towers import load_towers
 from quire_models.weights import Progress, load_dummy_weights, load_weights
-from quire_ops import OpRequest, ops
+from quire_ops import OpRequest, ops, torch_device
 from quire_quantization import head_method
 from quire_quantization import linear_method as find_linear_method
 from quire_quantization.kernels import check_kernel_names
@@ -47,15 +47,6 @@ def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
     if name not in DTYPE_BYTES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPE_BYTES)}, got {name!r}", field="dtype")
     return getattr(torch, name)  # type: ignore[no-any-return]
-
-
-def _resolve_device(device: str) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device must be a name that torch knows, such as cpu or cuda, got {device!r}", field="device"
-        ) from error
 
 
 def build_model(
@@ -85,8 +76,8 @@ def build_model(
     linear_method = resolved_linear_method(linear_method, config)
     check_kernel_names(disabled_linear_kernels)
     torch_dtype = resolve_dtype(dtype, config)
-    torch_device = _resolve_device(device)
-    request = OpRequest(device=torch_device.type, dtype=torch_dtype)
+    device_of_torch = torch_device(device)
+    request = OpRequest(device=device_of_torch.type, dtype=torch_dtype)
     if attention_backend is None or isinstance(attention_backend, str):
         # A network without attention takes the backend that comes first; it is never called.
         heads, kv_heads = config.num_heads or 1, config.num_kv_heads or 1
@@ -97,17 +88,17 @@ def build_model(
             replace(request, sizes=sizes, cache_dtype=kv_cache_dtype, features=_attention_features(config)),
             attention_backend,
         ).backend
-    adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, torch_device) if max_loras else None
+    adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, device_of_torch) if max_loras else None
     scope = Scope(
         dtype=torch_dtype,
-        device=torch_device,
+        device=device_of_torch,
         linear_method=find_linear_method(linear_method, request, disabled_linear_kernels),
         head_method=head_method(linear_method, request, disabled_linear_kernels),
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,
         cache_dtype=kv_cache_dtype,
         quantization=config.quantization,
-        joins_products=torch_device.type != "cpu" if join_products is None else join_products,
+        joins_products=device_of_torch.type != "cpu" if join_products is None else join_products,
         adapters=adapters,
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
         tp_group=tp_group,
@@ -226,10 +217,12 @@ def load_media_towers(
         ConfigError: A dtype or a device that does not exist.
         CheckpointError: Weights that cannot be read, are quantized, or do not fit the configuration.
     """
-    torch_dtype, torch_device = resolve_dtype(dtype, config), _resolve_device(device)
-    request = OpRequest(device=torch_device.type, dtype=torch_dtype, sizes={"head_dim": 64, "queries_per_kv_head": 1})
+    torch_dtype, device_of_torch = resolve_dtype(dtype, config), torch_device(device)
+    request = OpRequest(
+        device=device_of_torch.type, dtype=torch_dtype, sizes={"head_dim": 64, "queries_per_kv_head": 1}
+    )
     backend = select_attention_backend(request, None).backend
-    return _towers(config, folder, torch_dtype, torch_device, backend, dummy=load_format == "dummy")
+    return _towers(config, folder, torch_dtype, device_of_torch, backend, dummy=load_format == "dummy")
 
 
 def _towers(

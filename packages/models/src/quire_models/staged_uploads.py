@@ -7,8 +7,12 @@ on a stream of its own. Conversions to another dtype are made on the device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from quire_interfaces.platforms import platform_of_type
 
 __all__ = ["StagedUploads"]
 
@@ -17,7 +21,7 @@ NUM_BUFFERS = 2
 
 
 class StagedUploads:
-    """Copies tensors of the host to one device. Where the device is no GPU, each copy is made at once, in the same
+    """Copies tensors of the host to one device. Where the device has no streams, each copy is made at once, in the same
     pieces."""
 
     def __init__(self, device: torch.device, buffer_bytes: int = BUFFER_BYTES) -> None:
@@ -25,13 +29,13 @@ class StagedUploads:
         buffer_bytes: Of each of two buffers in pinned memory; a multiple of 16.
         """
         self._device = device
-        self._is_cuda = device.type == "cuda"
-        self._buffers = [
-            torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(NUM_BUFFERS)
-        ]
-        self._emptied: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
+        platform = platform_of_type(device.type)
+        pins = platform.pins_memory
+        self._buffers = [torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=pins) for _ in range(NUM_BUFFERS)]
+        self._emptied: list[Any] = [None] * NUM_BUFFERS
         self._next = 0
-        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
+        self._runtime: Any = platform.runtime() if platform.module else None
+        self._stream: Any = None if self._runtime is None else self._runtime.Stream(device)
 
     def upload(self, tensor: Tensor, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
         """Begin to copy a tensor of the host, which may be changed or unmapped as soon as this returns.
@@ -49,11 +53,11 @@ class StagedUploads:
         result = torch.empty(source.shape, dtype=dtype, device=self._device) if memory is None else memory
         is_exact = dtype == source.dtype
         copied = result if is_exact else torch.empty(source.shape, dtype=source.dtype, device=self._device)
-        if self._stream is None:
+        if self._runtime is None:
             self._copy(source, copied)
             return result if is_exact else result.copy_(copied)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._runtime.current_stream(self._device))
+        with self._runtime.stream(self._stream):
             self._copy(source, copied)
             if result is not copied:
                 result.copy_(copied)
@@ -62,8 +66,8 @@ class StagedUploads:
 
     def finish(self) -> None:
         """Let what is launched from now on find everything complete. Gives the buffers up; nothing may follow."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        if self._runtime is not None:
+            self._runtime.current_stream(self._device).wait_stream(self._stream)
             self._stream.synchronize()  # the buffers are read until then
         self._buffers.clear()
 

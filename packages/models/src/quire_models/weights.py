@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
+from quire_interfaces.platforms import platform_of_type
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
@@ -125,7 +126,7 @@ def fill_parameters(
     done = 0
     wrong: dict[str, str] = {}
     extra: list[tuple[str, Tensor]] = []
-    uploads = StagedUploads(model.device) if model.device.type == "cuda" else None
+    uploads = StagedUploads(model.device) if platform_of_type(model.device.type).module else None
     for stored_name, stored in checkpoint.tensors():
         done += stored.nbytes
         for name, tensor in checkpoint_tensors(stored_name, stored):

@@ -6,6 +6,7 @@ from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderStack, RankGroup, RunDecoder
+from quire_ops.devices import torch_device
 from quire_ops.encoder_stack import EncoderAttentionWeights, EncoderLayerWeights, EncoderStack, RunEncoder
 from quire_ops.expert_outputs import RunExpertOutputs
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
@@ -113,5 +114,6 @@ __all__ = [
     "replayable",
     "swigluoai_and_mul",
     "to_device",
+    "torch_device",
     "uniform",
 ]

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from quire_interfaces.platforms import platform_of_type
 
 __all__ = ["copy_to_host", "fill_on_device", "to_device"]
 
@@ -25,7 +28,7 @@ def to_device(values: NDArray[np.generic] | Sequence[int], device: torch.device)
     """The values as a tensor on `device`: of an array its dtype, of a list int64. Shares memory with an array on the
     CPU; elsewhere the array may be changed as soon as this returns."""
     host = torch.from_numpy(np.asarray(values, dtype=None if isinstance(values, np.ndarray) else np.int64))
-    if device.type != "cuda":
+    if not platform_of_type(device.type).pins_memory:
         return host.to(device)
     staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
     # torch keeps the pinned memory from being used anew until the copy has been made.
@@ -35,7 +38,7 @@ def to_device(values: NDArray[np.generic] | Sequence[int], device: torch.device)
 def fill_on_device(target: Tensor, values: NDArray[np.generic]) -> None:
     """Write the values into a tensor of their shape and dtype; the array may be changed as soon as this returns."""
     host = torch.from_numpy(values)
-    if target.device.type == "cuda":
+    if platform_of_type(target.device.type).pins_memory:
         staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
         host = staged.copy_(host)
     target.copy_(host, non_blocking=True)
@@ -44,13 +47,14 @@ def fill_on_device(target: Tensor, values: NDArray[np.generic]) -> None:
 def copy_to_host(*tensors: Tensor) -> Read:
     """Begin to copy tensors of one device, as they are now in the order of its work. They may not be written to before
     they have been read; on the CPU they are what is read."""
-    if not tensors or tensors[0].device.type != "cuda":
+    device = tensors[0].device if tensors else torch.device("cpu")
+    platform = platform_of_type(device.type)
+    if not platform.module:
         return lambda: tensors
-    device = tensors[0].device
-    copies, current = _copy_stream(device), torch.cuda.current_stream(device)
-    copies.wait_stream(current)
-    with torch.cuda.stream(copies):
-        hosts = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
+    runtime, copies = platform.runtime(), _copy_stream(device)
+    copies.wait_stream(runtime.current_stream(device))
+    with runtime.stream(copies):
+        hosts = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=platform.pins_memory) for each in tensors)
         for host, each in zip(hosts, tensors, strict=True):
             host.copy_(each, non_blocking=True)
         done = copies.record_event()
@@ -63,5 +67,5 @@ def copy_to_host(*tensors: Tensor) -> Read:
 
 
 @cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _copy_stream(device: torch.device) -> Any:
+    return platform_of_type(device.type).runtime().Stream(device)

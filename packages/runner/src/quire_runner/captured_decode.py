@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_ops import OpFunction, OpRequest, bind, ops
+from quire_interfaces.platforms import platform_of
+from quire_ops import OpFunction, OpRequest, bind, ops, torch_device
 from quire_runner.config import RunnerConfig
 from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers, write_drafts
@@ -55,7 +56,7 @@ class CapturedDecode:
         self._sampling = sampling
         self._has_states = bool(layers.states)
         self._adapters = adapters
-        sizes, device = config.graph_sizes, torch.device(config.device)
+        sizes, device = config.graph_sizes, torch_device(config.device)
         self._padded = PaddedDecode(
             network,
             sampling.rows,
@@ -75,7 +76,7 @@ class CapturedDecode:
             capture=capture,
             features=features,
             # Which adapters the network runs with belongs to the thread that runs steps; a CPU has no time beside them.
-            in_background=adapters is None and device.type == "cuda",
+            in_background=adapters is None and platform_of(config.device).has_graphs,
         )
 
     def try_run(self, step: Step) -> PendingResult | None:

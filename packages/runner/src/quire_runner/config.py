@@ -29,7 +29,9 @@ def _sizes_complaint(sizes: Any) -> str | None:
 class RunnerConfig(Settings):
     """What the runner needs to know besides the network and the KV cache plan."""
 
-    device: str = setting("cpu", help="Device that runs the steps, as torch names it.")
+    device: str = setting(
+        "cpu", help="Device that runs the steps: cpu, cuda, rocm or a plug-in's platform; cuda:1 is the second GPU."
+    )
     dtype: str = setting(
         "auto",
         help="Type of activations; auto takes the network's own.",

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire_interfaces.errors import RequestError
 from quire_interfaces.grammar import GrammarMatcher, GrammarSource
+from quire_interfaces.platforms import platform_of_type
 from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
 from quire_sampling import TokenMasks
 
@@ -40,7 +42,8 @@ class RowGrammars:
         self._num_words = -(-vocab_size // 32)
         self._device = device
         self._matchers: dict[int, GrammarMatcher] = {}
-        self._copies: torch.cuda.Stream | None = None
+        self._copies: Any = None
+        self._platform = platform_of_type(device.type)
         self._buffer = torch.zeros(0, self._num_words, dtype=torch.int32)
         self._words: list[memoryview] = []
 
@@ -164,19 +167,20 @@ class RowGrammars:
         if num_rows <= len(self._words):
             return
         self._buffer = torch.zeros(
-            2 * num_rows, self._num_words, dtype=torch.int32, pin_memory=self._device.type == "cuda"
+            2 * num_rows, self._num_words, dtype=torch.int32, pin_memory=self._platform.pins_memory
         )
         self._words = [memoryview(row) for row in self._buffer.numpy()]
 
     def _to_device(self, num_masks: int) -> Tensor:
         """The first masks, copied beside the computation where there is a device to copy to."""
         masks = self._buffer[:num_masks]
-        if self._device.type != "cuda":
-            return masks
+        if not self._platform.module:
+            return masks.to(self._device)
+        runtime = self._platform.runtime()
         if self._copies is None:
-            self._copies = torch.cuda.Stream(self._device)
-        current = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._copies):
+            self._copies = runtime.Stream(self._device)
+        current = runtime.current_stream(self._device)
+        with runtime.stream(self._copies):
             copied = masks.to(self._device, non_blocking=True)
         current.wait_stream(self._copies)
         copied.record_stream(current)

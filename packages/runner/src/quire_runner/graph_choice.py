@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
+from quire_interfaces.platforms import platform_of
 from quire_runner.config import RunnerConfig
-from quire_runner.graphs import CaptureStep, CudaCapture
+from quire_runner.graphs import CaptureStep, GraphCapture
 
 __all__ = ["choose_capture"]
 
@@ -21,14 +20,14 @@ def choose_capture(
     """
     if config.enforce_eager:
         return None, "enforce_eager is set"
-    device = torch.device(config.device)
-    if capture is None and device.type != "cuda":
-        return None, f"device {device.type} has none"
+    platform = platform_of(config.device)
+    if capture is None and not platform.has_graphs:
+        return None, f"device {platform.name} has none"
     readers = getattr(network, "host_lengths", ("the network",))
     if readers:
         return None, f"lengths are read on the host by {', '.join(readers)}"
     if capture is None:
-        if not torch.cuda.is_available():
-            return None, "torch finds no GPU"
-        capture = CudaCapture()
+        if (reason := platform.refusal()) is not None:
+            return None, reason
+        capture = GraphCapture(platform.runtime())
     return capture, None

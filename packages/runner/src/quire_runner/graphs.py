@@ -17,7 +17,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from quire_ops import LoraTokens, fill_on_device
 from quire_sampling import SampleMode
 
-__all__ = ["CaptureStep", "ComputeStep", "CudaCapture", "DecodeGraph", "DecodeGraphs"]
+__all__ = ["CaptureStep", "ComputeStep", "DecodeGraph", "DecodeGraphs", "GraphCapture"]
 
 _logger = logging.getLogger(__name__)
 
@@ -67,17 +67,22 @@ class CaptureStep(Protocol):
         """
 
 
-class CudaCapture:
-    """Captures CUDA graphs, which share their memory: only one of them runs at a time, and what it gives is copied."""
+class GraphCapture:
+    """Captures CUDA graphs, which share their memory: only one of them runs at a time, and what it gives is copied.
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    Args:
+        runtime: `Platform.runtime` of a platform with graphs.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._pool = runtime.graph_pool_handle()
 
     def __call__(self, step: Callable[[], Tokens]) -> tuple[Replay, Tokens]:
-        """Capture the work of `step` as a CUDA graph. Returns what replays it, and where its tokens will be."""
-        graph = torch.cuda.CUDAGraph()
+        """Capture the work of `step` as a graph. Returns what replays it, and where its tokens will be."""
+        graph = self._runtime.CUDAGraph()
         # Other threads may go on reading results and running kernels.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with self._runtime.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             tokens = step()
         return graph.replay, tokens
 

@@ -18,7 +18,7 @@ from quire_attention import EncoderBatch
 from quire_interfaces.media import PromptMedia
 from quire_interfaces.pooling import PooledOutput, PoolingParams
 from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
-from quire_ops import LoraTokens, to_device
+from quire_ops import LoraTokens, to_device, torch_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.config import RunnerConfig
 from quire_runner.media import EncodedMedia, EncoderCache
@@ -43,7 +43,7 @@ class PoolingRunner:
     ) -> None:
         self._network = network
         self._pooler = pooler
-        self._device = torch.device(config.device)
+        self._device = torch_device(config.device)
         self._chunk_tokens = config.max_model_len
         self._task_slots = {task: slot for slot, task in enumerate(embedding_tasks)}
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()

@@ -15,6 +15,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from quire_interfaces.errors import RequestError
+from quire_interfaces.platforms import platform_of
 from quire_runner.profiler_config import ProfilerConfig
 
 __all__ = ["StepProfiler"]
@@ -63,7 +64,7 @@ class StepProfiler:
                 f"or a digit, got {reprlib.repr(prefix)}",
                 param="prefix",
             )
-        is_cuda = self._device.startswith("cuda")
+        is_cuda = platform_of(self._device).device_type == "cuda"
         if self._config.profiler == "cuda":
             if not is_cuda:
                 raise RequestError(
@@ -109,7 +110,7 @@ class StepProfiler:
         paths = [f"{place}{ending}"]
         running.export_chrome_trace(paths[0])
         if self._config.torch_profiler_dump_cuda_time_total:
-            by = "self_cuda_time_total" if self._device.startswith("cuda") else "self_cpu_time_total"
+            by = "self_cuda_time_total" if platform_of(self._device).device_type == "cuda" else "self_cpu_time_total"
             paths.append(f"{place}.operators.txt")
             table = running.key_averages().table(sort_by=by, row_limit=_NUM_TABLE_ROWS)
             Path(paths[1]).write_text(table, encoding="utf-8")

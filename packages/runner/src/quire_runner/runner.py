@@ -26,7 +26,7 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network
-from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops
+from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops, torch_device
 from quire_pooling import Pooler
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
@@ -116,7 +116,7 @@ class ModelRunner:
     ) -> None:
         self._config = config
         self._plan = plan
-        self._device = torch.device(config.device)
+        self._device = torch_device(config.device)
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
         self._bind_first = bool(self._cores)
         num_threads = len(self._cores) or config.num_threads

@@ -123,7 +123,6 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         dtype="none",
-        device="none",
         memory_bytes={"kv cache": config.num_blocks * spec.block_bytes},
         choices={"executor": "fake: tokens are a function of seed and position"},
     )

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.available_memory import available_memory_bytes, control_group_bytes
-from quire_interfaces.plugins import ALLOWED_VARIABLE, GROUPS, OWN_PACKAGES, plugins_of
+from quire_interfaces import ConfigError
+from quire_interfaces.platforms import GROUP, PLATFORMS, Platform, platform_of
+from quire_interfaces.plugins import ALLOWED_VARIABLE, GROUPS, OWN_PACKAGES, installed_plugins, plugins_of
 
 __all__ = ["collect", "print_environment", "shown_variables"]
 
@@ -185,7 +187,7 @@ def _kernels() -> dict[str, str]:
         from quire_ops import OpRequest, op_report
     except (ImportError, OSError) as error:
         return {**facts, "ops": f"unknown: {error}"}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = next((each.device_type for each in _platforms() if each.devices()), "cpu")
     by_backend: dict[str, list[str]] = {}
     refusals: dict[str, set[str]] = {}
     for choice in op_report(OpRequest(device=device, dtype=torch.bfloat16)):
@@ -199,6 +201,15 @@ def _kernels() -> dict[str, str]:
     return facts | {f"not {name}": "; ".join(sorted(reasons)) for name, reasons in sorted(refusals.items())}
 
 
+def _platforms() -> list[Platform]:
+    """Those that have devices of their own. A plug-in that is broken is left out; it stands in another section."""
+    found = [PLATFORMS["cuda"], PLATFORMS["rocm"]]
+    for name in installed_plugins(GROUP):
+        with contextlib.suppress(ConfigError):
+            found.append(platform_of(name))
+    return found
+
+
 def _accelerators() -> dict[str, str]:
     facts = {}
     for tool, arguments in (
@@ -208,14 +219,8 @@ def _accelerators() -> dict[str, str]:
         if shutil.which(tool) is not None:
             facts[tool] = _output(tool, *arguments)
     with contextlib.suppress(ImportError, OSError, RuntimeError):
-        import torch
-
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            facts[f"cuda:{index}"] = (
-                f"{properties.name}, {_gib(properties.total_memory)}, {properties.multi_processor_count} processors, "
-                f"capability {properties.major}.{properties.minor}"
-            )
+        for platform in _platforms():
+            facts |= platform.devices()
     return facts or {"none": "no GPU was found"}
 
 
