@@ -272,11 +272,11 @@ def make_app(context: ServerContext) -> ASGIApp:
 
 
 def _traced(app: ASGIApp, context: ServerContext) -> ASGIApp:
-    from quire_server.tracing import Tracing, make_tracer_provider, send_spans
+    from quire_server.tracing import SpanSender, Tracing
 
-    provider = make_tracer_provider(context.config.otlp_traces_endpoint or "")
-    context.state.background.append(functools.partial(send_spans, provider))
-    return Tracing(app, provider.get_tracer("quire"), context.model_names[0])
+    sender = SpanSender(context.config.otlp_traces_endpoint or "")
+    context.state.background.append(sender.run)
+    return Tracing(app, sender, context.model_names[0])
 
 
 def _add_files_and_batches(routes: _Routes, context: ServerContext, files: FilesService) -> BatchesService:
@@ -452,7 +452,8 @@ async def _answered(handler: Handler, context: ServerContext, request: Request) 
     """The handler's response, or the error body of what it raised; with what is left of the caller's limits."""
     response = await _unlimited_answer(handler, context, request)
     if context.caller.limits != KeyLimits():
-        response.headers.update(context.rate_limiter.headers(context.caller))
+        told = context.rate_limiter.headers(context.caller)
+        response.raw_headers.extend((name.encode(), value.encode()) for name, value in told.items())
     return response
 
 

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,8 +63,10 @@ class Usage:
 
     def add(self, other: Usage) -> None:
         """Add sums to these."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
 
 
 class UsageBook:
