@@ -53,6 +53,7 @@ LOCAL_IMPORTS = {
     "quire_server.help_text": "a command loads what it needs",
     "quire_server.commands": "a command loads what it needs",
     "quire_server.mcp_servers": "needs the extra mcp",
+    "quire_server.speech.live": "loads numpy",
     "quire_server.speech.service": "loads numpy",
     "quire_server.serve": "loads while the engine loads in its own process",
     "quire_server.terminal.collect_env": "loads torch",

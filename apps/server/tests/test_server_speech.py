@@ -5,6 +5,8 @@ The model is a tiny random one that hears in conversations; its words are those 
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import io
 import json
 import warnings
@@ -16,10 +18,13 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
 from quire_server.cli import main
+from quire_server.speech.live_items import agreed_words
 from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, clip, tone, video_file, wav_file
 from quire_testkit.media_models import MediaModel
@@ -236,3 +241,207 @@ def test_the_command_writes_files_and_goes_on_where_one_is_none(
     subtitles = post(server, response_format="srt", chunking_strategy="auto", **fields).text
     assert (out / "talk.srt").read_text() == subtitles
     assert command_line(server, str(tmp_path / "missing.wav")) == 2
+
+
+async def collected(connection: Any, last: str, count: int = 1) -> list[Any]:
+    """Events up to the `count`th of a type."""
+    events: list[Any] = []
+    async with asyncio.timeout(60):
+        while sum(each.type == last for each in events) < count:
+            events.append(await connection.recv())
+    return events
+
+
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+DELTA = "conversation.item.input_audio_transcription.delta"
+
+
+def pcm(sound: NDArray[np.float32]) -> bytes:
+    return (sound * 32767).astype("<i2").tobytes()
+
+
+def live_session(**sound: Any) -> Any:
+    """Sound at 16 kHz, in English, unless a test says otherwise."""
+    settings = {"format": {"type": "audio/pcm", "rate": RATE}, "transcription": {"model": "tiny", "language": "en"}}
+    return {"type": "transcription", "audio": {"input": {**settings, **sound}}}
+
+
+def run_live(server: Any, work: Any) -> Any:
+    """Run a coroutine function of a connection of OpenAI's client."""
+
+    async def run() -> Any:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+            client.realtime.connect(model="tiny", extra_query={"intent": "transcription"}) as connection,
+        ):
+            created = await connection.recv()
+            assert created.type == "session.created"
+            assert created.session.type == "transcription"
+            return await work(connection)
+
+    return asyncio.run(run())
+
+
+async def send_sound(connection: Any, data: bytes, piece: int = 3200) -> None:
+    for at in range(0, len(data), piece):
+        await connection.input_audio_buffer.append(audio=base64.b64encode(data[at : at + piece]).decode())
+
+
+def test_live_turns_end_where_nobody_speaks(server: Any) -> None:
+    async def work(connection: Any) -> list[Any]:
+        await connection.session.update(session=live_session())
+        assert (await connection.recv()).type == "session.updated"
+        await send_sound(connection, pcm(SPEECH))
+        return await collected(connection, COMPLETED, 2)
+
+    events = run_live(server, work)
+    started = [each for each in events if each.type == "input_audio_buffer.speech_started"]
+    stopped = [each for each in events if each.type == "input_audio_buffer.speech_stopped"]
+    assert [each.audio_start_ms / 1000 for each in started] == pytest.approx([0.7, 4.7], abs=0.1)
+    assert [each.audio_end_ms / 1000 for each in stopped] == pytest.approx([2.5, 6.8], abs=0.1)
+    committed = [each for each in events if each.type == "input_audio_buffer.committed"]
+    assert [each.previous_item_id for each in committed] == [None, committed[0].item_id]
+    assert [each.item_id for each in committed] == [each.item_id for each in started]
+    for item in (each.item_id for each in committed):
+        final = next(each for each in events if each.type == COMPLETED and each.item_id == item)
+        told = "".join(each.delta for each in events if each.type == DELTA and each.item_id == item)
+        assert told
+        assert final.transcript
+        assert final.usage.type == "duration"
+
+
+def test_a_live_turn_that_the_client_ends_is_the_transcript_of_its_sound(server: Any) -> None:
+    async def work(connection: Any) -> list[Any]:
+        await connection.session.update(session=live_session(turn_detection=None))
+        await connection.recv()
+        await connection.input_audio_buffer.append(audio=base64.b64encode(pcm(tone(3))).decode())
+        await connection.input_audio_buffer.clear()
+        assert (await connection.recv()).type == "input_audio_buffer.cleared"
+        await send_sound(connection, pcm(SPEECH))
+        await connection.input_audio_buffer.commit()
+        return await collected(connection, COMPLETED)
+
+    events = run_live(server, work)
+    assert [each.type for each in events[:2]] == ["input_audio_buffer.committed", "conversation.item.added"]
+    heard = wav_file(np.frombuffer(pcm(SPEECH), "<i2").astype(np.float32) / 32768)
+    whole = post(server, heard, language="en", max_completion_tokens="448").json()["text"]
+    assert events[-1].transcript == whole
+    assert "".join(each.delta for each in events if each.type == DELTA) == whole
+    assert events[-1].usage.seconds == 8
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu", "audio/pcma"])
+def test_live_sound_of_other_forms(server: Any, kind: str) -> None:
+    """Two seconds take as many bytes as their form says."""
+    data = {"audio/pcm": bytes(96_000), "audio/pcmu": b"\xff" * 16_000, "audio/pcma": b"\xd5" * 16_000}[kind]
+
+    async def work(connection: Any) -> Any:
+        await connection.session.update(session=live_session(format={"type": kind}, turn_detection=None))
+        assert (await connection.recv()).session.audio.input.format.type == kind
+        await send_sound(connection, data)
+        await connection.input_audio_buffer.commit()
+        return (await collected(connection, COMPLETED))[-1]
+
+    final = run_live(server, work)
+    assert final.transcript == ""
+    assert final.usage.seconds == pytest.approx(2.0, abs=0.01)
+
+
+def test_live_events_that_are_refused_leave_the_session_open(server: Any) -> None:
+    refused = [
+        ({"type": "input_audio_buffer.append", "audio": "%%"}, "audio"),
+        ({"type": "input_audio_buffer.append"}, "audio"),
+        ({"type": "input_audio_buffer.commit", "event_id": "mine"}, None),
+        ({"type": "response.create"}, "type"),
+        ({"type": "session.update", "session": {"type": "realtime"}}, "session.type"),
+        ({"type": "session.update", "session": live_session(transcription={"model": "other"})}, "model"),
+        ({"type": "session.update", "session": live_session(turn_detection={"type": "semantic_vad"})}, "audio"),
+        ({"type": "session.update", "session": live_session(format={"type": "audio/pcm", "rate": 11})}, "rate"),
+        ({"type": "session.update", "session": live_session(turn_detection={"threshold": 7.0})}, "threshold"),
+        ({"type": "session.update", "session": 3}, "session"),
+    ]
+
+    async def work(connection: Any) -> None:
+        for event, param in refused:
+            await connection.send(event)
+            error = await connection.recv()
+            assert error.type == "error", (event, error)
+            assert (error.error.param or "").split(".input")[0] == (param or ""), (event, error)
+            assert error.error.event_id == event.get("event_id")
+        await connection.session.update(session=live_session())
+        assert (await connection.recv()).type == "session.updated"
+
+    run_live(server, work)
+
+
+def test_a_model_that_hears_nothing_refuses_live_sound(live: Any) -> None:
+    with connect(f"{live.url.replace('http', 'ws')}/v1/realtime") as socket:
+        assert "no speech model" in json.loads(socket.recv())["error"]["message"]
+        with pytest.raises(ConnectionClosed):
+            socket.recv()
+
+
+def test_live_events_of_vllm_and_of_openais_beta(server: Any) -> None:
+    with connect(f"{server.url.replace('http', 'ws')}/v1/realtime") as socket:
+
+        def send(**event: Any) -> None:
+            socket.send(json.dumps(event))
+
+        created = json.loads(socket.recv())
+        assert created["id"] == created["session"]["id"]
+        send(type="session.update", model="tiny")
+        send(type="input_audio_buffer.commit", final=False)
+        for at in range(0, len(SPEECH), 8000):
+            audio = base64.b64encode(pcm(SPEECH[at : at + 8000])).decode()
+            send(type="input_audio_buffer.append", audio=audio)
+        send(type="input_audio_buffer.commit", final=True)
+        events = [json.loads(socket.recv(60))]
+        while events[-1]["type"] != "transcription.done":
+            events.append(json.loads(socket.recv(60)))
+        assert {each["type"] for each in events} == {"transcription.delta", "transcription.done"}
+        assert events[-1]["text"]
+        assert events[-1]["usage"]["completion_tokens"] > 0
+        send(type="session.update", model="other")
+        assert "not served" in json.loads(socket.recv())["error"]
+    with connect(f"{server.url.replace('http', 'ws')}/v1/realtime?intent=transcription") as socket:
+        socket.recv()
+        session = {"input_audio_format": "g711_ulaw", "turn_detection": None}
+        socket.send(json.dumps({"type": "transcription_session.update", "session": session}))
+        updated = json.loads(socket.recv())
+        assert updated["type"] == "transcription_session.updated"
+        assert updated["session"]["input_audio_format"] == "g711_ulaw"
+
+
+def test_sessions_do_not_mix_and_a_client_that_leaves_leaves_nothing(server: Any) -> None:
+    sounds = [spoken((0.5, 1.5 + 0.1 * index), seconds=2.0) for index in range(6)]
+
+    async def one(sound: NDArray[np.float32]) -> str:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+            client.realtime.connect(extra_query={"intent": "transcription"}) as connection,
+        ):
+            await connection.session.update(session=live_session(turn_detection=None))
+            await send_sound(connection, pcm(sound))
+            await connection.input_audio_buffer.commit()
+            return str((await collected(connection, COMPLETED))[-1].transcript)
+
+    async def every() -> list[str]:
+        return list(await asyncio.gather(*map(one, sounds)))
+
+    together, alone = asyncio.run(every()), [asyncio.run(one(sound)) for sound in sounds[:2]]
+    assert together[:2] == alone
+    assert len(set(together)) == len(sounds)
+    with connect(f"{server.url.replace('http', 'ws')}/v1/realtime") as socket:
+        socket.send(json.dumps({"type": "session.update", "session": live_session(turn_detection=None)}))
+        audio = base64.b64encode(pcm(SPEECH)).decode()
+        socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        socket.close()
+    server.wait_idle()
+
+
+def test_words_are_certain_where_two_transcripts_agree() -> None:
+    assert agreed_words("the cat sat", "the cat  sits down") == "the cat"
+    assert agreed_words("the cat", "the cat sat") == "the cat"
+    assert agreed_words("", "the cat") == ""
+    assert agreed_words("a b", "c a b") == ""

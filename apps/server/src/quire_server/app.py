@@ -102,7 +102,6 @@ from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
-from quire_server.responses_turns import ResponsePreparer
 from quire_server.resting import (
     is_paused,
     is_sleeping,
@@ -115,6 +114,7 @@ from quire_server.resting import (
     wake_up,
 )
 from quire_server.sglang import SGLANG_ROUTES
+from quire_server.speech.live import live_socket
 from quire_server.speech.routes import add_speech_routes
 from quire_server.speech.service import speech_tasks
 from quire_server.tei import info as tei_info
@@ -230,11 +230,12 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/engine/events", view.events, EVENTS, query=bounds)
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
-    add_speech_routes(routes, context)
+    speech = add_speech_routes(routes, context)
     for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES, *COHERE_CHAT_ROUTES):
         routes.add_door(door)
     if not (app.state.renders_only or context.config.tokens_only):
-        _socket(app, context, "/v1/responses", responses.preparer)
+        _socket(app, context, "/v1/responses", functools.partial(responses_socket, responses.preparer))
+        _socket(app, context, "/v1/realtime", functools.partial(live_socket, speech))
     part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
     routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
     routes.add("GET", "/v1/responses/{id}", responses.retrieve, JSON_OR_EVENTS, query=part)
@@ -401,9 +402,11 @@ class _Routes:
         )  # fmt: skip
 
 
-def _socket(app: FastAPI, context: ServerContext, path: str, preparer: ResponsePreparer) -> None:
+def _socket(
+    app: FastAPI, context: ServerContext, path: str, handler: Callable[[ServerContext, WebSocket], Awaitable[None]]
+) -> None:
     async def endpoint(socket: WebSocket) -> None:
-        await responses_socket(preparer, context.of_caller(socket.state.caller), socket)
+        await handler(context.of_caller(socket.state.caller), socket)
 
     app.add_api_websocket_route(path, endpoint)
 

@@ -16,11 +16,12 @@ class _Routes(Protocol):
     def add(self, method: str, path: str, handler: Any, answers: Any = ..., *, body: Any = None) -> None: ...
 
 
-def add_speech_routes(routes: _Routes, context: ServerContext) -> None:
-    """Add them to a server's."""
+def add_speech_routes(routes: _Routes, context: ServerContext) -> SpeechService:
+    """Add them to a server's; what answers them."""
     service = SpeechService(context.config)
     context.state.background.append(service.close_at_end)
     answers = {**JSON_OR_EVENTS, **TEXT}
     routes.add("POST", "/v1/audio/transcriptions", service.transcriptions, answers, body=Form(FORM))
     routes.add("POST", "/v1/audio/translations", service.translations, answers, body=Form(FORM))
     routes.add("POST", "/v1/audio/speech", speak)
+    return service
