@@ -60,6 +60,16 @@ def test_a_process_that_dies_while_it_prepares_takes_nothing_with_it(pool: Worke
     assert not set(pids) & set(pool.process_ids())
 
 
+def test_signals_of_a_terminal_or_service_are_the_owners_business(pool: WorkerPool, tmp_path: Path) -> None:
+    pids = pool.process_ids()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    futures = [submit(pool, tmp_path, seed, size=600) for seed in range(6)]
+    assert all(each.result()["num_embeds"] == 4 for each in futures)
+    assert pool.process_ids() == pids
+
+
 def test_an_item_that_kills_twice_fails_alone(pool: WorkerPool, tmp_path: Path) -> None:
     stopped = threading.Event()
 

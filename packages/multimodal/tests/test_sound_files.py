@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,9 @@ def test_a_process_reads_one_file_after_another(pool: SoundPool) -> None:
     with pytest.raises(MediaError, match="no sound that can be read"):
         opened(pool, b"words")
     abandoned = opened(pool, data, piece_s=0.5)
+    next(iter(abandoned))
+    for number in (signal.SIGINT, signal.SIGTERM):  # which reach every process of a terminal or a service
+        process.send_signal(number)
     next(iter(abandoned))
     abandoned.close()
     assert list(abandoned) == []

@@ -148,6 +148,7 @@ def _choices(
         "layers": "all in one call" if network.in_one_call else "op by op",
         **_ranks(config, network),
         "threads": _threads(runner.cores),
+        "torch": _torch_build(config.runner.device),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
@@ -251,6 +252,15 @@ def _threads(cores: tuple[int, ...]) -> str:
 
     where = f"bound to cores {','.join(map(str, cores))}" if cores else "not bound to cores"
     return f"{torch.get_num_threads()}, {where}"
+
+
+def _torch_build(device: str) -> str:
+    """Its version, and what a build for GPUs costs where there is none."""
+    import torch
+
+    if torch.version.cuda is None or not device.startswith("cpu"):
+        return torch.__version__
+    return f"{torch.__version__}, for GPUs: its CPU build loads in less than half of the time, and of the memory"
 
 
 def _speculation(config: QuireConfig) -> str:

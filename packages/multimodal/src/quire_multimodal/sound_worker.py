@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quire_multimodal.errors import MediaError
 from quire_multimodal.sound_files import SoundFile
-from quire_multimodal.worker_messages import receive, send
+from quire_multimodal.worker_messages import leave_signals_to_owner, receive, send
 
 __all__: list[str] = []
 
@@ -28,6 +28,7 @@ _MAX_MEMORY_BYTES = 2 << 30
 
 def main() -> None:
     """Serve the socket whose file descriptor is the first argument."""
+    leave_signals_to_owner()
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -22,7 +22,7 @@ from quire_multimodal.decode import VideoFrames
 from quire_multimodal.image_vectors import ImageVectors, has_image_vectors
 from quire_multimodal.processor import ItemProcessor
 from quire_multimodal.store import write_features
-from quire_multimodal.worker_messages import receive, send
+from quire_multimodal.worker_messages import leave_signals_to_owner, receive, send
 
 __all__: list[str] = []
 
@@ -33,6 +33,7 @@ _MAX_FACT_BYTES = 4096
 
 def main() -> None:
     """Serve the socket whose file descriptor is the first argument."""
+    leave_signals_to_owner()
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)  # what libraries print must not be lost, nor taken for an answer
     try:

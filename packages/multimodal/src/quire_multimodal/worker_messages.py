@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import struct
 from typing import Any
 
-__all__ = ["receive", "send"]
+__all__ = ["leave_signals_to_owner", "receive", "send"]
 
 _LENGTHS = struct.Struct("<IQ")
 
@@ -22,6 +23,13 @@ def send(connection: socket.socket, message: dict[str, Any], data: bytes | memor
     connection.sendall(_LENGTHS.pack(len(header), len(data)) + header)
     if len(data):
         connection.sendall(data)
+
+
+def leave_signals_to_owner() -> None:
+    """Ignore Ctrl-C and SIGTERM, which reach all processes of a terminal or of a service: the owner may have requests
+    to finish, and ends this process by closing its connection."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
