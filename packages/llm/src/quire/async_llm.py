@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
+from quire.chat_transcriber import ChatTranscriber
 from quire.config import QuireConfig
 from quire.data_parallel import has_remote_engines, pool_ranks
 from quire.generation_config import generation_defaults
@@ -26,6 +27,7 @@ from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire.rank_config import rank_config
+from quire.transcribers import Transcriber
 from quire_engine import (
     AsyncEngine,
     EngineInfo,
@@ -105,6 +107,8 @@ class AsyncLLM:
         """What prepares images, videos and sounds; None where the model takes text only, and before `ready`."""
         self.pooling_prompts: PoolingPrompts | None = None
         """What makes prompts of texts that are pooled; None where the model pools nothing, and before `ready`."""
+        self.transcriber: Transcriber | None = None
+        """What writes down recordings; None where the model does not hear, and before `ready`."""
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
@@ -166,7 +170,16 @@ class AsyncLLM:
             eos_token_ids=dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids)),
             seed=self.config.engine.seed,
         )
+        self.transcriber = self._make_transcriber(info)
         return info
+
+    def _make_transcriber(self, info: EngineInfo) -> Transcriber | None:
+        media = self.media
+        if media is None or "audio" not in media.placeholders or info.runner != "generate" or info.mm_encoder_only:
+            return None
+        if info.max_encoder_len:
+            return None
+        return ChatTranscriber(self.engine, self.renderer, media, self.folder)
 
     async def generate(
         self,

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import quire_multimodal  # its names are loaded when they are used
-from quire.async_llm import AsyncLLM
-from quire.media import MediaPart, media_sources
+from quire.media import MediaFront, MediaPart, media_sources
 from quire.transcribers import Hearing
+from quire_engine import AsyncEngine
 from quire_interfaces import Modality, QuireError, RequestError, RequestOptions, SamplingParams
+from quire_renderers import ChatRenderer
 from quire_speech import Segment, TranscriptionOptions
 
 if TYPE_CHECKING:
@@ -49,18 +50,21 @@ class ChatTranscriber:
     """Transcribes by questions.
 
     Args:
-        llm: Its model takes sounds in conversations.
+        engine: Its model takes sounds in conversations.
+        renderer: Of its conversations.
+        media: Prepares their sounds.
+        folder: Of the checkpoint, whose config.json says which model it is.
     """
 
     model_kind = "a model for conversations that hears"
     can_translate = True
     has_word_timestamps = False
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
-        self._model_type = str(_read_json(llm.folder / "config.json").get("model_type"))
-        processor = _read_json(llm.folder / "processor_config.json").get("feature_extractor")
-        extractor = processor or _read_json(llm.folder / "preprocessor_config.json")
+    def __init__(self, engine: AsyncEngine, renderer: ChatRenderer, media: MediaFront, folder: Path) -> None:
+        self._engine, self._renderer, self._media = engine, renderer, media
+        self._model_type = str(_read_json(folder / "config.json").get("model_type"))
+        processor = _read_json(folder / "processor_config.json").get("feature_extractor")
+        extractor = processor or _read_json(folder / "preprocessor_config.json")
         self._window_s = min(_WINDOW_S, float(extractor.get("chunk_length") or _WINDOW_S))
 
     async def transcribe(
@@ -71,7 +75,7 @@ class ChatTranscriber:
 
         if options.word_timestamps:
             raise RequestError(
-                f"{self._llm.engine.info.model} tells no times of words; leave timestamp_granularities at segment",
+                f"{self._engine.info.model} tells no times of words; leave timestamp_granularities at segment",
                 param="timestamp_granularities",
                 code="unsupported",
             )
@@ -110,10 +114,9 @@ class ChatTranscriber:
         hearing: Hearing,
     ) -> Segment:
         messages, begun = self._messages(samples, options)
-        assert self._llm.media is not None
-        held = await self._llm.media.prepare(media_sources(messages))
+        held = await self._media.prepare(media_sources(messages))
         try:
-            prompt = self._llm.renderer.render_chat(
+            prompt = self._renderer.render_chat(
                 messages, media=held, add_generation_prompt=not begun, continue_final_message=begun
             )
             params = SamplingParams(
@@ -129,7 +132,7 @@ class ChatTranscriber:
                 logprobs=0,
             )
             text, token_ids, logprob = "", [], 0.0
-            async for output in self._llm.engine.generate(prompt, params, request_options):
+            async for output in self._engine.generate(prompt, params, request_options):
                 (completion,) = output.outputs
                 if completion.error is not None:
                     raise QuireError(f"a part of the recording failed in the engine: {completion.error}")

@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.async_llm import AsyncLLM
-from quire.chat_transcriber import ChatTranscriber
 from quire.transcribers import Hearing, Transcriber
 from quire_interfaces import OutputKind, OverloadedError, RequestError
 from quire_multimodal import MediaError
@@ -50,10 +49,10 @@ Task = Literal["transcribe", "translate"]
 
 def speech_tasks(llm: AsyncLLM) -> tuple[str, ...]:
     """What the model does with a recording: "transcription", "translation"; nothing where it does not hear."""
-    info, media = llm.engine.info, llm.media
-    hears = media is not None and "audio" in media.placeholders and info.runner == "generate"
-    in_chats = hears and not info.mm_encoder_only and not info.max_encoder_len
-    return ("transcription", "translation") if in_chats else ()
+    transcriber = llm.transcriber
+    if transcriber is None:
+        return ()
+    return ("transcription", "translation") if transcriber.can_translate else ("transcription",)
 
 
 class SpeechService:
@@ -72,7 +71,6 @@ class SpeechService:
         )
         self._max_seconds = config.audio_max_seconds
         self._pool: quire_multimodal.SoundPool | None = None
-        self._transcriber: Transcriber | None = None
         self._num_open = 0
 
     async def transcriptions(self, context: ServerContext, request: Request) -> Response:
@@ -97,17 +95,16 @@ class SpeechService:
         Raises:
             RequestError: it hears nothing.
         """
-        if self._transcriber is None:
-            if not speech_tasks(context.llm):
-                takes = () if context.llm.media is None else context.llm.media.placeholders
-                raise RequestError(
-                    f"{context.llm.engine.info.model} is no speech model, it takes {', '.join(('text', *takes))}; "
-                    "serve Whisper or a model that hears (docs/speech.md)",
-                    param="model",
-                    code="unsupported_task",
-                )
-            self._transcriber = ChatTranscriber(context.llm)
-        return self._transcriber
+        transcriber = context.llm.transcriber
+        if transcriber is None:
+            takes = () if context.llm.media is None else context.llm.media.placeholders
+            raise RequestError(
+                f"{context.llm.engine.info.model} is no speech model, it takes {', '.join(('text', *takes))}; "
+                "serve Whisper or a model that hears (docs/speech.md)",
+                param="model",
+                code="unsupported_task",
+            )
+        return transcriber
 
     async def _answer(self, context: ServerContext, request: Request, task: Task) -> Response:
         transcriber = self.transcriber(context)
