@@ -446,6 +446,13 @@ def _generating(handler: Handler) -> Handler:
                 "a model that generates (--runner generate)",
                 code="unsupported_task",
             )
+        if info.max_encoder_len and "audio" in info.modalities:
+            raise HTTPError(
+                400,
+                f"{info.model} reads sound and no text: send recordings to /v1/audio/transcriptions",
+                param="model",
+                code="unsupported_task",
+            )
         return await handler(context, request)
 
     return checked
