@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
-from quire.collective_rpc import RankCalls, make_collective_rpc
+from quire.collective_rpc import CollectiveRPC, RankCalls
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
@@ -506,7 +506,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
-        collective_rpc=make_collective_rpc(config, device.executor),
+        collective_rpc=CollectiveRPC(config, device.executor),
         check_integrity=allocator.check_integrity,
         kv_cache=allocator,
         add_stats=device.add_stats,

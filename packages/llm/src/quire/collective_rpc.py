@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from quire.config import QuireConfig
     from quire_runner.profiler import StepProfiler
 
-__all__ = ["RANK_CALLS", "RankCalls", "make_collective_rpc"]
-
-CollectiveRPC = Callable[[str, Sequence[Any], Mapping[str, Any]], list[Any]]
-"""(name, arguments, named arguments) -> what each rank returned, rank 0 first."""
+__all__ = ["RANK_CALLS", "CollectiveRPC", "RankCalls"]
 
 
 class RankCalls:
@@ -146,24 +143,31 @@ RANK_CALLS: dict[str, Callable[..., Any]] = {
 """Name -> call."""
 
 
-def make_collective_rpc(config: QuireConfig, executor: Executor) -> CollectiveRPC:
-    """What has all ranks of an engine do a call, to be called between two steps by the thread that runs them.
+class CollectiveRPC:
+    """Has all ranks of an engine do a call; to be called between two steps, by the thread that runs them.
 
     Args:
         config: Settings of the engine.
         executor: Its executor.
     """
-    own = RankCalls(config)
 
-    def collective_rpc(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        if not isinstance(executor, RankExecutor):
-            return [own(method, arguments, named)]
+    def __init__(self, config: QuireConfig, executor: Executor) -> None:
+        self._own, self._executor = RankCalls(config), executor
+
+    def __call__(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """What each rank returned, rank 0 first.
+
+        Raises:
+            RequestError: there is no such call, it takes other arguments, or a rank could not do it.
+        """
+        if not isinstance(self._executor, RankExecutor):
+            return [self._own(method, arguments, named)]
         # What is wrong with a call is wrong on all ranks, which all do it: they begin and end together.
-        answers = executor.ask("collective_rpc", method, arguments, named)
+        answers = self._executor.ask("collective_rpc", method, arguments, named)
         failure: Exception | None = None
         result = None
         try:
-            result = own(method, arguments, named)
+            result = self._own(method, arguments, named)
         except Exception as error:
             failure = error
         try:
@@ -173,5 +177,3 @@ def make_collective_rpc(config: QuireConfig, executor: Executor) -> CollectiveRP
         if failure is not None:
             raise failure
         return [result, *others]
-
-    return collective_rpc

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.collective_rpc import make_collective_rpc
+from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
 from quire.engine_report import tower_format
 from quire.kv_tier import ENCODER_CACHE, start_digest, towers_fingerprint
@@ -115,7 +115,7 @@ def build_encoder_parts(
         executor=executor,
         info=_info(config, folder, model, plan, cache, timings_s),
         reset_encoder_cache=rule.reset_cache,
-        collective_rpc=make_collective_rpc(config, executor),
+        collective_rpc=CollectiveRPC(config, executor),
     )
 
 

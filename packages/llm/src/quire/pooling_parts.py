@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from quire.collective_rpc import make_collective_rpc
+from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.engine_report import with_pooling
@@ -105,7 +105,7 @@ def build_pooling_parts(
         executor=executor,
         info=_info(config, folder, model, plan, choice, spec, network, timings_s),
         reset_encoder_cache=None if rule is None else rule.reset_cache,
-        collective_rpc=make_collective_rpc(config, executor),
+        collective_rpc=CollectiveRPC(config, executor),
     )
 
 
