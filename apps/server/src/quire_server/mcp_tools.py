@@ -1,6 +1,6 @@
 """The MCP tools of one response: which there are, which calls are theirs, and running these.
 
-Translates `tools` of type "mcp" of the Responses API. Knows no engine.
+Translates `tools` of the types "mcp" and "code_interpreter" of the Responses API. Knows no engine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import msgspec
 from quire_interfaces import RequestError
 from quire_server.client_tools import SEPARATOR, is_name
 from quire_server.mcp_servers import MCPServer, MCPToolError, shortened
-from quire_server.request_warnings import RequestWarning
+from quire_server.request_warnings import RequestWarning, field_left_out, hosted_tool
 
-__all__ = ["MAX_CALLS", "MCPTool", "MCPTools", "failed_call", "longest_result", "shorten_results"]
+__all__ = ["CODE_INTERPRETER", "MAX_CALLS", "MCPTool", "MCPTools", "failed_call", "longest_result", "shorten_results"]
 
+CODE_INTERPRETER = "code_interpreter"
+"""Type of a tool, and label of the server that is called for it."""
 MAX_SCHEMA_BYTES = 1 << 16
 """Longest schema of a tool's parameters that a model is shown."""
 MAX_DESCRIPTION_CHARS = 10_000
@@ -59,7 +61,7 @@ class MCPTools:
     async def of(
         cls, tools: Sequence[dict[str, Any]], servers: Mapping[str, MCPServer], taken: Sequence[str]
     ) -> MCPTools:
-        """The tools of the "mcp" entries in a request.
+        """The tools of the "mcp" entries in a request, and of its code interpreter.
 
         Args:
             tools: `tools` of the request.
@@ -71,10 +73,24 @@ class MCPTools:
         """
         own = cls()
         for index, tool in enumerate(tools):
+            at = f"tools[{index}]"
             if tool.get("type") == "mcp":
-                await own._add(tool, f"tools[{index}]", servers)
+                await own._add(tool, at, servers)
+            elif tool.get("type") == CODE_INTERPRETER:
+                await own._add_code_interpreter(tool, at, servers)
         own._choose_names(taken)
         return own
+
+    async def _add_code_interpreter(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer]) -> None:
+        """The tools of the server that the operator named for it; its calls wait for nobody's approval, as OpenAI's."""
+        if CODE_INTERPRETER not in servers:
+            self.warnings.append(hosted_tool(CODE_INTERPRETER, at))
+            return
+        container = tool.get("container")
+        if not isinstance(container, dict) or container.get("file_ids"):
+            why = "programs have no files of other containers; what they need must stand in them"
+            self.warnings.append(field_left_out(f"{at}.container", why))
+        await self._add({"server_label": CODE_INTERPRETER, "require_approval": "never"}, at, servers)
 
     async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer]) -> None:
         label = tool.get("server_label")

@@ -13,6 +13,7 @@ from typing import Any
 from quire_interfaces import RequestError, wrong_value
 from quire_server.builtin_tools import BUILTIN_TOOLS, builtin_tool
 from quire_server.client_tools import ClientTool, ClientTools, check_function, check_name, custom_tool
+from quire_server.mcp_tools import CODE_INTERPRETER
 from quire_server.request_warnings import RequestWarning, hosted_tool
 from quire_server.tool_choice import ToolUse, allow_names, check_required, named
 
@@ -26,7 +27,7 @@ def client_tools_of(tools: Sequence[Any], items: Sequence[dict[str, Any]] = ()) 
     """The client's tools of a request.
 
     Args:
-        tools: `tools` of the request; those of type "mcp" are the server's and passed over here.
+        tools: `tools` of the request; those that MCP servers run are passed over here.
         items: The conversation, whose tool searches and updates may have brought more tools.
 
     Raises:
@@ -52,7 +53,7 @@ def _add(offered: ClientTools, tool: Any, at: str, *, hides_deferred: bool) -> N
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
         raise wrong_value(f"{at}.type", kind, "be the type of a tool")
-    if kind == "mcp" or (hides_deferred and tool.get("defer_loading") is True):
+    if kind in ("mcp", CODE_INTERPRETER) or (hides_deferred and tool.get("defer_loading") is True):
         return
     if kind == "namespace":
         _add_namespace(offered, tool, at, hides_deferred=hides_deferred)
@@ -157,7 +158,8 @@ def _allowed(use: ToolUse, mcp_names: MCPNames, choice: dict[str, Any]) -> ToolU
 
 def _is_known(tool: dict[str, Any]) -> bool:
     kind = tool.get("type", "function")
-    return not isinstance(kind, str) or kind in _MAKERS or kind in ("namespace", "mcp") or kind in BUILTIN_TOOLS
+    known = (*_MAKERS, *BUILTIN_TOOLS, "namespace", "mcp", CODE_INTERPRETER)
+    return not isinstance(kind, str) or kind in known
 
 
 def _names_of(use: ToolUse, mcp_names: MCPNames, tool: dict[str, Any], at: str) -> list[str]:
@@ -174,8 +176,8 @@ def _names_of(use: ToolUse, mcp_names: MCPNames, tool: dict[str, Any], at: str) 
         at = f"{at}.name"
     elif kind == "namespace":
         names = use.offered.of_namespace(name) if name is not None else []
-    elif kind == "mcp":
-        label = tool.get("server_label")
+    elif kind in ("mcp", CODE_INTERPRETER):
+        label = tool.get("server_label") if kind == "mcp" else CODE_INTERPRETER
         own = mcp_names.get(label, {}) if isinstance(label, str) else {}
         names = [each for own_name, each in own.items() if name in (None, own_name)]
     else:
