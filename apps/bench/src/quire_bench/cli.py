@@ -23,7 +23,7 @@ def register_bench(commands: Any) -> None:
     """Add `bench` to an argparse subparsers object; parsed arguments get `run`, a function of them."""
     parser = commands.add_parser("bench", help="measure throughput, latency or a running server")
     kinds = parser.add_subparsers(
-        dest="kind", required=True, metavar="throughput|latency|embed|serve|sweep|startup|peers|kernels"
+        dest="kind", required=True, metavar="throughput|latency|embed|speech|serve|sweep|startup|peers|kernels"
     )
     throughput = kinds.add_parser("throughput", help="offline: all requests at once")
     latency = kinds.add_parser("latency", help="offline: one batch, many times")
@@ -41,6 +41,7 @@ def register_bench(commands: Any) -> None:
     throughput.set_defaults(run=run_throughput)
     latency.set_defaults(run=run_latency)
     _add_embed(kinds.add_parser("embed", help="texts per second and the time of one, offline or of a server"))
+    _add_speech(kinds.add_parser("speech", help="recordings to a server that transcribes, several at a time"))
     _add_serve(serve)
     _add_sweep(kinds.add_parser("sweep", help="a server under several loads, the largest that keeps to limits, plots"))
     _add_startup(
@@ -132,6 +133,40 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     plot.add_argument("--svg", metavar="FILE")
     plot.add_argument("--html", metavar="FILE")
     plot.set_defaults(run=run_plot_pareto)
+
+
+def _add_speech(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV files, sent in turn")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's address")
+    parser.add_argument("--model", help="model to ask for (default: the server's)")
+    parser.add_argument("--num-prompts", type=int, default=16, help="requests (default 16)")
+    parser.add_argument("--max-concurrency", type=int, default=8, help="requests in flight (default 8)")
+    parser.add_argument("--language", metavar="CODE", help="spoken language (default: it is heard)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="bound on each request, seconds (default 600)")
+    parser.add_argument("--api-key", help="default: OPENAI_API_KEY of the environment")
+    parser.add_argument("--output-json", metavar="FILE", help='write the figures as JSON; "-" for standard output')
+    parser.set_defaults(run=run_speech)
+
+
+def run_speech(args: argparse.Namespace) -> int:
+    """`quire bench speech`."""
+    from quire_bench import speech
+    from quire_bench.report import check_json_path, show
+
+    check_json_path(args.output_json)
+    load = speech.SpeechLoad(
+        files=args.files,
+        base_url=args.base_url,
+        model=args.model,
+        num_requests=args.num_prompts,
+        max_concurrency=args.max_concurrency,
+        language=args.language,
+        timeout_s=args.timeout,
+        api_key=args.api_key,
+    )
+    settings = {"num_prompts": args.num_prompts, "max_concurrency": args.max_concurrency}
+    show("speech", speech.run_speech(load), settings, args.output_json)
+    return 0
 
 
 def _add_startup(parser: argparse.ArgumentParser) -> None:
