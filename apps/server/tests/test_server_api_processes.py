@@ -99,6 +99,25 @@ def test_processes_share_engines_state_and_figures_and_each_may_be_killed(launch
         assert (told["status"], told["numbers"]["num_output_tokens"]) == ("finished", 300)
         assert fresh(url, "GET", "/v1/engine/events?engine=1&num_events=2").text.count('"engine":1') == 2
 
+    # Settings that change hold for all, and for a process that is started again.
+    refused = fresh(
+        url, "PATCH", "/v1/admin/config", json={"settings": {"api_key_limits": {"x": {}}, "max_num_seqs": 2}}
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "api_key_limits")
+    settings = {"max_num_seqs": 50, "max_prompts_per_request": 1}
+    patched = fresh(url, "PATCH", "/v1/admin/config", json={"settings": settings})
+    assert patched.status_code == 200, patched.text
+    assert patched.json()["settings"]["max_num_seqs"]["value"] == 50
+
+    def takes_one_prompt() -> None:
+        two = {**BODY, "prompt": [[1, 2], [3, 4]], "stream": False}
+        for _ in range(12):
+            assert fresh(url, "POST", "/v1/completions", json=two).status_code == 400
+            assert fresh(url, "GET", "/v1/admin/config").json() == patched.json()
+
+    time.sleep(0.2)
+    takes_one_prompt()
+
     # Streams of both; one of them is killed.
     streams: list[Stream] = []
     while len({owner_of(first, stream.port) for stream in streams}) < 2 or len(streams) < 6:
@@ -121,6 +140,8 @@ def test_processes_share_engines_state_and_figures_and_each_may_be_killed(launch
     again.join()
     assert again.text == alone.text
     until(lambda: len(api_processes(process)) == 2 and first[0].pid not in [e.pid for e in api_processes(process)])
+
+    takes_one_prompt()
 
     # An engine dies: both processes' streams go on.
     engine = children(process, "quire_engine.child")[0]

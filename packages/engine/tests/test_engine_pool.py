@@ -18,6 +18,7 @@ from quire_interfaces import (
     EngineCoreOutput,
     EngineDeadError,
     FinishReason,
+    OverloadedError,
     RequestError,
     RequestOptions,
     SamplingParams,
@@ -389,3 +390,30 @@ def test_engines_hear_which_constraints_were_compiled_before() -> None:
             assert dict(sent) == {"first": False, "other": False, "again": True, "plain": False, "restarted": True}
 
     asyncio.run(run())
+
+
+async def test_settings_change_in_all_engines_or_in_none() -> None:
+    config = EngineConfig(forward_output=False)
+
+    def make_engine(rank: int, owner: Any) -> ProcessClient:
+        return ProcessClient(FACTORY, {"max_num_seqs": 4 - 2 * rank}, config, owner=owner)
+
+    pool = EnginePool(make_engine, 2, config)
+    await pool.ready()
+    try:
+        await pool.reconfigure({"max_num_seqs": 2, "max_requests_in_flight": 3})
+        with pytest.raises(RequestError, match="max_num_seqs must be at most 2"):  # of the second engine
+            await pool.reconfigure({"max_num_seqs": 3, "max_requests_in_flight": 100})
+        with pytest.raises(OverloadedError, match="max_requests_in_flight is 3"):
+            pool.open([message(f"x{number}", [1, 2]) for number in range(4)])
+        streams = [pool.open([message(f"r{n}", [1, 2, 3], 40, data_parallel_rank=0)]) for n in range(3)]
+        await until(lambda: pool.engines[0].last_stats.num_running > 0)
+        most = 0
+        while pool.num_requests():
+            most = max(most, (await pool.engines[0].stats()).num_running)
+        assert most == 2
+        for stream in streams:
+            ((tokens, reason),) = (await collect(stream)).values()
+            assert (len(tokens), reason) == (40, FinishReason.LENGTH)
+    finally:
+        await pool.shutdown(0.0)

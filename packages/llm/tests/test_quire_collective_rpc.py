@@ -102,3 +102,26 @@ def test_an_engine_without_a_profiler_says_how_to_have_one(tmp_path: Path) -> No
         pytest.raises(RequestError, match="start it with --profiler-config"),
     ):
         llm.start_profile()
+
+
+def test_bounds_of_the_scheduler_change_between_steps(llm: LLM) -> None:
+    core = llm.engine.core
+    most_rows = llm.engine_info.max_num_seqs
+    core.reconfigure({"max_num_seqs": 1, "max_num_batched_tokens": 16})
+    outputs = llm.generate([PROMPT] * 3, SHORT, use_tqdm=False)
+    first, second, third = (each.metrics for each in outputs)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first.last_token_ts <= second.scheduled_ts
+    assert second.last_token_ts <= third.scheduled_ts
+    for values, words in (
+        ({"max_num_seqs": most_rows + 1}, f"must be at most {most_rows}"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be"),
+        ({"max_running_per_tenant": 2}, "where it was set at the start"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            core.reconfigure({"max_num_seqs": 5, **values})
+    core.reconfigure({})
+    together = llm.generate([PROMPT] * 3, SHORT, use_tqdm=False)
+    assert together[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids

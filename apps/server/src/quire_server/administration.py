@@ -33,6 +33,8 @@ ADMIN_PATHS = frozenset(
         "/server_info",
         "/start_profile",
         "/stop_profile",
+        "/v1/admin/config",
+        "/v1/admin/config/rollback",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }

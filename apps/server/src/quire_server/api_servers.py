@@ -31,6 +31,7 @@ from quire_server.config import ServerConfig
 from quire_server.elastic import pool_of
 from quire_server.engine_view.service import request_explanations, request_list
 from quire_server.exit_status import EngineStartError, ExitStatus
+from quire_server.live_settings import NOTICE, LiveSettings, engine_values, with_server_values
 from quire_server.metric_labels import label_metrics
 from quire_server.stopping import Stopping
 
@@ -144,6 +145,7 @@ class HubProcess:
         self._failed: asyncio.Future[None] | None = None
         self._all_gone: asyncio.Event | None = None
         self._is_stopping = False
+        self._live = LiveSettings(llm.config, server, {}, self._apply_live, may_limit_keys=False)
         self._gone_prepared: dict[str, _Prepared] = {}
         """What processes that have ended had prepared."""
         metrics.prepared_media = self._prepared_media
@@ -331,6 +333,8 @@ class HubProcess:
     def _on_ready(self, number: int) -> None:
         assert self._all_ready is not None
         self._processes[number].is_ready = True
+        if self._live.values and self._hub is not None:
+            self._hub.notify(NOTICE, self._live.values, number=number)
         if all(process.is_ready for process in self._processes):
             self._all_ready.set()
 
@@ -362,6 +366,9 @@ class HubProcess:
             "resize": self._resize,
             "restart": self._restart,
             "is_resizing": self._is_resizing,
+            "patch_config": self._live.patch,
+            "roll_back_config": self._live.roll_back,
+            "show_config": self._show_config,
             "is_running": self._is_running,
         }
 
@@ -390,6 +397,16 @@ class HubProcess:
 
     async def _is_running(self, response_id: str) -> bool:
         return any(response_id in process.running for process in self._processes)
+
+    async def _show_config(self) -> dict[str, Any]:
+        return self._live.shown()
+
+    async def _apply_live(self, values: Mapping[str, Any]) -> None:
+        if engine_values(values) != engine_values(self._live.values):
+            await self._llm.client.reconfigure(engine_values(values))
+        logging.getLogger().setLevel(with_server_values(self._server, values).log_level.upper())
+        assert self._hub is not None
+        self._hub.notify(NOTICE, dict(values))
 
     async def _is_resizing(self) -> bool:
         return pool_of(self._llm.client).is_resizing

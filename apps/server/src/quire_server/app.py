@@ -58,6 +58,7 @@ from quire_server.files.service import FilesService
 from quire_server.files.upload import FORM
 from quire_server.guard import Guard
 from quire_server.invocations import make_invocations
+from quire_server.live_config_routes import LIVE_CONFIG_ROUTES, join_live_settings
 from quire_server.llama_cpp import LLAMA_CPP_ROUTES
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
@@ -152,6 +153,10 @@ _OTHER_WORK = (
 )  # fmt: skip
 """Routes beside those of batches whose requests lines of batches make way for."""
 
+_DOORS = (
+    *OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES, *COHERE_CHAT_ROUTES, *LIVE_CONFIG_ROUTES,
+)  # fmt: skip
+
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 
@@ -166,6 +171,7 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     app.state.tokens_only = context.config.tokens_only
     conversations = ConversationsService(context.config)
     responses = ResponsesService(context.config, conversations)
+    join_live_settings(context)
     context.state.on_notices["cancel_response"] = responses.cancel_here
     context.state.on_notices["abort_requests"] = functools.partial(abort_here, context)
     files = FilesService(context.config, has_several_owners=context.api_keys.num_keys > 1)
@@ -231,7 +237,8 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     speech = add_speech_routes(routes, context)
-    for door in (*OLLAMA_ROUTES, *LLAMA_CPP_ROUTES, *SGLANG_ROUTES, *VLLM_ROUTES, *COHERE_CHAT_ROUTES):
+    add_speech_routes(routes, context)
+    for door in _DOORS:
         routes.add_door(door)
     if not (app.state.renders_only or context.config.tokens_only):
         _socket(app, context, "/v1/responses", functools.partial(responses_socket, responses.preparer))

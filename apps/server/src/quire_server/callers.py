@@ -12,8 +12,8 @@ import hmac
 import logging
 import os
 import stat
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +102,12 @@ class APIKeys:
     def limits(self) -> dict[str, KeyLimits]:
         """Tenant -> the limits of its key, of those that have any."""
         return {each.tenant: each.limits for _, each in self._callers if each.limits != KeyLimits()}
+
+    def set_limits(self, limits: Mapping[str, KeyLimits]) -> None:
+        """Give keys other limits, by tenant."""
+        self._callers = [
+            (key, replace(caller, limits=limits.get(caller.tenant, caller.limits))) for key, caller in self._callers
+        ]
 
     def caller_of(self, presented: bytes) -> Caller | None:
         """Who sends this key; None for an unknown or missing one, where one is needed."""

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -27,6 +27,9 @@ from quire_server.protocol import SamplingFields, StreamOptions
 from quire_server.rate_limits import RateLimiter
 from quire_server.usage import UsageBook, make_usage_book
 from quire_server.value_count import ValueBounds
+
+if TYPE_CHECKING:
+    from quire_server.live_settings import LiveSettings
 
 __all__ = ["OwnAdapter", "ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
 
@@ -49,6 +52,10 @@ class ServerState:
     """What runs beside the requests, from the start of the HTTP server to its end."""
     on_notices: dict[str, Callable[..., None]] = field(default_factory=dict)
     """What other API processes of this server may tell -> who hears it (`HubClient.tell_others`)."""
+    live_settings: LiveSettings | None = None
+    """Settings that change while the server runs; None before its routes are made."""
+    has_changed_level: bool = False
+    """What is logged was changed since the start."""
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
     """Name in the engine -> an adapter that belongs to one caller; others are the server's, for all."""
 

@@ -68,17 +68,21 @@ class RateLimiter:
         self, usage: UsageBook, limits: Mapping[str, KeyLimits], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._usage, self._clock = usage, clock
-        self._requests = {
-            tenant: TokenBucket(each.requests_per_minute, clock())
-            for tenant, each in limits.items()
-            if each.requests_per_minute
-        }
-        self._tokens = {
-            tenant: TokenBucket(each.tokens_per_minute, clock())
-            for tenant, each in limits.items()
-            if each.tokens_per_minute
-        }
+        self._requests: dict[str, TokenBucket] = {}
+        self._tokens: dict[str, TokenBucket] = {}
+        self.set_limits(limits)
         usage.on_count = self._take_tokens
+
+    def set_limits(self, limits: Mapping[str, KeyLimits]) -> None:
+        """Hold tenants to other limits; what those whose limits stay have used is remembered."""
+        now_s = self._clock()
+        for buckets, field in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
+            for tenant, each in limits.items():
+                per_minute, former = getattr(each, field), buckets.get(tenant)
+                if not per_minute:
+                    buckets.pop(tenant, None)
+                elif former is None or former.per_minute != per_minute:
+                    buckets[tenant] = TokenBucket(per_minute, now_s)
 
     def admit(self, caller: Caller) -> None:
         """Take a request from the caller's bucket.

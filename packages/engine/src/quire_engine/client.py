@@ -173,6 +173,16 @@ class EngineClient(Protocol):
             RequestError: there is no such call, or it refuses.
         """
 
+    async def reconfigure(self, values: Mapping[str, Any]) -> None:
+        """Change settings of all engines while they run, or of none. Engines that start later have them as well.
+
+        Args:
+            values: Name -> value of all that are to be others than at the start; none for those of the start.
+
+        Raises:
+            RequestError: a value is not possible.
+        """
+
     # Health.
 
     async def stats(self) -> SchedulerStats:

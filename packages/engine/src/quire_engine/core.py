@@ -21,6 +21,7 @@ from quire_engine.watch import EngineWatch, WatchedScheduler
 from quire_engine.watched_requests import new_record
 from quire_interfaces import (
     AdapterStore,
+    ConfigError,
     EngineCoreOutput,
     EngineDeadError,
     Executor,
@@ -75,6 +76,9 @@ class EngineParts:
     collective_rpc: Callable[[str, Sequence[Any], Mapping[str, Any]], list[Any]] | None = None
     """Does a call on all ranks of the executor, by its name, arguments and named arguments; what each returned, in
     plain data. None where there is none."""
+    reconfigure: Callable[[Mapping[str, Any]], None] | None = None
+    """Takes other values than those of the start, by name, for settings that may change while requests run. Raises
+    ConfigError, and changes nothing then. None where there are none."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -292,6 +296,22 @@ class EngineCore:
         if call is None:
             raise RequestError("this engine was assembled without calls of its ranks", code="unsupported")
         return call(method, arguments, named)
+
+    def reconfigure(self, values: Mapping[str, Any]) -> None:
+        """Change settings from the next step on.
+
+        Args:
+            values: Name -> value of all that are to be others than at the start.
+
+        Raises:
+            RequestError: a value is not possible, or the engine has no such settings; nothing has changed.
+        """
+        if self.parts.reconfigure is None:
+            raise RequestError("settings of this engine cannot change while it runs", code="unsupported")
+        try:
+            self.parts.reconfigure(values)
+        except ConfigError as error:
+            raise RequestError(str(error), param=error.field) from None
 
     def step(self) -> StepResult:
         """Plan steps up to the depth, then wait for the oldest one and collect what it produced.

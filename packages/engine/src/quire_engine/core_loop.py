@@ -328,6 +328,9 @@ class CoreLoop:
         self._publish(self._core.collect_all())
         return self._core.collective_rpc(method, arguments, named)
 
+    def _reconfigure(self, values: dict[str, Any]) -> None:
+        self._core.reconfigure(values)
+
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
         self._publish(self._core.collect_all())
@@ -350,6 +353,7 @@ UTILITIES: dict[str, Callable[..., Any]] = {
     "load_adapter": CoreLoop._load_adapter,
     "pause": CoreLoop._pause,
     "ping": CoreLoop._ping,
+    "reconfigure": CoreLoop._reconfigure,
     "reset_encoder_cache": CoreLoop._reset_encoder_cache,
     "reset_prefix_cache": CoreLoop._reset_prefix_cache,
     "restore_adapters": CoreLoop._restore_adapters,

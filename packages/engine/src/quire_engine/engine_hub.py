@@ -139,6 +139,12 @@ class EngineHub:
             front.send(EngineReady(info=self._client.info))
             front.send(self._status)
 
+    def notify(self, name: str, *arguments: Any, number: int | None = None) -> None:
+        """Tell all API processes something (`HubClient.on_notice`), or the one of a number."""
+        for each, front in self._fronts.items():
+            if number in (None, each):
+                front.send(Notice(name=name, arguments=list(arguments)))
+
     def tell_death(self, error: EngineDeadError) -> None:
         """Tell all API processes that the engine is gone for good."""
         for front in self._fronts.values():
@@ -333,8 +339,9 @@ class _Front:
 
 
 CONTROL_CALLS = (
-    "check_integrity", "collective_rpc", "engine_ranks", "is_paused", "leave_watch", "load_adapter", "pause", "ping",
-    "reset_encoder_cache", "reset_prefix_cache", "resume", "sleep", "sleep_level", "stats", "unload_adapter", "wake_up",
+    "check_integrity", "collective_rpc", "engine_ranks", "is_paused", "leave_watch", "load_adapter", "pause",
+    "ping", "reconfigure", "reset_encoder_cache", "reset_prefix_cache", "resume", "sleep", "sleep_level", "stats",
+    "unload_adapter", "wake_up",
 )  # fmt: skip
 """Methods of an `EngineClient` that API processes call."""
 

@@ -75,6 +75,9 @@ class EnginePool:
         self._last_turns: dict[int, int] = {}
         self._is_started = False
         self._is_stopping = False
+        self._live_values: dict[str, Any] = {}
+        """Settings that were changed since the start."""
+        self._max_requests = self.config.max_requests_in_flight
         self._resize_lock = asyncio.Lock()
         self.on_progress: Callable[[str, float], None] | None = None
         """Called with (stage, fraction) while the engines start."""
@@ -145,7 +148,7 @@ class EnginePool:
 
     def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
         self.check_health()
-        bound = self.config.max_requests_in_flight
+        bound = self._max_requests
         if self.num_requests() + len(requests) > bound:
             raise OverloadedError(
                 f"{self.num_requests()} requests are in flight and max_requests_in_flight is {bound}: "
@@ -422,6 +425,16 @@ class EnginePool:
     ) -> list[list[Any]]:
         answers = await self._each(lambda engine: engine.collective_rpc(method, arguments, named))
         return [ranks for engines in answers for ranks in engines]
+
+    async def reconfigure(self, values: Mapping[str, Any]) -> None:
+        former = self._live_values
+        try:
+            await self._each(lambda engine: engine.reconfigure(values))
+        except BaseException:
+            await self._each(lambda engine: engine.reconfigure(former))
+            raise
+        self._live_values = dict(values)
+        self._max_requests = values.get("max_requests_in_flight", self.config.max_requests_in_flight)
 
     async def explain_request(self, request_id: str) -> RequestRecord | None:
         engine = self._engine_of(request_id)

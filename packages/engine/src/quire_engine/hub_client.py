@@ -194,6 +194,9 @@ class HubClient(StreamingClient):
         )
         return answers
 
+    async def reconfigure(self, values: Mapping[str, Any]) -> None:
+        await self._call("reconfigure", values=dict(values))
+
     async def stats(self) -> SchedulerStats:
         self.last_stats = msgspec.convert(await self._call("stats"), SchedulerStats)
         return self.last_stats

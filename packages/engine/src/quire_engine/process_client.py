@@ -232,6 +232,7 @@ class ProcessClient(StreamingClient):
         self._remove_folder()
         if self._followed is not None:
             self.adapters, self._rest = dict(self._followed.adapters), self._followed._rest
+            self._live_values = self._followed._live_values
             self._followed = None
             self._restore_state()
         resume_ids, self._resume_ids = self._resume_ids, []
@@ -386,6 +387,8 @@ class ProcessClient(StreamingClient):
     def _restore_state(self) -> None:
         """Offer the adapters that requests may choose, and rest if the engine shall."""
         self._restore_adapters()
+        if self._live_values:
+            self._calls.send("reconfigure", values=self._live_values)
         if self._rest is not None:
             method, arguments = self._rest
             self._calls.send(method, **arguments)

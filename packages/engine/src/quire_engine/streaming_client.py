@@ -118,6 +118,9 @@ class StreamingClient:
         """Number of engine processes that ended and were started again."""
         self._rest: tuple[str, dict[str, Any]] | None = None
         """The call that paused the engine or put it to sleep: one that is started again rests as well."""
+        self._live_values: dict[str, Any] = {}
+        """Settings that were changed since the start, also of an engine that is started again."""
+        self._max_requests = self.config.max_requests_in_flight
         self._former_stats = SchedulerStats()
         """Of engine processes that died; their counters are part of all statistics."""
         self._owner = owner
@@ -164,7 +167,7 @@ class StreamingClient:
 
     def _check_room(self, requests: Sequence[AddRequest]) -> None:
         """Raises OverloadedError for more requests than may be in flight, RequestError for an id that is in use."""
-        bound = self.config.max_requests_in_flight
+        bound = self._max_requests
         if len(self._book) + len(requests) > bound:
             raise OverloadedError(
                 f"{len(self._book)} requests are in flight and max_requests_in_flight is {bound}: "
@@ -558,6 +561,15 @@ class StreamingClient:
         self, method: str, arguments: Sequence[Any] = (), named: Mapping[str, Any] = {}
     ) -> list[list[Any]]:
         return [await self._call("collective_rpc", method=method, arguments=list(arguments), named=dict(named))]
+
+    async def reconfigure(self, values: Mapping[str, Any]) -> None:
+        await self._call("reconfigure", values=dict(values))
+        self._live_values = dict(values)
+        self.bound_requests(values.get("max_requests_in_flight"))
+
+    def bound_requests(self, bound: int | None) -> None:
+        """Take another bound of requests in flight; None for that of the start."""
+        self._max_requests = self.config.max_requests_in_flight if bound is None else bound
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         info = AdapterInfo(**await self._call("load_adapter", name=name, path=path, replace=replace))

@@ -25,6 +25,7 @@ from quire.expert_parallel import expert_parallel_of
 from quire.kernel_builds import use_kernels, watch_kernels
 from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, tier_setting
 from quire.kv_transfers import make_transfers
+from quire.live_config import Reconfigure
 from quire.logits_processors import named_processors
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
@@ -507,6 +508,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
         collective_rpc=CollectiveRPC(config, device.executor),
+        reconfigure=Reconfigure(scheduler, has_fixed_steps=bool(media_rule or plan.max_encoder_len)),
         check_integrity=allocator.check_integrity,
         kv_cache=allocator,
         add_stats=device.add_stats,

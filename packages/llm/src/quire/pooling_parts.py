@@ -15,6 +15,7 @@ from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.engine_report import with_pooling
+from quire.live_config import Reconfigure
 from quire.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, Executor
@@ -102,6 +103,7 @@ def build_pooling_parts(
     )
     return EngineParts(
         scheduler=scheduler,
+        reconfigure=Reconfigure(scheduler, has_fixed_steps=True),
         executor=executor,
         info=_info(config, folder, model, plan, choice, spec, network, timings_s),
         reset_encoder_cache=None if rule is None else rule.reset_cache,

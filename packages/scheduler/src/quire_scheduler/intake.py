@@ -68,7 +68,7 @@ class QueueBound:
     """
 
     def __init__(self, max_queued_requests: int) -> None:
-        self._max_queued = max_queued_requests
+        self.max_queued_requests = max_queued_requests
         self._now_s = 0.0
         self._ended_s: deque[float] = deque(maxlen=64)
 
@@ -89,7 +89,7 @@ class QueueBound:
             OverloadedError: The queue is full, or the tenant's share of it.
         """
         self._now_s = max(self._now_s, request.arrival_time_s)
-        num_free = self._max_queued - num_waiting
+        num_free = self.max_queued_requests - num_waiting
         if num_free > (num_of_tenant if request.options.tenant else 0):
             return
         retry_after_s = self._retry_after_s()
@@ -98,7 +98,7 @@ class QueueBound:
         else:
             reason = f"{num_waiting} requests wait already, as many as max_queued_requests"
         raise OverloadedError(
-            f"{reason} ({self._max_queued}) allows; try again in {retry_after_s:.0f} s",
+            f"{reason} ({self.max_queued_requests}) allows; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
 
@@ -107,5 +107,5 @@ class QueueBound:
         if not self._ended_s:
             return 1.0
         span_s = self._now_s - self._ended_s[0]
-        places = max(1, self._max_queued // 8)
+        places = max(1, self.max_queued_requests // 8)
         return min(60.0, max(1.0, places * span_s / len(self._ended_s)))

@@ -42,14 +42,17 @@ class RowPool:
     """Row numbers `0 <= row < num_rows`; the lowest free one is given out first, so that batches stay dense."""
 
     def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
         self._free = list(range(num_rows))
         self._is_free = [True] * num_rows
         self._untold: dict[int, None] = {}
+        self.num_kept_free = 0
+        """Rows that are to stay free; where too few are, none is given out until others come back."""
 
     @property
     def num_free(self) -> int:
         """Rows that `take` can give out."""
-        return len(self._free)
+        return max(0, len(self._free) - self.num_kept_free)
 
     @property
     def has_untold(self) -> bool:

@@ -90,12 +90,12 @@ class MaxRunningPerTenantRule(AdmissionRule):
     def __init__(self, max_running: int) -> None:
         if max_running < 1:
             raise ConfigError(f"max_running must be at least 1, got {max_running!r}", field="max_running")
-        self._max_running = max_running
+        self.max_running = max_running
         self._num_running: dict[str | None, int] = {}
 
     def admits(self, request: Request) -> bool:
         """Whether the tenant holds fewer rows than it may."""
-        return self._num_running.get(request.options.tenant, 0) < self._max_running
+        return self._num_running.get(request.options.tenant, 0) < self.max_running
 
     def admitted(self, request: Request) -> None:
         """Count the row."""

@@ -17,6 +17,7 @@ from quire_interfaces import (
     AdmissionRule,
     BlockAllocator,
     CachedPrefix,
+    ConfigError,
     EngineCoreOutput,
     FinishReason,
     ModelRunnerOutput,
@@ -114,6 +115,32 @@ class Scheduler:
         state = RequestState(request=request, order=order, limit=limit, num_tokens=request.num_tokens)
         self._states[request.request_id] = state
         self._waiting.add(state)
+        self._out_of_blocks = False
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Hold to other bounds from the next step on: tokens of a step, requests that run, that wait, and of a tenant.
+        What runs goes on.
+
+        Raises:
+            ConfigError: the runner has no rows for more requests, or there was no bound for tenants at the start.
+        """
+        if config.max_num_seqs > self._rows.num_rows:
+            raise ConfigError(
+                f"max_num_seqs must be at most {self._rows.num_rows}, for which memory was taken at the start, got "
+                f"{config.max_num_seqs}",
+                field="max_num_seqs",
+            )
+        tenant_rules = [rule for rule in self._rules if isinstance(rule, MaxRunningPerTenantRule)]
+        if bool(config.max_running_per_tenant) != bool(tenant_rules):
+            raise ConfigError(
+                "max_running_per_tenant can be changed where it was set at the start, and not to 0",
+                field="max_running_per_tenant",
+            )
+        self.config = config
+        self._rows.num_kept_free = self._rows.num_rows - config.max_num_seqs
+        self._queue_bound.max_queued_requests = config.max_queued_requests
+        for rule in tenant_rules:
+            rule.max_running = config.max_running_per_tenant
         self._out_of_blocks = False
 
     def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:

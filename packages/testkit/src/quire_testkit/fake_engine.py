@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from quire_engine import EngineInfo, EngineParts
@@ -132,8 +133,14 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
         info=info,
         check_integrity=allocator.check_integrity,
         collective_rpc=_collective_rpc,
+        reconfigure=partial(_reconfigure, scheduler, scheduler.config),
         kv_cache=allocator,
     )
+
+
+def _reconfigure(scheduler: Scheduler, start: SchedulerConfig, values: Mapping[str, Any]) -> None:
+    names = {field.name for field in dataclasses.fields(start)}
+    scheduler.reconfigure(dataclasses.replace(start, **{name: each for name, each in values.items() if name in names}))
 
 
 def _collective_rpc(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
