@@ -69,7 +69,7 @@ def test_bad_workloads(quire: Callable[..., int], kind: str, arguments: tuple[ob
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bench",), "throughput|latency|embed|serve"),
+        (("bench",), "throughput|latency|embed|speech|serve"),
         (("bench", "speed"), "invalid choice: 'speed'"),
         (("bench", "throughput", "--peer", "abacus"), "invalid choice: 'abacus'"),
         (("bench", "latency", "--repeats", "many"), "invalid int value: 'many'"),
