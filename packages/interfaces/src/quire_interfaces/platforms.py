@@ -28,7 +28,7 @@ class Platform:
     device_type: str
     """Type of its tensors' devices, as torch names it."""
     module: str = ""
-    """Module in the manner of `torch.cuda`: `Stream`, `Event`, `stream`, `current_stream`, `synchronize`,
+    """Module in the manner of `torch.cuda`: `Stream`, `Event`, `stream`, `current_stream`, `synchronize`, `set_device`,
     `mem_get_info`, `device_count`, `get_device_properties`, `is_available`, and of its allocator `memory_allocated`,
     `memory_reserved`, `max_memory_allocated`. Importing it makes the device type known to torch. Empty where work is
     done when a call returns, as on the CPU."""
@@ -61,6 +61,12 @@ class Platform:
         if self.module:
             self.runtime()
         return self.device_type if self.is_host else self.device_type + device.removeprefix(self.name)
+
+    def use(self, device: str) -> None:
+        """Have kernels of this thread run on the device that a setting names by number. Each thread that computes must
+        call it: what is launched without a device, as Triton's kernels are, goes to the thread's own."""
+        if self.module and ":" in device:
+            self.runtime().set_device(int(device.partition(":")[2]))
 
     def free_bytes(self, device: str) -> int | None:
         """Memory of the device that a setting names that new allocations can take now; None for the host's.

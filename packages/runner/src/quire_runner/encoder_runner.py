@@ -12,6 +12,7 @@ import torch
 
 from quire_interfaces.encoder_cache import EncoderCacheConnector
 from quire_interfaces.media import PromptMedia
+from quire_interfaces.platforms import platform_of_type
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_runner.media import EncoderCache
 from quire_runner.protocols import EncodeMedia
@@ -29,6 +30,7 @@ class EncoderRunner:
     """
 
     def __init__(self, encode: EncodeMedia, device: torch.device, connector: EncoderCacheConnector) -> None:
+        self._device = device
         self._media: dict[int, PromptMedia] = {}
         self._end_token_ids: dict[int, int] = {}
         """Row -> the token that ends its request."""
@@ -46,6 +48,7 @@ class EncoderRunner:
         return future
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        platform_of_type(self._device.type).use(str(self._device))
         for row in output.freed_rows:
             self._media.pop(row, None)
             self._end_token_ids.pop(row, None)

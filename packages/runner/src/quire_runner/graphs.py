@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_interfaces.platforms import platform_of_type
 from quire_ops import LoraTokens, fill_on_device
 from quire_sampling import SampleMode
 
@@ -237,6 +238,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _warm_up(self, key: _GraphKey) -> None:
+        platform_of_type(self._device.type).use(str(self._device))
         # Beside steps, whose features are not to be written over.
         self._compute(self._padding(key.size), key.mode, None)
 

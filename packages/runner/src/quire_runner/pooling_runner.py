@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire_attention import EncoderBatch
 from quire_interfaces.media import PromptMedia
+from quire_interfaces.platforms import platform_of
 from quire_interfaces.pooling import PooledOutput, PoolingParams
 from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
 from quire_ops import LoraTokens, to_device, torch_device
@@ -43,7 +44,8 @@ class PoolingRunner:
     ) -> None:
         self._network = network
         self._pooler = pooler
-        self._device = torch_device(config.device)
+        self._device, self._platform = torch_device(config.device), platform_of(config.device)
+        self._config = config
         self._chunk_tokens = config.max_model_len
         self._task_slots = {task: slot for slot, task in enumerate(embedding_tasks)}
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
@@ -80,6 +82,7 @@ class PoolingRunner:
             RuntimeError: the step has a part of a text, which an encoder cannot read.
             Exception: whatever the network or the pooler raises.
         """
+        self._platform.use(self._config.device)
         if self._bind_first:  # now, because the team belongs to the thread that runs the steps
             self._bind_first = False
             bind_team(self._cores)

@@ -24,6 +24,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
+from quire_interfaces.platforms import platform_of
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network
 from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops, torch_device
@@ -116,7 +117,7 @@ class ModelRunner:
     ) -> None:
         self._config = config
         self._plan = plan
-        self._device = torch_device(config.device)
+        self._device, self._platform = torch_device(config.device), platform_of(config.device)
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
         self._bind_first = bool(self._cores)
         num_threads = len(self._cores) or config.num_threads
@@ -322,6 +323,7 @@ class ModelRunner:
             RuntimeError: the step is impossible (a step before it failed), or the network raised it.
             Exception: whatever the network raises.
         """
+        self._platform.use(self._config.device)
         if self._bind_first:  # now, because the team belongs to the thread that runs the steps
             self._bind_first = False
             bind_team(self._cores)
