@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,24 @@ def test_a_server_of_tokens_only_has_no_other_routes(make_live: Any) -> None:
     assert "--tokens-only" in refused.json()["error"]["message"]
     paths = server.client.get("/openapi.json").json()["paths"]
     assert not {"/tokenize", "/v1/chat/completions", "/", "/v1/responses"} & set(paths)
+
+
+def test_a_server_sleeps_in_modes_and_wakes_by_tags(make_live: Any) -> None:
+    server = make_live(enable_sleep_mode=True, engine={"step_time_s": 0.01})
+    body = {"prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert server.client.post("/sleep?level=0&mode=abort").json()["level"] == 0
+        reasons = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
+    assert reasons[-1] == "abort"
+    assert server.client.post("/wake_up?tags=weights").status_code == 200
+    assert server.client.get("/is_sleeping").json()["is_sleeping"] is True
+    wrong = server.client.post("/wake_up?tags=all")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tags")
+    assert server.client.post("/wake_up?tags=weights&tags=kv_cache").status_code == 200
+    assert server.client.get("/is_sleeping").json()["is_sleeping"] is False
+    for query, param in (("level=0&mode=later", "mode"), ("level=1&mode=wait", "level")):  # no memory to give back
+        refused = server.client.post(f"/sleep?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert server.post("/v1/completions", {"prompt": [1], "max_tokens": 1}).status_code == 200

@@ -160,3 +160,28 @@ def test_defaults_and_a_bar_of_the_callers(llm: LLM) -> None:
 
     llm.generate(["a", "b"], GREEDY, use_tqdm=Bar)
     assert seen == [2, 1, 1, "closed"]
+
+
+def test_requests_are_kept_and_run_together(llm: LLM) -> None:
+    assert llm.wait_for_completion(use_tqdm=False) == []
+    first = llm.enqueue([TEXT, "One"], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
+    second = llm.enqueue({"prompt_token_ids": [5, 6, 7]}, GREEDY)
+    with pytest.raises(RequestError, match="logprobs"):
+        llm.enqueue(["x", "y"], [GREEDY, SamplingParams(logprobs=900)])
+    assert len({*first, *second}) == 3
+    llm.sleep(0)
+    with pytest.raises(RequestError, match="sleeps"):
+        llm.wait_for_completion(use_tqdm=False)
+    llm.wake_up(["weights"])
+    assert llm.engine.core.sleep_level == 0
+    with pytest.raises(RequestError, match="tags must be some of weights, kv_cache, scheduling, got 'all'"):
+        llm.wake_up(["all"])
+    llm.wake_up(["weights", "kv_cache"])
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [each.request_id for each in outputs] == [*first, *second]
+    expected = llm.generate([TEXT, {"prompt_token_ids": [5, 6, 7]}], GREEDY, use_tqdm=False)
+    assert [outputs[0].outputs[0].token_ids, outputs[2].outputs[0].token_ids] == [
+        each.outputs[0].token_ids for each in expected
+    ]
+    assert len(outputs[1].outputs[0].token_ids) == 2
+    assert llm.wait_for_completion(use_tqdm=False) == []

@@ -315,8 +315,10 @@ def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
 def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
     if context.config.enable_sleep_mode:
         level = {"type": "integer", "enum": [0, 1, 2], "default": 1}
-        routes.add("POST", "/sleep", for_admins(sleep), query={"level": level})
-        routes.add("POST", "/wake_up", for_admins(wake_up), NOTHING)
+        modes = {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"}
+        tags = {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache", "scheduling"]}}
+        routes.add("POST", "/sleep", for_admins(sleep), query={"level": level, "mode": modes})
+        routes.add("POST", "/wake_up", for_admins(wake_up), NOTHING, query={"tags": tags})
         routes.add("GET", "/is_sleeping", for_admins(is_sleeping))
     if context.config.enable_admin_routes or context.api_keys.has_admins:
         modes = {"type": "string", "enum": ["abort", "keep", "wait"], "default": "abort"}

@@ -9,6 +9,7 @@ import reprlib
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from quire.sleep_tags import wakes_engine
 from quire_interfaces import RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
@@ -27,23 +28,32 @@ __all__ = [
 
 
 async def sleep(context: ServerContext, request: Request) -> Response:
-    """`?level=0` holds requests, `?level=1` (the default) refuses them and gives the KV cache's memory back."""
+    """`?level=0` holds requests, `?level=1` (the default) refuses them and gives the KV cache's memory back; `?mode=`
+    keep (the default), wait or abort says what becomes of those that run."""
     text = request.query_params.get("level", "1")
     if text not in ("0", "1", "2"):
         raise RequestError(f"level must be 0 or 1, got {reprlib.repr(text)}", param="level")
-    level = int(text)
+    level, mode = int(text), request.query_params.get("mode", "keep")
     was_asleep, context.state.is_asleep = context.state.is_asleep, context.state.is_asleep or level > 0
+    client = context.llm.client
     try:
-        given_back = await context.llm.client.sleep(level)
+        if mode != "keep":
+            await client.pause(mode)  # type: ignore[arg-type]
+        given_back = await client.sleep(level)
     except BaseException:
         context.state.is_asleep = was_asleep
+        if mode in ("wait", "abort") and not was_asleep:
+            await client.resume()
         raise
     context.state.is_asleep = level > 0
     return JSONResponse({"level": level, "bytes_given_back": given_back})
 
 
 async def wake_up(context: ServerContext, request: Request) -> Response:
-    """Take requests again; those that waited go on."""
+    """Take requests again; those that waited go on. `?tags=` names parts as in vLLM: weights, which are always there,
+    kv_cache or scheduling."""
+    if not wakes_engine(request.query_params.getlist("tags")):
+        return Response()
     await context.llm.client.wake_up()
     context.state.is_asleep = False
     return Response()

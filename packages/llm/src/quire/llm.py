@@ -27,7 +27,9 @@ from quire.pooling_methods import PoolingMethods
 from quire.pooling_prompts import PoolingPrompts
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
+from quire.queue_methods import QueueMethods
 from quire.shared_engine import OfflineRequest, SharedEngine
+from quire.sleep_tags import wakes_engine
 from quire.transfer_params import check_transfer
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search
@@ -52,7 +54,7 @@ logger = logging.getLogger(__name__)
 Messages = Sequence[dict[str, Any]]
 
 
-class LLM(ControlMethods, PoolingMethods):
+class LLM(ControlMethods, QueueMethods, PoolingMethods):
     """A model, ready to generate. Thread-safe: the calls of several threads share every step.
 
     Args:
@@ -235,6 +237,9 @@ class LLM(ControlMethods, PoolingMethods):
             prompts.append(ParsedPrompt(rendered, media=held))
         return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
 
+    def _parsed(self, prompts: Prompt | Iterable[Prompt]) -> list[ParsedPrompt]:
+        return parse_prompts(prompts, self.renderer, self.media)
+
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         """Read an adapter and offer it under a name.
 
@@ -398,10 +403,19 @@ class LLM(ControlMethods, PoolingMethods):
                 raise RequestError("requests of another call run: sleep when it has ended", code="busy")
             return engine.sleep(level)
 
-    def wake_up(self) -> None:
-        """Undo `sleep`. Nothing happens when it is awake."""
-        with self._shared.turn() as engine:
-            engine.wake_up()
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`. Nothing happens when it is awake.
+
+        Args:
+            tags: Of vLLM, what to wake ("weights", "kv_cache", "scheduling"); None for all. Weights are always there,
+                so that they alone wake nothing.
+
+        Raises:
+            RequestError: there is no such tag.
+        """
+        if wakes_engine(tags):
+            with self._shared.turn() as engine:
+                engine.wake_up()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests of another call hold some."""

@@ -234,7 +234,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("answers always have the header X-Request-Id", enable_request_id_headers=_BOTH),
     **_answer("there are no pages of documentation but /openapi.json", disable_fastapi_docs=_BOTH,
               enable_offline_docs="false"),
-    **_answer("LLM.sleep and AsyncLLM.sleep can be called in any case", enable_sleep_mode=_BOTH),
+    **_answer("LLM.sleep can be called in any case", enable_sleep_mode=_BOTH),
     **_answer("a server that sleeps keeps its weights, and gives the memory of its KV cache back",
               sleep_mode_backend=_ANY, sleep_mode_offload_cudagraph=_BOTH, sleep_preserve_parameter_names="+",
               enable_cumem_allocator=_BOTH),
