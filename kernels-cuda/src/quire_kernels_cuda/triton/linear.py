@@ -20,6 +20,7 @@ from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.matmul import FEW_ROWS, MatmulTile, run_matmul
 from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 from quire_ops.grouped import block_groups
+from quire_ops.linear_ops import torch_lm_head
 
 __all__ = ["calls", "grouped_linear", "int8_linear", "linear", "lm_head"]
 
@@ -38,9 +39,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, platform: Platform
 
 @implements(ops.lm_head)
 def lm_head(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) -> Tensor:
-    """Written as wide as it is summed."""
-    if x.shape[0] > FEW_ROWS:
-        return F.linear(x, weight).float()
+    """Written as wide as it is summed, for any number of rows: a draw does not depend on how many others there are."""
+    if x.shape[0] > FEW_ROWS and x.is_cuda and torch.version.hip is None:
+        return torch_lm_head(x, weight)
     return run_matmul(x, weight, form="plain", out_dtype=torch.float32, platform=platform)
 
 

@@ -13,7 +13,16 @@ from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.op import op
 from quire_ops.table import torch_backend_for
 
-__all__ = ["embedding", "gated_linear", "head_linear", "linear", "lm_head", "lm_head_argmax", "torch_head_linear"]
+__all__ = [
+    "embedding",
+    "gated_linear",
+    "head_linear",
+    "linear",
+    "lm_head",
+    "lm_head_argmax",
+    "torch_head_linear",
+    "torch_lm_head",
+]
 
 
 @op
@@ -69,14 +78,16 @@ def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @torch_backend_for(lm_head)
-def _torch_lm_head(x: Tensor, weight: Tensor) -> Tensor:
-    """Rounded to the compute dtype in between."""
+def torch_lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Rounded to the compute dtype in between where torch writes no other, as on the CPU and on AMD's GPUs."""
+    if x.is_cuda and x.dtype != torch.float32 and torch.version.hip is None:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
     return F.linear(x, weight).float()
 
 
 @torch_backend_for(lm_head_argmax)
 def _torch_lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    max_logits, ids = F.linear(x, weight).float().max(dim=-1)
+    max_logits, ids = torch_lm_head(x, weight).max(dim=-1)
     return ids, max_logits
 
 
