@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from quire_interfaces import ConfigError
+from quire_engine import KVEventPublisher, KVEventsConfig
+from quire_interfaces import BlockRemoved, BlockStored, ConfigError, FullAttentionSpec, KVCacheEvent, KVCacheGroup
 from quire_server.config import ServerConfig
 
 grpc = pytest.importorskip("grpc", reason="gRPC was NOT tried: its libraries are not installed (extra `grpc`)")
@@ -57,10 +58,15 @@ class Door:
 def make_door(make_live: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     doors: list[Door] = []
 
-    def make(engine: dict[str, Any] | None = None, **config: Any) -> Door:
+    def make(engine: dict[str, Any] | None = None, kv_events: dict[str, Any] | None = None, **config: Any) -> Door:
         folder = tmp_path_factory.mktemp("grpc")
         settings = {"grpc_uds": str(folder / "quire.sock"), "grpc_port": 0, **config}
-        doors.append(Door(make_live(engine=engine, **settings), folder))
+        doors.append(
+            Door(
+                make_live(engine=engine, config={"kv_events_config": kv_events} if kv_events else None, **settings),
+                folder,
+            )
+        )
         return doors[-1]
 
     yield make
@@ -99,7 +105,7 @@ def test_a_stream_has_chunks_and_an_end_for_each_completion(door: Door) -> None:
     assert made == whole
     ends = [each.complete for each in messages if each.HasField("complete")]
     assert {each.index: list(each.output_ids) for each in ends} == whole
-    assert sum(each.HasField("chunk") for each in messages) > 2
+    assert len(ends) == 2
 
 
 def test_log_probabilities_and_stops(door: Door) -> None:
@@ -252,6 +258,53 @@ def test_keys_and_their_limits(make_door: Any, tmp_path: Path) -> None:
     assert stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=root).success
 
 
+def test_events_of_the_kv_cache(make_door: Any, tmp_path: Path) -> None:
+    events: list[KVCacheEvent] = []
+
+    def taken() -> list[KVCacheEvent]:
+        found, events[:] = list(events), []
+        return found
+
+    addresses = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+    settings = {"enable_kv_cache_events": True, **addresses}
+    spec = FullAttentionSpec(block_size=2, num_kv_heads=1, head_dim=8, dtype="float32")
+    groups = [KVCacheGroup(layer_names=("a",), spec=spec)]
+    publisher = KVEventPublisher(KVEventsConfig.of(settings), groups, taken)
+    door = make_door(kv_events=settings)
+    hashes = [bytes([255] * 8 + [1]), bytes([1] * 32)]
+
+    def publish(*new: KVCacheEvent) -> None:
+        events.extend(new)
+        publisher.publish()
+
+    try:
+        stored = BlockStored(
+            sequence_number=1,
+            block_hashes=hashes,
+            parent_block_hash=None,
+            token_ids=[1, 2, 3, 4],
+            block_size=2,
+            group=0,
+        )
+        publish(stored)
+        batches = door.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=30)
+        first, second = next(batches), next(batches)
+        assert (first.sequence_number, first.events[0].WhichOneof("data")) == (0, "cleared")
+        (event,) = second.events
+        assert [list(block.token_ids) for block in event.stored.blocks] == [[1, 2], [3, 4]]
+        assert [block.block_hash for block in event.stored.blocks] == [-1, 0x0101010101010101]
+        assert event.stored.medium == "GPU"
+        publish(BlockRemoved(sequence_number=2, block_hashes=hashes[1:], group=0))
+        third = next(batches)
+        assert (third.sequence_number, list(third.events[0].removed.block_hashes)) == (2, [0x0101010101010101])
+        batches.cancel()
+        later = door.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(start_sequence_number=2), timeout=30)
+        assert next(later).sequence_number == 2
+        later.cancel()
+    finally:
+        publisher.close()
+
+
 def test_settings_that_cannot_be_served(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -275,8 +328,12 @@ def test_a_server_that_ends_lets_running_calls_finish(launch: Any, tmp_path: Pat
         request = pb.GenerateRequest(text="x", sampling_params=params, stream=True)
         answer = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(request)
         next(answer)
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watched)
         process.popen.send_signal(signal.SIGTERM)
         *_, last = answer
+        with pytest.raises(grpc.RpcError, match="shutting down"):  # and not when running calls must have ended
+            list(watched)
     assert last.complete.completion_tokens == 40
     assert process.end() == 0
     assert "heavy modules: []" in process.output

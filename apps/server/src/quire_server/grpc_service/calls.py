@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -19,7 +21,7 @@ from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, status_of
 from quire_server.request_ids import request_id_of
 
-__all__ = ["STATUS_CODES", "answering", "caller_of", "refuse"]
+__all__ = ["STATUS_CODES", "EndlessCalls", "answering", "caller_of", "refuse"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +43,40 @@ Answer = TypeVar("Answer")
 RPC = Any
 """A `grpc.aio.ServicerContext`; the library has no types."""
 Method = Callable[[Service, Any, RPC], Awaitable[Answer]]
+
+
+class EndlessCalls:
+    """Calls that go on until the client leaves, which must not keep a server that ends."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_over = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around such a call.
+
+        Raises:
+            HTTPError: 503, the server ends.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise
+            task.uncancel()
+            raise HTTPError(503, "the server is shutting down; call another one", code="draining") from None
+        finally:
+            self._tasks.discard(task)
+
+    def end(self) -> None:
+        """End those that run."""
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
 
 
 def caller_of(context: ServerContext, rpc: RPC) -> Caller:

@@ -22,8 +22,9 @@ from quire_engine import RequestOutput
 from quire_interfaces import Modality, PoolingParams, QuireError, RenderedPrompt, RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
-from quire_server.grpc_service.calls import RPC, answering, caller_of
+from quire_server.grpc_service.calls import RPC, EndlessCalls, answering, caller_of
 from quire_server.grpc_service.generation import GeneratedMessages, request_fields, token_params
+from quire_server.grpc_service.kv_events import kv_event_batches
 from quire_server.grpc_service.tokenizer_archive import TokenizerArchive
 from quire_server.readiness import check_ready, refuse_while_draining
 from quire_server.token_routes import abort_here, abortable
@@ -52,10 +53,11 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mi
 
     Args:
         context: Of the server; its HTTP routes serve the same.
+        endless: Knows who subscribes.
     """
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
+    def __init__(self, context: ServerContext, endless: EndlessCalls) -> None:
+        self._context, self._endless = context, endless
         self._start_s = time.monotonic()
         self._archive = TokenizerArchive(context.llm.folder)
 
@@ -221,8 +223,16 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mi
 
     @answering
     async def SubscribeKvEvents(self, request: Any, rpc: RPC) -> None:  # noqa: N802
-        """Not here: the engine publishes its events by ZMQ."""
-        raise _unsupported("events of the KV cache are published by ZMQ: --kv-events-config, docs/kv-events.md")
+        """What the engine publishes of its KV cache by ZMQ, until the client has enough."""
+        context = self._called(rpc)
+        config = context.llm.config
+        if not config.engine.kv_events.is_published or config.data_parallel.data_parallel_size > 1:
+            raise _unsupported("events want --kv-events-config, and one engine (--data-parallel-size 1)")
+        batches = kv_event_batches(config.engine.kv_events, request.start_sequence_number)
+        with self._endless.running():
+            async with contextlib.aclosing(batches) as source:
+                async for batch in source:
+                    await rpc.write(batch)
 
     @answering
     async def StartProfile(self, request: Any, rpc: RPC) -> Any:  # noqa: N802

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire_interfaces import QuireError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
-from quire_server.grpc_service.calls import RPC, answering
+from quire_server.grpc_service.calls import RPC, EndlessCalls, answering
 from quire_server.readiness import check_ready
 
 __all__ = ["ENGINE_SERVICE", "HealthService"]
@@ -26,10 +26,11 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # th
 
     Args:
         context: Of the server.
+        endless: Knows who watches.
     """
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
+    def __init__(self, context: ServerContext, endless: EndlessCalls) -> None:
+        self._context, self._endless = context, endless
 
     def _status(self, name: str) -> Any:
         if name not in ("", ENGINE_SERVICE):
@@ -58,9 +59,10 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # th
     async def Watch(self, request: Any, rpc: RPC) -> None:  # noqa: N802
         """The status now, and whenever it changes."""
         told = None
-        while True:
-            status = self._status(request.service)
-            if status != told:
-                await rpc.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
-            await asyncio.sleep(LOOK_S)
+        with self._endless.running():
+            while True:
+                status = self._status(request.service)
+                if status != told:
+                    await rpc.write(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                await asyncio.sleep(LOOK_S)

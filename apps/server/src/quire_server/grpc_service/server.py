@@ -26,6 +26,7 @@ except ImportError as error:
         f"gRPC needs libraries that are not installed: {error}; install quire-server[grpc]", field="grpc_port"
     ) from None
 
+from quire_server.grpc_service.calls import EndlessCalls
 from quire_server.grpc_service.engine_service import EngineService
 from quire_server.grpc_service.health import HealthService
 
@@ -74,8 +75,8 @@ def _cannot_listen(host: str, port: int, why: str) -> CannotListenError:
 class GRPCServer:
     """A server that listens. `run` keeps it until it is cancelled."""
 
-    def __init__(self, server: Any, addresses: dict[str, str], stop_timeout_s: float) -> None:
-        self._server, self._stop_timeout_s = server, stop_timeout_s
+    def __init__(self, server: Any, addresses: dict[str, str], endless: EndlessCalls, stop_timeout_s: float) -> None:
+        self._server, self._endless, self._stop_timeout_s = server, endless, stop_timeout_s
         self.addresses = addresses
         """Setting -> what clients are to be given."""
 
@@ -84,6 +85,7 @@ class GRPCServer:
         try:
             await asyncio.Event().wait()
         finally:
+            self._endless.end()
             await self._server.stop(self._stop_timeout_s)
 
 
@@ -105,8 +107,9 @@ async def start_grpc(context: ServerContext) -> GRPCServer:
             ("grpc.max_concurrent_streams", config.limit_concurrency),
         ]
     )
-    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(EngineService(context), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(context), server)
+    endless = EndlessCalls()
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(EngineService(context, endless), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(context, endless), server)
     addresses: dict[str, str] = {}
     if config.grpc_port is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -117,7 +120,7 @@ async def start_grpc(context: ServerContext) -> GRPCServer:
         _listen(server, config, addresses["grpc_uds"], "grpc_uds")
     await server.start()
     _logger.info("gRPC at %s", " and ".join(addresses.values()))
-    return GRPCServer(server, addresses, context.llm.config.engine.shutdown_timeout_s + ABORT_GRACE_S)
+    return GRPCServer(server, addresses, endless, context.llm.config.engine.shutdown_timeout_s + ABORT_GRACE_S)
 
 
 def _listen(server: Any, config: ServerConfig, address: str, field: str) -> int:
