@@ -18,6 +18,7 @@ from quire import LLM, QuireConfig, SamplingParams
 from quire.environment import unknown_variables
 from quire.logits_processors import named_processors
 from quire.setting_fields import config_fields
+from quire_engine.messages import EngineReady, encode_message
 from quire_interfaces import CheckpointError, ConfigError, LogitsProcessor
 from quire_interfaces.platforms import platform_of
 from quire_interfaces.plugins import GROUPS, OWN_PACKAGES, installed_plugins, plugins_of
@@ -227,6 +228,7 @@ def test_a_platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         info = llm.engine_info
         ours = llm.generate([PROMPT], params)[0].outputs[0].token_ids
     assert (info.device, info.choices["device"]) == ("slate", "a slate of 64 MiB")
+    assert encode_message(EngineReady(info=info)), "servers are told by the engine's process"
     assert (info.dtype, info.choices["attention"]) == ("float32", "reference")
     assert 31 << 20 < sum(info.memory_bytes.values()) <= 32 << 20, "half of its memory, as by default on a CPU"
     with LLM(folder, dtype="float32", attention_backend="reference", num_gpu_blocks_override=32, **settings) as plain:

@@ -259,7 +259,7 @@ def _torch_build(device: str) -> str:
     import torch
 
     if torch.version.cuda is None or not device.startswith("cpu"):
-        return torch.__version__
+        return str(torch.__version__)  # a class of its own, which no message holds
     return f"{torch.__version__}, for GPUs: its CPU build loads in less than half of the time, and of the memory"
 
 
