@@ -58,7 +58,7 @@ def beam_prompt(prompt: RenderedPrompt, token_ids: list[int], info: EngineInfo) 
         token_ids: One of `BeamSearch.prompts`.
     """
     if info.max_encoder_len:
-        return RenderedPrompt(token_ids=prompt.token_ids, decoder_token_ids=token_ids)
+        return RenderedPrompt(token_ids=prompt.token_ids, decoder_token_ids=token_ids, media=prompt.media)
     return RenderedPrompt(token_ids=token_ids, media=prompt.media)
 
 

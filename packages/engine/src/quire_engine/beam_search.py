@@ -51,6 +51,8 @@ class BeamSearchParams:
     """Keep the text of the token that ended a sequence."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    extra_args: dict[str, Any] | None = None
+    """For custom logits processors, as of `SamplingParams`."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("beam_width", 1, MAX_BEAM_WIDTH), ("max_tokens", 1, 2**31)):
@@ -72,7 +74,13 @@ class BeamSearchParams:
     def step_params(self, num_candidates: int) -> SamplingParams:
         """What computes one step of one beam."""
         return SamplingParams(
-            temperature=0, seed=0, max_tokens=1, logprobs=num_candidates, ignore_eos=True, detokenize=False
+            temperature=0,
+            seed=0,
+            max_tokens=1,
+            logprobs=num_candidates,
+            ignore_eos=True,
+            extra_args=self.extra_args,
+            detokenize=False,
         )
 
 

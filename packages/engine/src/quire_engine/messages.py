@@ -235,7 +235,9 @@ class EngineInfo:
         """
         start = self.decoder_start_token_ids
         if token_ids:
-            return [*(start[:1] if tuple(token_ids[:1]) != start[:1] else ()), *token_ids]
+            # A model that hears reads text of before in front of it.
+            is_begun = set(start[:1]) <= set(token_ids) if self.modalities else tuple(token_ids[:1]) == start[:1]
+            return [*(() if is_begun else start[:1]), *token_ids]
         if not start:
             raise RequestError(
                 "this model's config.json names no decoder_start_token_id: give the decoder's prompt, too",

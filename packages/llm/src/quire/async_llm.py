@@ -28,6 +28,8 @@ from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire.rank_config import rank_config
 from quire.transcribers import Transcriber
+from quire.transcribing import SpeechFront, speech_front
+from quire.whisper_transcriber import WhisperTranscriber
 from quire_engine import (
     AsyncEngine,
     EngineInfo,
@@ -109,6 +111,8 @@ class AsyncLLM:
         """What makes prompts of texts that are pooled; None where the model pools nothing, and before `ready`."""
         self.transcriber: Transcriber | None = None
         """What writes down recordings; None where the model does not hear, and before `ready`."""
+        self.speech: SpeechFront | None = None
+        """What transcribes, where the model is made for it; None for others, and before `ready`."""
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
@@ -146,6 +150,7 @@ class AsyncLLM:
                 self._chat_template,
                 placeholders=None if self.media is None else self.media.placeholders,
             )
+            self.speech = speech_front(self.folder, model_config, self._renderer.tokenizer, self.media)
             self.generation_defaults = generation_defaults(self.config.model, self.folder)
             info = await self.client.ready()
             await asyncio.to_thread(connect_media, self.media, info)
@@ -174,6 +179,8 @@ class AsyncLLM:
         return info
 
     def _make_transcriber(self, info: EngineInfo) -> Transcriber | None:
+        if self.speech is not None and self._engine is not None:
+            return WhisperTranscriber(self.speech, self._engine, self.config.model.max_logprobs)
         media = self.media
         if media is None or "audio" not in media.placeholders or info.runner != "generate" or info.mm_encoder_only:
             return None

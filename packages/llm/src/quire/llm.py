@@ -30,6 +30,7 @@ from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, re
 from quire.queue_methods import QueueMethods
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire.sleep_tags import wakes_engine
+from quire.speech_methods import SpeechMethods
 from quire.transfer_params import check_transfer
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 Messages = Sequence[dict[str, Any]]
 
 
-class LLM(ControlMethods, QueueMethods, PoolingMethods):
+class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
     """A model, ready to generate. Thread-safe: the calls of several threads share every step.
 
     Args:

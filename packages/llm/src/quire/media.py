@@ -145,6 +145,12 @@ class MediaFront:
         self._release_abandoned()
         return HeldMedia(self, self.preparer.prepare_now(sources, arguments) if sources else [])
 
+    def hold(self, features: Any) -> HeldMedia:
+        """A spectrogram that an encoder is to read. Raises OverloadedError."""
+        self._release_abandoned()
+        assert isinstance(self.preparer, quire_multimodal.SpectrogramPreparer)
+        return HeldMedia(self, [self.preparer.hold(features)])
+
     def stats(self) -> dict[str, MediaStats]:
         """What was asked for and prepared since the start, by modality."""
         return self.preparer.stats()
@@ -171,9 +177,7 @@ def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaF
     """What prepares the media of a model, and prompts that are embeddings. None for a model that takes text only, is
     to, or has no processor that can be loaded: then the log says why, and texts are served.
     """
-    if model.num_mel_bins:
-        return MediaFront(None, config.media, model)
-    if model.media is not None:
+    if model.media is not None or model.num_mel_bins:
         try:
             return MediaFront(folder, config.media, model)
         except CheckpointError as error:

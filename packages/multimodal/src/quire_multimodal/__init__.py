@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from quire_multimodal.fetch import fetch_media, is_public
     from quire_multimodal.positions import PositionScheme, place_media
     from quire_multimodal.preparer import MediaPreparer, MediaStats
+    from quire_multimodal.sound_files import SoundFile
     from quire_multimodal.sound_pool import OpenSound, SoundPool
     from quire_multimodal.sources import MediaSource
     from quire_multimodal.spans import expand_placeholders, find_spans
-    from quire_multimodal.spectrograms import SpectrogramPreparer
+    from quire_multimodal.spectrograms import SpectrogramPreparer, mono_samples
     from quire_multimodal.store import MediaStore, StoredItem, read_features
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "MediaStore",
     "OpenSound",
     "PositionScheme",
+    "SoundFile",
     "SoundPool",
     "SpectrogramPreparer",
     "StoredItem",
@@ -41,6 +43,7 @@ __all__ = [
     "fetch_media",
     "find_spans",
     "is_public",
+    "mono_samples",
     "place_media",
     "read_fact",
     "read_features",
@@ -56,6 +59,7 @@ _MODULE_OF = {
     "MediaStore": "store",
     "OpenSound": "sound_pool",
     "PositionScheme": "positions",
+    "SoundFile": "sound_files",
     "SoundPool": "sound_pool",
     "SpectrogramPreparer": "spectrograms",
     "StoredItem": "store",
@@ -63,6 +67,7 @@ _MODULE_OF = {
     "fetch_media": "fetch",
     "find_spans": "spans",
     "is_public": "fetch",
+    "mono_samples": "spectrograms",
     "place_media": "positions",
     "read_fact": "embeds",
     "read_features": "store",

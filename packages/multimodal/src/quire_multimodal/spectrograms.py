@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,29 @@ from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import decode_audio, resample
 from quire_multimodal.errors import MediaError
 from quire_multimodal.preparer import ItemQuery, MediaPreparer
+from quire_multimodal.sources import MediaSource, load
 from quire_multimodal.store import StoredItem, write_features
 
-__all__ = ["SpectrogramPreparer"]
+__all__ = ["SpectrogramPreparer", "mono_samples"]
 
 Spectrogram = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 FEATURES = "input_features"
 """Name of a spectrogram among the arrays of its item, as Transformers' extractor calls it."""
+
+
+def mono_samples(value: Any, native: float, rate: int) -> NDArray[np.float32]:
+    """A sound that Python has decoded, as samples of one channel.
+
+    Args:
+        value: Floats [samples], or [samples, channels].
+        native: Samples in a second that there are.
+        rate: Samples in a second that there are to be.
+
+    Raises:
+        MediaError: it is no such array, or empty, or the extra that resamples is not installed.
+    """
+    media = load(MediaSource(modality=Modality.AUDIO, value=(value, native)), MediaConfig())
+    return resample(np.frombuffer(media.data, np.float32), native, rate)
 
 
 class SpectrogramPreparer(MediaPreparer):

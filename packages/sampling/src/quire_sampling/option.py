@@ -142,6 +142,8 @@ class EditOption(SamplerOption[Settings]):
     stage: EditStage
     apply: Callable[[Settings, RowLogits], str | None]
     """Edits a row in place; returns why its request must fail, or None."""
+    is_observed: bool = False
+    """Log probabilities are those of the logits that all edits leave, not of the raw ones."""
 
     @property
     def edits_greedy(self) -> bool:

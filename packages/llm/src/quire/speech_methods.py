@@ -1,0 +1,187 @@
+"""What `LLM` offers of speech: recordings to text.
+
+Knows arguments and results; `quire_speech` knows windows, and `SharedEngine` runs them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import quire_multimodal
+import quire_speech
+from quire.lora_request import LoRAChoice
+from quire.per_prompt import one_each
+from quire.prompts import ParsedPrompt, naming_prompt
+from quire.shared_engine import OfflineRequest, SharedEngine
+from quire.transcribing import SpeechFront, WindowRequests, speech_front
+from quire_engine import BeamSearchParams, EngineInfo, RequestOutput
+from quire_interfaces import RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_speech import Segment, Transcription, TranscriptionOptions
+
+if TYPE_CHECKING:
+    from quire.media import MediaFront
+    from quire_models.config import ModelConfig
+    from quire_renderers import ChatRenderer
+    from quire_speech import Recording
+
+__all__ = ["SpeechMethods"]
+
+_NUM_THREADS = 64
+"""Most recordings that one call transcribes at the same time."""
+
+
+class SpeechMethods(ABC):
+    """The methods of `LLM` that transcribe."""
+
+    _shared: SharedEngine
+    media: MediaFront | None
+    model_config: ModelConfig
+    model_folder: Path
+    renderer: ChatRenderer
+
+    @cached_property
+    def _speech(self) -> SpeechFront | None:
+        """None where the model does not transcribe."""
+        return speech_front(self.model_folder, self.model_config, self.renderer.tokenizer, self.media)
+
+    @property
+    @abstractmethod
+    def engine_info(self) -> EngineInfo:
+        """What runs, and what was chosen."""
+
+    @abstractmethod
+    def _beam_search(
+        self, parsed: list[ParsedPrompt], params: BeamSearchParams, lora_request: LoRAChoice | Sequence[LoRAChoice]
+    ) -> list[Any]:
+        """As `LLM.beam_search`, of prompts that were rendered."""
+
+    def transcribe(
+        self,
+        recordings: Any,
+        options: TranscriptionOptions | Sequence[TranscriptionOptions] | None = None,
+        *,
+        max_concurrency: int | None = None,
+    ) -> list[Transcription]:
+        """Transcribe recordings; the windows of all of them share steps.
+
+        Args:
+            recordings: One, or a list of them: the path of a file, its bytes, an open binary file, samples (floats of
+                one channel, -1 to 1, 16,000 a second) as an array, or a pair of such an array and its rate.
+            options: One for all, or one each; None for the defaults.
+            max_concurrency: Most recordings at a time; None for as many as the engine runs sequences.
+
+        Returns:
+            One transcription per recording, in order.
+
+        Raises:
+            RequestError: a recording cannot be read, or an option is not for this model; the message says which one.
+        """
+        if self._speech is None:
+            raise RequestError(
+                f"{self.engine_info.model} transcribes nothing; take a Whisper", param="model", code="unsupported"
+            )
+        many = recordings if isinstance(recordings, list) else [recordings]
+        given: TranscriptionOptions | Sequence[TranscriptionOptions] = options or TranscriptionOptions()
+        each_options: list[TranscriptionOptions] = one_each("options", given, len(many), TranscriptionOptions)
+        for index, each in enumerate(each_options):
+            with naming_prompt(index, len(many), "recordings"):
+                self._speech.transcriber(self._speech.recording(), each)  # which refuses what it cannot do
+        bound = max_concurrency or self.engine_info.max_num_seqs
+        if len(many) <= 1 or bound == 1:
+            return [self._transcribe(i, each, each_options[i], len(many)) for i, each in enumerate(many)]
+        with ThreadPoolExecutor(min(bound, len(many), _NUM_THREADS), thread_name_prefix="transcribe") as pool:
+            futures = [
+                pool.submit(self._transcribe, i, each, each_options[i], len(many)) for i, each in enumerate(many)
+            ]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+
+    def _transcribe(self, index: int, source: Any, options: TranscriptionOptions, count: int) -> Transcription:
+        """One of `count` recordings."""
+        assert self._speech is not None
+        with naming_prompt(index, count, "recordings"):
+            recording, pieces = self._opened(source)
+            transcriber, requests = self._speech.transcriber(recording, options), self._speech.requests()
+            steps, answer = transcriber.run(), None
+            try:
+                while True:
+                    step = steps.send(answer)
+                    answer = None
+                    if isinstance(step, quire_speech.MoreSound):
+                        piece = next(pieces, None)
+                        recording.finish() if piece is None else recording.add(piece)
+                    elif not isinstance(step, Segment):
+                        answer = self._answer(step, requests)
+            except StopIteration as end:
+                transcription: Transcription = end.value
+                return transcription
+            finally:
+                steps.close()
+                requests.release()
+
+    def _answer(self, step: Any, requests: WindowRequests) -> Any:
+        prompt = requests.prompt(step.features, step.prompt)
+        if isinstance(step, quire_speech.Probe):
+            return requests.probed(self._run_window(prompt, requests.probe(step)))
+        params = requests.decode(step)
+        if isinstance(params, BeamSearchParams):
+            (found,) = self._beam_search([ParsedPrompt(prompt)], params, None)
+            return requests.decoded(step, found)
+        return requests.decoded(step, self._run_window(prompt, params))
+
+    def _run_window(self, prompt: RenderedPrompt, params: SamplingParams) -> RequestOutput:
+        (output,) = self._shared.run([OfflineRequest(prompt=prompt, params=params, options=RequestOptions())])
+        return output
+
+    def _opened(self, source: Any) -> tuple[Recording, Iterator[Any]]:
+        """A recording, and the pieces that are still to come. Raises MediaError."""
+        assert self._speech is not None
+        samples = _samples(source)
+        if samples is not None:
+            return self._speech.recording(samples), iter(())
+        file, max_seconds = _file(source), quire_multimodal.MediaConfig().media_max_seconds
+        if self.media is not None:
+            max_seconds = self.media.preparer.config.media_max_seconds
+        sound = quire_multimodal.SoundFile(file, max_seconds=max_seconds)
+        return self._speech.recording(), _pieces_of(sound, file)
+
+
+def _pieces_of(sound: Any, file: Any) -> Iterator[Any]:
+    with file:
+        yield from sound.pieces()
+
+
+def _file(source: Any) -> Any:
+    """An open file. Raises RequestError."""
+    if isinstance(source, (str, os.PathLike)):
+        try:
+            return open(source, "rb")
+        except OSError as error:
+            raise RequestError(f"cannot read {os.fspath(source)}: {error.strerror}", param="recordings") from None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return io.BytesIO(source)
+    if hasattr(source, "read") and hasattr(source, "seek"):
+        return source
+    raise RequestError(
+        f"a recording is a path, bytes, an open file, or samples, got {type(source).__name__}", param="recordings"
+    )
+
+
+def _samples(source: Any) -> Any:
+    """Samples of one channel at 16 kHz where a recording is an array, maybe with its rate; None where it is a file.
+    Raises RequestError."""
+    value, rate = source if isinstance(source, tuple) and len(source) == 2 else (source, quire_speech.SAMPLES_PER_S)
+    if not hasattr(value, "__array__"):
+        return None
+    return quire_multimodal.mono_samples(value, rate, quire_speech.SAMPLES_PER_S)

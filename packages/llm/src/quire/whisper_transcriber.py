@@ -1,0 +1,107 @@
+"""Transcribing with Whisper over asyncio: sound comes piece by piece, segments go out as they are heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+import quire_speech
+from quire.logprob_bound import resolved_max_logprobs
+from quire.transcribing import SpeechFront, WindowRequests
+from quire_engine import AsyncEngine, BeamSearchParams, RequestOutput
+from quire_interfaces import OutputKind, RenderedPrompt, RequestOptions, SamplingParams
+from quire_speech import Segment, Transcription, TranscriptionOptions
+
+if TYPE_CHECKING:
+    from quire.transcribers import Hearing, Pieces
+    from quire_speech import Recording, Step
+
+__all__ = ["WhisperTranscriber"]
+
+
+class WhisperTranscriber:
+    """`quire.transcribers.Transcriber` by an engine that runs Whisper.
+
+    Args:
+        front: Of the model.
+        engine: Runs its windows.
+        max_logprobs: The server's bound, which bounds beams.
+    """
+
+    model_kind = "Whisper"
+
+    def __init__(self, front: SpeechFront, engine: AsyncEngine, max_logprobs: int) -> None:
+        self._front, self._engine = front, engine
+        self._max_logprobs = resolved_max_logprobs(max_logprobs, engine.info.vocab_size)
+        self.can_translate = "translate" in front.vocabulary.tasks
+        self.has_word_timestamps = False
+
+    async def transcribe(
+        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+    ) -> AsyncGenerator[Segment, None]:
+        """As `Transcriber` says."""
+        request_options = dataclasses.replace(request_options, output_kind=OutputKind.FINAL_ONLY)
+        recording, requests = self._front.recording(), self._front.requests()
+        transcriber = self._front.transcriber(recording, options)
+        steps, answer = transcriber.run(), None
+        source = aiter(pieces)
+        try:
+            while True:
+                step = await asyncio.to_thread(_advance, steps, answer)
+                answer = None
+                hearing.language = transcriber.language or ""
+                hearing.language_probability = transcriber.language_probability
+                if isinstance(step, Transcription):
+                    return
+                if isinstance(step, Segment):
+                    yield step
+                elif isinstance(step, quire_speech.MoreSound):
+                    await _hear(recording, source)
+                else:
+                    answer = await self._answer(step, requests, request_options, hearing)
+        finally:
+            requests.release()
+
+    async def _answer(self, step: Any, requests: WindowRequests, options: RequestOptions, hearing: Hearing) -> Any:
+        prompt = requests.prompt(step.features, step.prompt)
+        if isinstance(step, quire_speech.Probe):
+            return requests.probed(await self._run(prompt, requests.probe(step), options, hearing))
+        output = await self._run(prompt, requests.decode(step), options, hearing)
+        hearing.num_prompt_tokens += len(prompt.token_ids) + len(step.prompt)
+        hearing.num_generation_tokens += output.num_generation_tokens
+        return requests.decoded(step, output)
+
+    async def _run(
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams | BeamSearchParams,
+        options: RequestOptions,
+        hearing: Hearing,
+    ) -> RequestOutput:
+        if isinstance(params, BeamSearchParams):
+            return await self._engine.beam_search(prompt, params, options, max_logprobs=self._max_logprobs)
+        async with contextlib.aclosing(self._engine.generate(prompt, params, options)) as outputs:
+            return await anext(outputs)
+
+
+def _advance(steps: Any, answer: Any) -> Step | Transcription:
+    """The next step, or the value of the last one."""
+    try:
+        step: Step = steps.send(answer)
+    except StopIteration as end:
+        transcription: Transcription = end.value
+        return transcription
+    return step
+
+
+async def _hear(recording: Recording, source: Any) -> None:
+    """Add the next piece."""
+    try:
+        piece = await anext(source)
+    except StopAsyncIteration:
+        await asyncio.to_thread(recording.finish)
+    else:
+        await asyncio.to_thread(recording.add, piece)
