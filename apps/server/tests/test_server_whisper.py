@@ -45,3 +45,7 @@ def test_routes_of_text_name_the_route_of_sound(server: Any, path: str, body: di
     response = server.post(path, body)
     assert response.status_code == 400, response.text
     assert "/v1/audio/transcriptions" in response.text
+
+
+def test_it_does_not_say_that_it_generates(server: Any) -> None:
+    assert "generate" not in server.client.get("/v1/models").json()["data"][0]["tasks"]

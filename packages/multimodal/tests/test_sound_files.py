@@ -42,7 +42,7 @@ def pool() -> Iterator[SoundPool]:
 def opened(pool: SoundPool, data: bytes, max_seconds: float = 60.0, piece_s: float = 5.0) -> OpenSound:
     with tempfile.TemporaryFile() as file:
         file.write(data)
-        file.seek(0)
+        file.flush()  # and its position is at the end
         return pool.open(file.fileno(), max_seconds=max_seconds, piece_s=piece_s)
 
 

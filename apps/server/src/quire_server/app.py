@@ -117,7 +117,7 @@ from quire_server.resting import (
 from quire_server.sglang import SGLANG_ROUTES
 from quire_server.speech.live import live_socket
 from quire_server.speech.routes import add_speech_routes
-from quire_server.speech.service import speech_tasks
+from quire_server.speech.service import hears_only, served_tasks
 from quire_server.tei import info as tei_info
 from quire_server.tei_tokens import DecodeRequest, decode
 from quire_server.token_protocol import (
@@ -455,7 +455,7 @@ def _generating(handler: Handler) -> Handler:
                 "a model that generates (--runner generate)",
                 code="unsupported_task",
             )
-        if info.max_encoder_len and "audio" in info.modalities:
+        if hears_only(info):
             raise HTTPError(
                 400,
                 f"{info.model} reads sound and no text: send recordings to /v1/audio/transcriptions",
@@ -560,7 +560,7 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(context.started_s, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": info.max_model_len,
-        "tasks": [*(["generate"] if info.runner == "generate" else ()), *speech_tasks(context.llm)],
+        "tasks": served_tasks(context.llm),
         "pooling_tasks": list(info.pooling_tasks),
         "input_modalities": ["text", *([] if context.llm.media is None else context.llm.media.placeholders)],
     }

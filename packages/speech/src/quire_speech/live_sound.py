@@ -56,8 +56,6 @@ class Resampler:
         """Of the filter, in samples of both rates' common one."""
         self._line = np.zeros(self._delay, np.float32)
         """What the filter still needs, at the common rate; zeros stand before the sound."""
-        self._next = 0
-        """Place in `_line` of the next sample that goes."""
 
     def feed(self, samples: Samples) -> Samples:
         """What is certain of the new sound, float32 [samples] at `to_rate`."""
@@ -67,13 +65,11 @@ class Resampler:
         raised[:: self._up] = samples
         self._line = np.concatenate([self._line, raised])
         num_certain = len(self._line) - len(self._taps) + 1
-        if num_certain <= self._next:
+        if num_certain <= 0:
             return np.empty(0, np.float32)
-        windows = np.lib.stride_tricks.sliding_window_view(self._line, len(self._taps))[self._next :: self._down]
+        windows = np.lib.stride_tricks.sliding_window_view(self._line, len(self._taps))[:: self._down]
         out = np.asarray(windows @ self._taps, np.float32)
-        following = self._next + len(out) * self._down
-        gone = min(following, len(self._line))
-        self._line, self._next = self._line[gone:].copy(), following - gone
+        self._line = self._line[len(out) * self._down :].copy()
         return out
 
     def finish(self) -> Samples:

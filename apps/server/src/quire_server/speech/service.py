@@ -20,6 +20,7 @@ from starlette.responses import Response
 import quire_multimodal  # its names are loaded when they are used
 from quire.async_llm import AsyncLLM
 from quire.transcribers import Hearing, Transcriber
+from quire_engine import EngineInfo
 from quire_interfaces import OutputKind, OverloadedError, RequestError
 from quire_multimodal import MediaError
 from quire_server.config import ServerConfig
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["SpeechService", "speak", "speech_tasks"]
+__all__ = ["SpeechService", "hears_only", "served_tasks", "speak"]
 
 MAX_FIELD_BYTES = 1 << 14
 MAX_OPEN = 64
@@ -47,12 +48,19 @@ _logger = logging.getLogger(__name__)
 Task = Literal["transcribe", "translate"]
 
 
-def speech_tasks(llm: AsyncLLM) -> tuple[str, ...]:
-    """What the model does with a recording: "transcription", "translation"; nothing where it does not hear."""
-    transcriber = llm.transcriber
-    if transcriber is None:
-        return ()
-    return ("transcription", "translation") if transcriber.can_translate else ("transcription",)
+def hears_only(info: EngineInfo) -> bool:
+    """Whether a model reads sound and no text, as Whisper does."""
+    return bool(info.max_encoder_len) and "audio" in info.modalities
+
+
+def served_tasks(llm: AsyncLLM) -> list[str]:
+    """What the model does: "generate" for texts, "transcription" and "translation" for recordings; embeddings and the
+    like are told elsewhere."""
+    info, transcriber = llm.engine.info, llm.transcriber
+    tasks = ["generate"] if info.runner == "generate" and not hears_only(info) else []
+    if transcriber is not None:
+        tasks += ["transcription", "translation"] if transcriber.can_translate else ["transcription"]
+    return tasks
 
 
 class SpeechService:
