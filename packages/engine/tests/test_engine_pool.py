@@ -396,7 +396,7 @@ async def test_settings_change_in_all_engines_or_in_none() -> None:
     config = EngineConfig(forward_output=False)
 
     def make_engine(rank: int, owner: Any) -> ProcessClient:
-        return ProcessClient(FACTORY, {"max_num_seqs": 4 - 2 * rank}, config, owner=owner)
+        return ProcessClient(FACTORY, {"max_num_seqs": 4 - 2 * rank, "step_time_s": 0.005}, config, owner=owner)
 
     pool = EnginePool(make_engine, 2, config)
     await pool.ready()

@@ -237,7 +237,6 @@ def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService
     routes.add("GET", "/v1/requests", view.requests)
     routes.add("GET", "/v1/requests/{id:path}/explain", view.explain)
     speech = add_speech_routes(routes, context)
-    add_speech_routes(routes, context)
     for door in _DOORS:
         routes.add_door(door)
     if not (app.state.renders_only or context.config.tokens_only):

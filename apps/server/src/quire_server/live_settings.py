@@ -24,7 +24,6 @@ from quire.live_config import LIVE_ENGINE_SETTINGS, changed_scheduler_config
 from quire.setting_fields import config_fields
 from quire_engine import EngineConfig
 from quire_interfaces import ConfigError, QuireError, RequestError
-from quire_scheduler import SchedulerConfig
 from quire_server.callers import KeyLimits
 from quire_server.config import ServerConfig
 
@@ -291,8 +290,9 @@ def _no_such_setting(name: str, config: QuireConfig) -> RequestError:
 
 def _types() -> dict[str, type[Any]]:
     """Name of a setting -> its type; objects are dictionaries."""
+    scheduler = QuireConfig.sections()["scheduler"]
     owners: tuple[tuple[type[Any], Sequence[str]], ...] = (
-        (SchedulerConfig, LIVE_ENGINE_SETTINGS), (EngineConfig, (IN_FLIGHT,)), (ModelSettings, (DEFAULTS,)),
+        (scheduler, LIVE_ENGINE_SETTINGS), (EngineConfig, (IN_FLIGHT,)), (ModelSettings, (DEFAULTS,)),
         (ServerConfig, SERVER_NAMES),
     )  # fmt: skip
     types: dict[str, type[Any]] = {KEY_LIMITS: dict}
