@@ -1,6 +1,6 @@
 """Recordings to text by the real Whisper tiny.en, beside what faster-whisper 1.2.1 wrote of the same samples with the
 same weights in float32 (beam_size=1, temperature=0). The sound is recording 1 of
-packages/speech/benchmarks/spoken_texts.py.
+apps/bench/benchmarks/spoken_texts.py.
 """
 
 from __future__ import annotations

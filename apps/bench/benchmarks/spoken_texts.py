@@ -1,6 +1,6 @@
 """Recordings to compare transcribers with: texts spoken by espeak-ng, with noise, tones and silence.
 
-    python packages/speech/benchmarks/spoken_texts.py FOLDER
+    python apps/bench/benchmarks/spoken_texts.py FOLDER
 
 writes them as FLAC files. Everything is made from the numbers of the recordings, so that a run can be repeated.
 """
