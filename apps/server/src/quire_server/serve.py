@@ -153,6 +153,10 @@ def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
     check_files_dir(server)
     if server.io_processor_plugin is not None:
         load_io_processor(server.io_processor_plugin)
+    if server.diarizer_plugin is not None:
+        from quire_server.speech.diarizers import load_diarizer
+
+        load_diarizer(server.diarizer_plugin)
     if server.otlp_traces_endpoint is not None:
         from quire_server.tracing import check_endpoint
 

@@ -35,6 +35,7 @@ ALLOWED_VARIABLE = "QUIRE_PLUGINS"
 
 GROUPS = {
     "quire.commands": "commands of `quire`",
+    "quire.diarizers": "what tells speakers apart",
     "quire.io_processors": "IO processors",
     "quire.kv_connectors": "KV connectors",
     "quire.logits_processors": "logits processors",

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.async_llm import AsyncLLM
-from quire.transcribers import Hearing, Transcriber
+from quire.transcribers import Hearing, Transcriber, transcription_of
 from quire_engine import EngineInfo
 from quire_interfaces import OutputKind, OverloadedError, RequestError
 from quire_multimodal import MediaError
@@ -28,10 +28,12 @@ from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import HTTPError
 from quire_server.files.upload import UploadLimits, read_form
 from quire_server.request_ids import answer_id
+from quire_server.responses import json_response
 from quire_server.speech.answers import events, whole_answer
+from quire_server.speech.diarizers import Diarizer, diarized_transcript, load_diarizer
 from quire_server.speech.request import SpeechRequest, VoiceFields, read_fields
 from quire_server.streaming import EventStream
-from quire_speech import Segment
+from quire_speech import Segment, Transcription
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +80,8 @@ class SpeechService:
             flag="--audio-max-bytes",
         )
         self._max_seconds = config.audio_max_seconds
+        self._diarizer_name = config.diarizer_plugin
+        self._diarizer: Diarizer | None = None
         self._pool: quire_multimodal.SoundPool | None = None
         self._num_open = 0
 
@@ -131,6 +135,7 @@ class SpeechService:
             body = read_fields(form.values)
             model = context.resolve_model(body.model)
             _check(transcriber, body, task)
+            diarizer = self._diarizer_of(body)
             options = body.options(task)
             if form.filename is None:
                 raise RequestError("file is required", param="file")
@@ -138,14 +143,42 @@ class SpeechService:
             sound = stack.enter_context(await self._opened(file.fileno()))
             request_options = dataclasses.replace(context.request_options(body), output_kind=OutputKind.FINAL_ONLY)
             hearing = Hearing()
-            recording = Recording(sound, body.voice())
+            recording = Recording(sound, body.voice(), keeps_samples=diarizer is not None)
             segments = recording.segments(transcriber.transcribe(recording.pieces(), options, request_options, hearing))
             if not body.stream:
                 heard = await unless_disconnected(request, _all(segments))
+                if diarizer is not None:
+                    transcription = transcription_of(heard, hearing, recording.duration_s)
+                    return json_response(await _diarized(diarizer, recording, transcription, body.known_speaker_names))
                 return whole_answer(body, task, heard, hearing, recording.duration_s)
             name = answer_id(request, "trsc-" if task == "transcribe" else "trsl-", body.request_id)
             stream = _closing(events(segments, body, task, name, model, hearing, sound.duration_s), stack.pop_all())
             return await EventStream.begin(stream)
+
+    def _diarizer_of(self, body: SpeechRequest) -> Diarizer | None:
+        """What tells the speakers of a request apart; None where it does not ask for that.
+
+        Raises:
+            RequestError: there is nothing that does, or it is asked for something else.
+        """
+        if body.response_format != "diarized_json":
+            return None
+        if self._diarizer_name is None:
+            raise RequestError(
+                "this server tells no speakers apart: it was started without --diarizer-plugin; take response_format "
+                "verbose_json",
+                param="response_format",
+                code="unsupported",
+            )
+        if body.stream:
+            raise RequestError("diarized_json is answered whole; leave stream out", param="stream")
+        if body.known_speaker_references:
+            raise RequestError(
+                "speakers are known by name only; leave known_speaker_references out", param="known_speaker_references"
+            )
+        if self._diarizer is None:
+            self._diarizer = load_diarizer(self._diarizer_name)
+        return self._diarizer
 
     async def _opened(self, file: int) -> _Sound:
         if self._num_open >= MAX_OPEN:
@@ -213,10 +246,13 @@ class Recording:
     Args:
         sound: Where its samples come from.
         voice: What is speech; None to have the model hear all.
+        keeps_samples: Keep all of it in memory, as `samples`.
     """
 
-    def __init__(self, sound: _Sound, voice: VoiceFields | None) -> None:
+    def __init__(self, sound: _Sound, voice: VoiceFields | None, *, keeps_samples: bool = False) -> None:
         self._sound, self._filter = sound, None
+        self.samples: list[NDArray[np.float32]] | None = [] if keeps_samples else None
+        """What was read."""
         self._num_samples = 0
         if voice is not None:
             from quire_speech.voice_activity import SilenceFilter, VoiceSettings
@@ -232,6 +268,8 @@ class Recording:
         """What the model is to hear."""
         async for piece in self._sound.pieces():
             self._num_samples += len(piece)
+            if self.samples is not None:
+                self.samples.append(piece)
             if self._filter is None:
                 yield piece
                 continue
@@ -266,17 +304,27 @@ class Recording:
 
 
 def _check(transcriber: Transcriber, body: SpeechRequest, task: Task) -> None:
-    if body.response_format == "diarized_json":
-        raise RequestError(
-            "this server tells no speakers apart: no plug-in for it is installed (entry point in quire.diarizers); "
-            "take response_format verbose_json",
-            param="response_format",
-            code="unsupported",
-        )
     if task == "translate" and not transcriber.can_translate:
         raise RequestError(
             "this model does not translate; use /v1/audio/transcriptions", param="model", code="unsupported"
         )
+
+
+async def _diarized(
+    diarizer: Diarizer, recording: Recording, transcription: Transcription, known_names: list[str]
+) -> dict[str, Any]:
+    def diarized() -> dict[str, Any]:
+        import numpy as np
+
+        pieces = recording.samples or [np.zeros(0, np.float32)]
+        speakers = diarizer(np.concatenate(pieces), transcription.segments, known_names)
+        return diarized_transcript(transcription, speakers)
+
+    try:
+        return await asyncio.to_thread(diarized)
+    except Exception:
+        _logger.exception("the diarizer plug-in failed")
+        raise HTTPError(500, "the plug-in that tells speakers apart failed, the server's log says why") from None
 
 
 async def _all(segments: AsyncIterator[Segment]) -> list[Segment]:
