@@ -1,17 +1,31 @@
-"""A served Whisper: what its server says to those who want text of it."""
+"""A served Whisper: what its server says to those who want text of it, and what the real tiny.en hears over HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import openai
 import pytest
+import soundfile
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
+from quire_testkit.media_files import RATE, wav_file
+from quire_testkit.real_checkpoints import WHISPER_TINY_EN, real_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
+
+SOUND = Path(__file__).resolve().parents[3] / "packages" / "llm" / "tests" / "sounds" / "river.ogg"
+FIRST, SECOND = (
+    "The price of bread has got up by 10% since January.",
+    "The river is wide here and the bridge is very old.",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +63,72 @@ def test_routes_of_text_name_the_route_of_sound(server: Any, path: str, body: di
 
 def test_it_does_not_say_that_it_generates(server: Any) -> None:
     assert "generate" not in server.client.get("/v1/models").json()["data"][0]["tasks"]
+
+
+@pytest.fixture(scope="module")
+def tiny(make_live: Any) -> Any:
+    folder = real_checkpoint(WHISPER_TINY_EN)
+    own = {"dtype": "float32", "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 27}
+    engine = QuireConfig.of(model=str(folder), **own).to_dict()
+    return make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=own)
+
+
+def test_a_recording_over_http(tiny: Any) -> None:
+    """Times and texts are those of faster-whisper (packages/llm/tests/test_quire_transcribe.py)."""
+    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="-")
+    arguments: dict[str, Any] = {"file": SOUND, "model": "tiny", "temperature": 0}
+    subtitles = client.audio.transcriptions.create(response_format="srt", **arguments)
+    assert str(subtitles).strip() == (
+        f"1\n00:00:00,000 --> 00:00:04,400\n{FIRST}\n\n2\n00:00:05,400 --> 00:00:09,000\n{SECOND}"
+    )
+    verbose = client.audio.transcriptions.create(response_format="verbose_json", **arguments)
+    assert [(each.start, each.end) for each in verbose.segments or ()] == [(0.0, 4.4), (5.4, 9.0)]
+    assert (verbose.language, verbose.text) == ("en", f"{FIRST} {SECOND}")
+    events = list(client.audio.transcriptions.create(stream=True, **arguments))
+    assert "".join(each.delta for each in events if each.type == "transcript.text.delta") == verbose.text
+    files = {"file": ("river.ogg", SOUND.read_bytes())}
+    refused = tiny.client.post("/v1/audio/translations", files=files, data={"model": "tiny"})
+    assert refused.status_code == 400
+    assert "does not translate" in refused.json()["error"]["message"]
+
+
+def test_silence_is_an_empty_text(tiny: Any) -> None:
+    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="-")
+    sound = ("silence.wav", wav_file(np.zeros(40 * RATE, np.float32)))
+    assert client.audio.transcriptions.create(file=sound, model="tiny").text == ""
+
+
+def test_live_sound(tiny: Any) -> None:
+    samples, _ = soundfile.read(SOUND, dtype="float32")
+    data = (samples * 32767).astype("<i2").tobytes()
+    settings = {
+        "format": {"type": "audio/pcm", "rate": RATE},
+        "transcription": {"model": "tiny"},
+        "turn_detection": None,
+    }
+
+    async def told() -> str:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{tiny.url}/v1", api_key="none") as client,
+            client.realtime.connect(model="tiny", extra_query={"intent": "transcription"}) as connection,
+        ):
+            await connection.session.update(session={"type": "transcription", "audio": {"input": settings}})  # type: ignore[typeddict-item]
+            for at in range(0, len(data), 6400):
+                await connection.input_audio_buffer.append(audio=base64.b64encode(data[at : at + 6400]).decode())
+            await connection.input_audio_buffer.commit()
+            async for event in connection:
+                if event.type == "conversation.item.input_audio_transcription.completed":
+                    return event.transcript
+        raise AssertionError("no transcript")
+
+    words = re.findall(r"\w+", asyncio.run(told()).lower())
+    assert words == re.findall(r"\w+", f"{FIRST} {SECOND}".lower())
+
+
+def test_nothing_tells_speakers_apart(tiny: Any) -> None:
+    sound = wav_file(np.zeros(RATE, np.float32))
+    response = tiny.client.post(
+        "/v1/audio/transcriptions", files={"file": ("a.wav", sound)}, data={"response_format": "diarized_json"}
+    )
+    assert response.status_code == 400
+    assert "--diarizer-plugin" in response.json()["error"]["message"]
