@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -20,11 +22,12 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 DRIVER = shutil.which("chromedriver")
 ENGINE = {"max_model_len": 4096, "num_blocks": 1024, "step_time_s": 0.01, "check_kv": False}
 WIDTH, HEIGHT = 1200, 800
+SOUND = Path(__file__).resolve().parents[4] / "packages" / "llm" / "tests" / "sounds" / "river.ogg"
 RECORDER = """
 window.sent = [];
 const real = window.fetch;
 window.fetch = (path, options) => {
-  if (options?.body) window.sent.push({ path: String(path), body: JSON.parse(options.body) });
+  if (typeof options?.body === "string") window.sent.push({ path: String(path), body: JSON.parse(options.body) });
   return real(path, options);
 };
 """
@@ -46,6 +49,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update", "--disable-sync",
         "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={spoken_file(tmp_path_factory.mktemp('sounds'))}",
         f"--window-size={WIDTH},{HEIGHT}",
         f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
     ):  # fmt: skip
@@ -57,6 +61,14 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
     browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORDER})
     yield browser
     browser.quit()
+
+
+def spoken_file(folder: Path) -> Path:
+    """What the microphone hears, again and again: the first sentence of the Whisper tests, and a second of silence."""
+    samples, rate = soundfile.read(SOUND, dtype="float32")
+    sentence = samples[: round(4.7 * rate)]
+    soundfile.write(folder / "spoken.wav", np.concatenate([sentence, np.zeros(rate, np.float32)]), rate)
+    return folder / "spoken.wav"
 
 
 class Page:

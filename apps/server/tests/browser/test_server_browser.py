@@ -211,7 +211,7 @@ window.fetch = async (path, options) => {
 
 def test_sounds_are_recorded_where_the_model_hears(page: Any) -> None:
     assert not page.find("#record").is_displayed()
-    # The page learns from /v1/models that the model hears; what is recorded is the browser's own test signal.
+    # The page learns from /v1/models that the model hears.
     page.run(HEARING)
     page.set("#key", "")
     page.wait(lambda: page.find("#record").is_displayed())

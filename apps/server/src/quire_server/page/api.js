@@ -22,7 +22,7 @@ export function setApiKey(key) {
 }
 
 /**
- * @typedef {{id: string, parent: string|null, input_modalities?: string[], max_model_len?: number, pooling_tasks?: string[]}} ModelCard
+ * @typedef {{id: string, parent: string|null, input_modalities?: string[], tasks?: string[], max_model_len?: number, pooling_tasks?: string[]}} ModelCard
  * @typedef {{name: string, whole: boolean, default: number|null, low: number, high: number, above: boolean}} SamplingNumber
  * @typedef {{sampling: SamplingNumber[], defaults: Record<string, number>, mcp_servers: string[], max_logprobs: number}} ChatSettings
  */
@@ -42,7 +42,7 @@ export async function fetchChatSettings() {
  * @param {RequestInit} [options]
  */
 async function ask(path, options = {}) {
-  const headers = new Headers(options.body ? { "Content-Type": "application/json" } : {});
+  const headers = new Headers(typeof options.body === "string" ? { "Content-Type": "application/json" } : {});
   if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
   const response = await fetch(path, { ...options, headers });
   if (response.ok) return response;
@@ -62,6 +62,17 @@ async function ask(path, options = {}) {
  */
 export async function* streamEvents(path, body, signal) {
   yield* eventsOf(await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal }));
+}
+
+/**
+ * What is said in a recording, as it is heard: chunks like those of a chat.
+ * @param {FormData} form  Of POST /v1/audio/transcriptions.
+ * @param {AbortSignal} signal
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* streamTranscript(form, signal) {
+  form.set("stream", "true");
+  yield* eventsOf(await ask("v1/audio/transcriptions", { method: "POST", body: form, signal }));
 }
 
 /**

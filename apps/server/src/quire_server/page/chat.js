@@ -1,11 +1,11 @@
 /** The chat that is shown: asks, streams, stops, edits, branches. Knows the store and the server, and draws messages. */
 
-import { ServerError, streamEvents } from "./api.js";
+import { ServerError, streamEvents, streamTranscript } from "./api.js";
 import { Answer } from "./answer.js";
 import { ROOT, addMessage, forked, newConversation, path, removeMessage, textOf, titleOf } from "./conversations.js";
 import { announce, byId, iconButton, make } from "./dom.js";
 import { MessageView } from "./message_view.js";
-import { activeServers, chatBody, responsesBody } from "./requests.js";
+import { activeServers, chatBody, responsesBody, transcriptionForm } from "./requests.js";
 
 const FIGURES_MS = 250;
 const SAVE_MS = 2000;
@@ -33,6 +33,8 @@ export class Chat extends EventTarget {
     this.views = new Map();
     /** @type {AbortController|null} */
     this.running = null;
+    /** The model writes what it hears, and nothing else. */
+    this.transcribes = false;
     this.log = byId("log");
     this.follows = true;
     /** @type {() => Node} */
@@ -244,6 +246,15 @@ export class Chat extends EventTarget {
   /** @returns {AsyncGenerator<[boolean, any]>} Whether it is of the Responses route, and an event. */
   async* #events(conversation, history, goesOn, signal) {
     const options = { fields: this.settings.request(), chances: this.settings.chances };
+    if (this.transcribes) {
+      const question = history.findLast((each) => each.role === "user");
+      const sounds = question?.files?.filter((file) => file.kind === "audio") ?? [];
+      if (!sounds.length) throw new Error("this model writes what it hears: record a sound, or attach one");
+      for (const file of sounds) {
+        for await (const chunk of streamTranscript(transcriptionForm(conversation, question, file, options.fields), signal)) yield [false, chunk];
+      }
+      return;
+    }
     const servers = activeServers(conversation, this.settings.offered.mcp_servers);
     const waits = goesOn && history.at(-1)?.items?.length;
     if (servers.length || waits) {

@@ -17,6 +17,7 @@ export class Composer {
     /** @type {string[]} */
     this.modalities = [];
     this.model = "";
+    this.transcribes = false;
     /** @type {Recorder|null} */
     this.recorder = null;
     this.note = make("div", { id: "note", role: "status" });
@@ -36,9 +37,16 @@ export class Composer {
     document.addEventListener("drop", (event) => { document.body.classList.remove("dragging"); this.#take(event, event.dataTransfer); });
   }
 
-  /** What can be sent. @param {string} model @param {string[]} modalities */
-  setModel(model, modalities) {
+  /**
+   * What can be sent.
+   * @param {string} model
+   * @param {string[]} modalities
+   * @param {boolean} transcribes  Whether it writes what it hears, and nothing else.
+   */
+  setModel(model, modalities, transcribes) {
     this.model = model;
+    this.transcribes = transcribes;
+    this.box.placeholder = transcribes ? "Record or drop a sound; names that come in it may stand here" : "Ask anything";
     this.modalities = modalities;
     this.microphone.hidden = !modalities.includes("audio") || !navigator.mediaDevices;
     const kinds = Object.entries(ACCEPTED).filter(([kind]) => modalities.includes(kind)).map(([, type]) => type);
@@ -124,6 +132,7 @@ export class Composer {
         const { recorder } = this;
         this.recorder = null;
         this.#setFiles([...this.files, await recorder.stop()]);
+        if (this.transcribes) this.send();
       }
     } catch (error) {
       this.recorder = null;

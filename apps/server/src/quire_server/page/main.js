@@ -105,7 +105,9 @@ class Page {
     const card = this.models.find((each) => each.id === conversation.model) ?? this.models[0];
     conversation.model = card.id;
     this.model.value = card.id;
-    this.composer.setModel(card.id, card.input_modalities ?? []);
+    const tasks = card.tasks ?? ["generate"];
+    this.chat.transcribes = tasks.includes("transcription") && !tasks.includes("generate");
+    this.composer.setModel(card.id, card.input_modalities ?? [], this.chat.transcribes);
   }
 
   #choose(id) {
@@ -121,6 +123,7 @@ class Page {
   }
 
   #welcome() {
+    if (this.chat.transcribes) return make("div.welcome", {}, make("h2", {}, "What was said?"), make("p", {}, "Record or drop a sound; its words are written here as they are heard."));
     const sees = this.composer.modalities.includes("image"), hears = this.composer.modalities.includes("audio");
     const hint = sees ? "Drop or paste an image, or ask something, for example:" : hears ? "Record or drop a sound, or ask something, for example:" : "Ask something, for example:";
     return make("div.welcome", {}, make("h2", {}, "What shall we write?"), make("p", {}, hint),

@@ -76,6 +76,29 @@ export function responsesBody(conversation, messages, { fields, chances }, serve
   };
 }
 
+/**
+ * A recording for POST /v1/audio/transcriptions; what was written beside it is what was said before.
+ * @param {Conversation} conversation
+ * @param {Message} message
+ * @param {import("./conversations.js").Attachment} file
+ * @param {Record<string, any>} fields
+ */
+export function transcriptionForm(conversation, message, file, { temperature, language }) {
+  const form = new FormData();
+  form.set("model", conversation.model);
+  form.set("file", bytesOf(file.url ?? ""), file.name);
+  if (textOf(message).trim()) form.set("prompt", textOf(message).trim());
+  if (temperature !== undefined) form.set("temperature", String(temperature));
+  if (language !== undefined) form.set("language", language);
+  return form;
+}
+
+/** The content of a data: address, which pages may not fetch. @param {string} url @returns {Blob} */
+function bytesOf(url) {
+  const [head, data] = url.split(",", 2);
+  return new Blob([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))], { type: head.slice("data:".length).split(";")[0] });
+}
+
 /** A form as the Responses route spells it. @param {Record<string, any>} fields */
 function responsesForm({ response_format: format, ...rest }) {
   if (!format) return rest;
