@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quire_interfaces import BESIDE_IMAGES, Modality
+from quire_interfaces import BESIDE_IMAGES, FeatureArray, MediaItem, Modality
 from quire_testkit.parity.image_items import EMBED_TOKENS, image_arrays, joined_axis
 
-__all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item", "media_tokens"]
+__all__ = ["PLACEHOLDER", "START", "joined_arrays", "media_item", "media_tokens", "stored_item"]
 
 PLACEHOLDER = 190
 """Token that stands for media."""
@@ -86,3 +87,15 @@ def _of_phi4(values: Callable[..., Tensor]) -> dict[str, Tensor]:
         EMBED_TOKENS: torch.full((8,), 191),
         **beside,
     }
+
+
+def stored_item(file: Path, modality: Modality, item: dict[str, Tensor], num_embeds: int) -> MediaItem:
+    """The item, with its arrays one behind the other in a file."""
+    features, content = [], b""
+    for name, array in item.items():
+        content += bytes(-len(content) % 64)
+        dtype = str(array.dtype).removeprefix("torch.")
+        features.append(FeatureArray(name, dtype, tuple(array.shape), len(content)))
+        content += array.contiguous().numpy().tobytes()
+    file.write_bytes(content)
+    return MediaItem(modality=modality, key=file.name, num_embeds=num_embeds, path=str(file), features=tuple(features))

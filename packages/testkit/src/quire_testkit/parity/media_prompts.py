@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire_interfaces import FeatureArray, MediaItem, MediaSpan, Modality, PromptMedia
-from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item, media_tokens
+from quire_interfaces import MediaSpan, PromptMedia
+from quire_testkit.parity.media_items import PLACEHOLDER, START, joined_arrays, media_item, media_tokens, stored_item
 from quire_testkit.parity.oracle import Continuation
 
 __all__ = ["MediaPrompt", "media_continuation", "media_prompt", "oracle_inputs", "oracle_positions"]
@@ -51,7 +51,7 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     for number in items:
         modality, item = media_item(spec.architecture, number)
         num_embeds = len(network.encode_media(modality, [item])[0])
-        stored = _stored(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
+        stored = stored_item(folder / f"{spec.architecture}-{number}", modality, item, num_embeds)
         own = [PLACEHOLDER] if is_cross else [START, *media_tokens(item, num_embeds)]
         embeds = () if is_cross else ((1, num_embeds + 1),)
         spans.append(MediaSpan(item=stored, start=len(token_ids), length=len(own), embeds=embeds))
@@ -76,18 +76,6 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
         position_delta=int(positions[0, -1]) + 1 - len(token_ids),
     )
     return prompt._replace(media=media)
-
-
-def _stored(file: Path, modality: Modality, item: dict[str, Tensor], num_embeds: int) -> MediaItem:
-    """The item, with its arrays one behind the other in a file."""
-    features, content = [], b""
-    for name, array in item.items():
-        content += bytes(-len(content) % 64)
-        dtype = str(array.dtype).removeprefix("torch.")
-        features.append(FeatureArray(name, dtype, tuple(array.shape), len(content)))
-        content += array.contiguous().numpy().tobytes()
-    file.write_bytes(content)
-    return MediaItem(modality=modality, key=file.name, num_embeds=num_embeds, path=str(file), features=tuple(features))
 
 
 def _inputs(prompt: MediaPrompt, token_ids: list[int], oracle: Any) -> dict[str, Tensor]:

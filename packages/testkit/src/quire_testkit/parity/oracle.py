@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.encoder_prompts import EncoderInput, Spectrogram
 
 __all__ = ["Continuation", "greedy_continuation", "load_oracle", "logits_along", "write_checkpoint"]
 
@@ -64,14 +65,14 @@ def load_oracle(folder: str | Path) -> Any:
 
 @torch.inference_mode()
 def greedy_continuation(
-    model: Any, prompt: Sequence[int], num_tokens: int, *, uses_cache: bool = True, encoder: Sequence[int] = ()
+    model: Any, prompt: Sequence[int], num_tokens: int, *, uses_cache: bool = True, encoder: EncoderInput = ()
 ) -> Continuation:
     """`num_tokens` greedy tokens after the prompt, with the model's own cache or each from the whole sequence.
 
     Args:
         encoder: What the encoder reads, in a model that has one; always from the whole sequence then.
     """
-    if not uses_cache or encoder:
+    if not uses_cache or len(encoder):
         return _without_cache(model, list(prompt), num_tokens, encoder)
     step = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
     # Networks without attention call their cache otherwise.
@@ -85,28 +86,30 @@ def greedy_continuation(
 
 
 @torch.inference_mode()
-def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation, encoder: Sequence[int] = ()) -> Tensor:
+def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation, encoder: EncoderInput = ()) -> Tensor:
     """What another model, or the same in another dtype, says where the tokens of a continuation were chosen.
 
     Returns:
         Shape [tokens, vocab_size], float32.
     """
     tokens = [*prompt, *continuation.token_ids[:-1]]
-    logits: Tensor = model(**_inputs(tokens, encoder), use_cache=False).logits[0, len(prompt) - 1 :].float()
+    logits: Tensor = model(**_inputs(model, tokens, encoder), use_cache=False).logits[0, len(prompt) - 1 :].float()
     return logits
 
 
-def _inputs(token_ids: list[int], encoder: Sequence[int]) -> dict[str, Tensor]:
+def _inputs(model: Any, token_ids: list[int], encoder: EncoderInput) -> dict[str, Tensor]:
     tokens = torch.tensor([token_ids])
+    if isinstance(encoder, Spectrogram):
+        return {"input_features": encoder.features[None].to(model.dtype), "decoder_input_ids": tokens}
     return (
         {"input_ids": torch.tensor([list(encoder)]), "decoder_input_ids": tokens} if encoder else {"input_ids": tokens}
     )
 
 
-def _without_cache(model: Any, token_ids: list[int], num_tokens: int, encoder: Sequence[int]) -> Continuation:
+def _without_cache(model: Any, token_ids: list[int], num_tokens: int, encoder: EncoderInput) -> Continuation:
     tokens: list[int] = []
     logits = []
     for _ in range(num_tokens):
-        logits.append(model(**_inputs(token_ids + tokens, encoder), use_cache=False).logits[0, -1].float())
+        logits.append(model(**_inputs(model, token_ids + tokens, encoder), use_cache=False).logits[0, -1].float())
         tokens.append(int(logits[-1].argmax()))
     return Continuation(tokens, torch.stack(logits))

@@ -20,6 +20,7 @@ from quire_interfaces import AdmissionRule, ModelRunnerOutput, PromptMedia, Requ
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, ThreadedExecutor
 from quire_scheduler import EncoderRule, MediaRule, Scheduler, SchedulerConfig
+from quire_testkit.parity.encoder_prompts import EncoderInput, Spectrogram
 
 __all__ = ["SITUATIONS", "Situation", "Watched", "serve"]
 
@@ -107,7 +108,7 @@ def serve(
     situation: Situation,
     prompt: Sequence[int],
     num_tokens: int,
-    encoder: Sequence[int] = (),
+    encoder: EncoderInput = (),
     media: PromptMedia | None = None,
     others: Sequence[tuple[list[int], PromptMedia]] = (),
 ) -> dict[str, Watched]:
@@ -175,7 +176,7 @@ def _requests(
     num_tokens: int,
     vocab_size: int,
     core: EngineCore,
-    encoder: Sequence[int],
+    encoder: EncoderInput,
     media: PromptMedia | None,
     others: Sequence[tuple[list[int], PromptMedia]],
 ) -> list[Request]:
@@ -189,10 +190,15 @@ def _requests(
         max_tokens: int,
         media: PromptMedia | None = None,
     ) -> Request:
+        is_stranger = name.startswith("stranger")
+        if isinstance(encoder, Spectrogram):
+            encoder_tokens, media = [0] * len(encoder), encoder.other if is_stranger else encoder.media
+        else:
+            encoder_tokens = list(tokens[::-1] if encoder and is_stranger else encoder)
         return Request(
             request_id=name,
             prompt_token_ids=list(tokens),
-            encoder_token_ids=list(tokens[::-1] if encoder and name.startswith("stranger") else encoder),
+            encoder_token_ids=encoder_tokens,
             sampling_params=params,
             seed=seed,
             max_tokens=max_tokens,

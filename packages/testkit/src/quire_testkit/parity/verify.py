@@ -26,6 +26,7 @@ from quire_pooling.spec import PoolerSpec
 from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.encoder_prompts import EncoderInput, encoder_input
 from quire_testkit.parity.media_prompts import MediaPrompt, media_continuation, media_prompt
 from quire_testkit.parity.oracle import (
     Continuation,
@@ -41,8 +42,6 @@ __all__ = ["BF16", "INT8", "NUM_TOKENS", "Verdict", "compare", "verify_architect
 NUM_PROMPT, NUM_TOKENS = 70, 64
 NUM_ITEMS, NUM_MEDIA_TOKENS = (0, 1, 2, 5), 40
 """Items of the prompts of a network with towers, and how many tokens follow them."""
-NUM_ENCODER = 45
-"""Tokens that an encoder reads."""
 BF16, INT8 = "bfloat16", "int8 weights"
 NUM_BF16_PROMPTS, NUM_BF16_TOKENS = 5, 4
 _HEAD_TASKS: tuple[PoolingTask, ...] = ("classify", "token_classify", "embed")
@@ -93,9 +92,15 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
         return compare_hidden(folder, config, oracle, case)
     if config.media is not None:
         return compare_media(folder, config, oracle, case)
+    with tempfile.TemporaryDirectory() as store:
+        return _compare_decoder(folder, config, oracle, case, Path(store))
+
+
+def _compare_decoder(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase, store: Path) -> Verdict:
+    """Verify a network that writes, by a prompt of its own or, behind an encoder, of its decoder."""
     verdict = Verdict(config.architecture)
     prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
-    encoder = _encoder_input(config, 0)
+    encoder = encoder_input(config, 0, store)
     expected = greedy_continuation(oracle, prompt, NUM_TOKENS, uses_cache=case.uses_cache, encoder=encoder)
     network = load_model(config, folder, dtype="float32")
     planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
@@ -104,7 +109,7 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     _add_situations(verdict, network, prompt, expected, case, lambda situation: serve(
         network, situation, prompt, NUM_TOKENS, encoder
     ))  # fmt: skip
-    bf16, allowed = _bfloat16_errors(config, folder, oracle, case)
+    bf16, allowed = _bfloat16_errors(config, folder, oracle, case, store)
     verdict.add(BF16, bf16, _problem([], [], bf16, allowed))
     if not config.is_native:
         verdict.errors[INT8] = float("nan")
@@ -233,29 +238,24 @@ def _hidden_error(hidden: Sequence[Tensor], expected: Sequence[Tensor]) -> float
     )
 
 
-def _bfloat16_errors(config: ModelConfig, folder: str | Path, oracle: Any, case: ParityCase) -> tuple[float, float]:
+def _bfloat16_errors(
+    config: ModelConfig, folder: str | Path, oracle: Any, case: ParityCase, store: Path
+) -> tuple[float, float]:
     """The error in bfloat16, and the allowed one: medians over prompts, since a router that rounding turns to another
     expert is far off at once, with Transformers as with us."""
     network, rounded = load_model(config, folder, dtype="bfloat16"), copy.deepcopy(oracle).bfloat16()
     ours, theirs = [], []
     for number in range(NUM_BF16_PROMPTS):
         prompt = random.Random(number).choices(range(3, config.vocab_size), k=NUM_PROMPT)
-        encoder = _encoder_input(config, number)
+        encoder = encoder_input(config, number, store)
         expected = greedy_continuation(oracle, prompt, NUM_BF16_TOKENS, uses_cache=case.uses_cache, encoder=encoder)
         ours.append(_rounded_error(network, prompt, expected, NUM_BF16_TOKENS, encoder))
         theirs.append(_largest_difference(logits_along(rounded, prompt, expected, encoder), expected))
     return median(ours), BF16_ERRORS * median(theirs)
 
 
-def _encoder_input(config: ModelConfig, number: int) -> list[int]:
-    """For a network with an encoder; the prompt is then the decoder's."""
-    if not config.max_encoder_len:
-        return []
-    return random.Random(f"{config.architecture} {number}").choices(range(3, config.vocab_size), k=NUM_ENCODER)
-
-
 def _rounded_error(
-    network: Any, prompt: Sequence[int], expected: Continuation, num_tokens: int, encoder: Sequence[int]
+    network: Any, prompt: Sequence[int], expected: Continuation, num_tokens: int, encoder: EncoderInput
 ) -> float:
     seen = serve(network, SITUATIONS["whole prefill"], prompt, num_tokens, encoder)["greedy"]
     return _largest_error(seen, expected, len(prompt), num_tokens)

@@ -1,0 +1,61 @@
+"""What an encoder reads, for the whole engine and for Transformers: tokens, or a spectrogram. Imports torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import MediaSpan, Modality, PromptMedia
+from quire_models import ModelConfig
+from quire_testkit.parity.media_items import stored_item
+
+__all__ = ["EncoderInput", "Spectrogram", "encoder_input"]
+
+NUM_TOKENS = 45
+"""Tokens that an encoder reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spectrogram:
+    """A sound for networks whose encoder reads no tokens."""
+
+    features: Tensor
+    """[mel bins, frames], float32."""
+    num_tokens: int
+    """What the encoder makes of it."""
+    media: PromptMedia
+    other: PromptMedia
+    """Of strangers: another sound."""
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+
+EncoderInput = Sequence[int] | Spectrogram
+
+
+def encoder_input(config: ModelConfig, number: int, folder: Path) -> EncoderInput:
+    """What the encoder of a network reads beside a prompt of its decoder; empty for a network without one.
+
+    Args:
+        number: Another one for another input.
+        folder: Where files of sounds go, which stay as long as the input.
+    """
+    if not config.max_encoder_len:
+        return []
+    name = f"{config.architecture} {number}"
+    if not config.num_mel_bins:
+        return random.Random(name).choices(range(3, config.vocab_size), k=NUM_TOKENS)
+    generator = torch.Generator().manual_seed(number)
+    num_tokens = config.max_encoder_len  # Transformers' encoder reads sounds of its whole length only
+    sounds = [torch.randn(config.num_mel_bins, 2 * num_tokens, generator=generator) for _ in range(2)]
+    media = []
+    for index, features in enumerate(sounds):
+        item = stored_item(folder / f"{name} {index}", Modality.AUDIO, {"input_features": features}, num_tokens)
+        media.append(PromptMedia(spans=(MediaSpan(item=item, start=0, length=0, embeds=()),)))
+    return Spectrogram(sounds[0], num_tokens, *media)
