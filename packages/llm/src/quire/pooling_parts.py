@@ -28,7 +28,6 @@ from quire_scheduler import MediaRule, Scheduler
 if TYPE_CHECKING:
     from quire_models import Network
     from quire_models.layers.encoder_only import EncoderOnly
-    from quire_ops import torch_device
 
 __all__ = ["build_pooling_parts"]
 
@@ -62,6 +61,7 @@ def build_pooling_parts(
     report("importing torch", 0.0)
 
     from quire_models import load_model
+    from quire_ops import torch_device
     from quire_pooling import Pooler, load_pooler_weights
     from quire_runner import PoolingRunner, ThreadedExecutor
 

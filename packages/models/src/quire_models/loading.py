@@ -12,7 +12,7 @@ import torch
 from quire_attention import AttentionBackend, select_attention_backend
 from quire_distributed import Collectives
 from quire_interfaces import CheckpointError, ConfigError
-from quire_interfaces.platforms import platform_of
+from quire_interfaces.platforms import platform_of_type
 from quire_lora import AdapterSlots
 from quire_models.build import class_of
 from quire_models.config import ModelConfig
@@ -78,7 +78,7 @@ def build_model(
     check_kernel_names(disabled_linear_kernels)
     torch_dtype = resolve_dtype(dtype, config)
     device_of_torch = torch_device(device)
-    platform_of(device).use(device)
+    platform_of_type(device_of_torch.type).use(str(device_of_torch))
     request = OpRequest(device=device_of_torch.type, dtype=torch_dtype)
     if attention_backend is None or isinstance(attention_backend, str):
         # A network without attention takes the backend that comes first; it is never called.
