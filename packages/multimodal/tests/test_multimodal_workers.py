@@ -67,7 +67,7 @@ def test_signals_of_a_terminal_or_service_are_the_owners_business(pool: WorkerPo
         os.kill(pid, signal.SIGTERM)
     futures = [submit(pool, tmp_path, seed, size=600) for seed in range(6)]
     assert all(each.result()["num_embeds"] == 4 for each in futures)
-    assert pool.process_ids() == pids
+    assert set(pids) <= set(pool.process_ids()), "others start where there is work for them"
 
 
 def test_an_item_that_kills_twice_fails_alone(pool: WorkerPool, tmp_path: Path) -> None:
