@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire_engine import EngineInfo
-from quire_interfaces import ConfigError, PoolingParams
-from quire_interfaces.plugins import installed_plugins, not_allowed_hint
+from quire_interfaces import PoolingParams
+from quire_interfaces.plugins import named_plugin
 
 __all__ = ["ENTRY_POINT_GROUP", "IOProcessor", "load_io_processor"]
 
@@ -64,13 +64,6 @@ def load_io_processor(name: str) -> type[IOProcessor]:
     Raises:
         ConfigError: none of this name is installed, or it cannot be imported; field `io_processor_plugin`.
     """
-    installed = installed_plugins(ENTRY_POINT_GROUP)
-    if name not in installed:
-        names = ", ".join(sorted(installed)) or "none"
-        raise ConfigError(
-            f"io_processor_plugin {name!r} is not installed (entry points {ENTRY_POINT_GROUP}); there are: {names}"
-            f"{not_allowed_hint(ENTRY_POINT_GROUP, name)}",
-            field="io_processor_plugin",
-        )
-    processor: type[IOProcessor] = installed[name].load(type, field="io_processor_plugin")
+    plugin = named_plugin(ENTRY_POINT_GROUP, name, field="io_processor_plugin")
+    processor: type[IOProcessor] = plugin.load(type, field="io_processor_plugin")
     return processor

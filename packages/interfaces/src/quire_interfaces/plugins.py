@@ -26,6 +26,7 @@ __all__ = [
     "OneOfOrPlugin",
     "Plugin",
     "installed_plugins",
+    "named_plugin",
     "not_allowed_hint",
     "one_of_or_plugin",
     "plugins_of",
@@ -133,6 +134,26 @@ def installed_plugins(group: str) -> dict[str, Plugin]:
         if plugin.is_allowed and found.setdefault(plugin.name, plugin) is not plugin:
             raise _two_of_one_name(found[plugin.name], plugin)
     return found
+
+
+def named_plugin(group: str, name: str, *, field: str) -> Plugin:
+    """The plug-in that a setting names. Nothing is imported yet.
+
+    Args:
+        field: The setting.
+
+    Raises:
+        ConfigError: None of this name may be used, or two packages have one.
+    """
+    installed = installed_plugins(group)
+    if name not in installed:
+        names = ", ".join(sorted(installed)) or "none"
+        raise ConfigError(
+            f"{field} {name!r} is not installed (entry points {group}); there are: {names}"
+            f"{not_allowed_hint(group, name)}",
+            field=field,
+        )
+    return installed[name]
 
 
 def _two_of_one_name(one: Plugin, other: Plugin) -> ConfigError:

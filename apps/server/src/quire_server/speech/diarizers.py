@@ -9,8 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire_interfaces import ConfigError
-from quire_interfaces.plugins import installed_plugins, not_allowed_hint
+from quire_interfaces.plugins import named_plugin
 from quire_speech import Segment, Transcription
 
 if TYPE_CHECKING:
@@ -46,15 +45,8 @@ def load_diarizer(name: str) -> Diarizer:
     Raises:
         ConfigError: none of this name is installed, or it cannot be imported; field `diarizer_plugin`.
     """
-    installed = installed_plugins(ENTRY_POINT_GROUP)
-    if name not in installed:
-        names = ", ".join(sorted(installed)) or "none"
-        raise ConfigError(
-            f"diarizer_plugin {name!r} is not installed (entry points {ENTRY_POINT_GROUP}); there are: {names}"
-            f"{not_allowed_hint(ENTRY_POINT_GROUP, name)}",
-            field="diarizer_plugin",
-        )
-    diarizer: Diarizer = installed[name].load(type, field="diarizer_plugin")()
+    plugin = named_plugin(ENTRY_POINT_GROUP, name, field="diarizer_plugin")
+    diarizer: Diarizer = plugin.load(type, field="diarizer_plugin")()
     return diarizer
 
 
