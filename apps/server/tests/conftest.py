@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -282,9 +283,9 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("live").wait_idle()
 
 
-@pytest.fixture(scope="session")
-def make_live(tiny_folder: Path) -> Iterator[Any]:
-    """Starts further servers with other settings; they end with the session."""
+@contextlib.contextmanager
+def servers_of(tiny_folder: Path) -> Iterator[Any]:
+    """Starts servers, and stops them."""
     servers: list[LiveServer] = []
 
     def make(*, folder: Path = tiny_folder, **arguments: Any) -> LiveServer:
@@ -296,40 +297,59 @@ def make_live(tiny_folder: Path) -> Iterator[Any]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def make_session_live(tiny_folder: Path) -> Iterator[Any]:
+    """Starts servers that modules of tests share."""
+    with servers_of(tiny_folder) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_live(tiny_folder: Path) -> Iterator[Any]:
+    """Starts further servers with other settings; they end with the module, as dozens of engines fill a memory."""
+    with servers_of(tiny_folder) as make:
+        yield make
+
+
 SCRIPTED = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="session")
-def make_scripted(make_live: Any, tiny_folder: Path) -> Iterator[Any]:
-    """Starts servers whose model says what the prompt asks for (server_scripted_engine.py)."""
+def scripted_settings(tiny_folder: Path) -> Iterator[dict[str, Any]]:
+    """Of servers whose model says what the prompt asks for (server_scripted_engine.py)."""
     tokenizer = load_tokenizer(tiny_folder)
     script = [tokenizer.encode(text, add_special_tokens=False) for text in "¤¥"]
+    with pytest.MonkeyPatch.context() as patch:
+        # Engine processes import the factory from here, also those that are started again.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        yield {"script": [*script, 1023], "num_token_ids": 1024, "max_model_len": 2048}
+
+
+@pytest.fixture(scope="module")
+def make_scripted(make_live: Any, scripted_settings: dict[str, Any]) -> Any:
+    """Starts scripted servers, which end with the module."""
 
     def make(
         *, engine: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **arguments: Any
     ) -> LiveServer:
-        settings = {"script": [*script, 1023], "num_token_ids": 1024, "max_model_len": 2048, **(engine or {})}
         return make_live(
             factory="server_scripted_engine:factory",
-            engine=settings,
+            engine={**scripted_settings, **(engine or {})},
             config={**SCRIPTED, **(config or {})},
             **arguments,
         )
 
-    with pytest.MonkeyPatch.context() as patch:
-        # Engine processes import the factory from here, also those that are started again.
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        yield make
+    return make
 
 
 @pytest.fixture(scope="session")
-def scripted(make_scripted: Any) -> LiveServer:
+def scripted(make_session_live: Any, scripted_settings: dict[str, Any]) -> LiveServer:
     """One such server, with hermes tool calls and qwen3 thinking."""
-    return make_scripted()
+    return make_session_live(factory="server_scripted_engine:factory", engine=scripted_settings, config=SCRIPTED)
 
 
 LAUNCH = """
-import json, sys
+import json, os, pathlib, sys
 from quire import QuireConfig
 from quire_interfaces import QuireError
 from quire_server.config import ServerConfig
@@ -346,7 +366,8 @@ except QuireError as error:
     status = exit_status_of(error)
 loaded = {name.split(".")[0] for name in sys.modules}
 print("heavy modules:", sorted(loaded & {"torch", "transformers", "numpy"}), flush=True)
-print("all modules:", *sys.modules, flush=True)
+if file := os.environ.get("MODULES_FILE"):
+    pathlib.Path(file).write_text(" ".join(sys.modules))
 sys.exit(status)
 """
 ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 2048, "check_kv": False}

@@ -183,9 +183,9 @@ def open_page(driver: webdriver.Chrome) -> Callable[[str], Page]:
 
 
 @pytest.fixture(scope="session")
-def served(make_live: Any) -> Any:
+def served(make_session_live: Any) -> Any:
     """A server whose answers are any tokens, 100 a second."""
-    return make_live(engine=ENGINE)
+    return make_session_live(engine=ENGINE)
 
 
 @pytest.fixture
