@@ -93,8 +93,8 @@ def test_files_and_other_rates_are_heard(llm: LLM, reference: tuple[Path, Whispe
 def test_the_short_form_of_a_prompt_begins_the_output(
     llm: LLM, reference: tuple[Path, WhisperForConditionalGeneration]
 ) -> None:
-    short = {"prompt_token_ids": [START, 9], "multi_modal_data": {"audio": (sound(6), 16_000)}}
-    (output,) = llm.generate(short, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+    short: Any = {"prompt_token_ids": [START, 9], "multi_modal_data": {"audio": (sound(6), 16_000)}}
+    (output,) = llm.generate(short, GREEDY, use_tqdm=False)
     assert list(output.outputs[0].token_ids) == expected(reference[1], sound(6))
     (bare,) = llm.generate({"encoder_prompt": short | {"prompt_token_ids": []}}, GREEDY, use_tqdm=False)
     assert list(bare.outputs[0].token_ids) == expected(reference[1], sound(6), (START,))

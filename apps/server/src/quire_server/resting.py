@@ -38,7 +38,7 @@ async def sleep(context: ServerContext, request: Request) -> Response:
     client = context.llm.client
     try:
         if mode != "keep":
-            await client.pause(mode)  # type: ignore[arg-type]
+            await client.pause(mode)  # type: ignore[arg-type]  # the engine refuses other texts
         given_back = await client.sleep(level)
     except BaseException:
         context.state.is_asleep = was_asleep
