@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -79,12 +80,13 @@ class Subscriber:
         """Messages that nobody hears are not sent: send some until one is heard."""
         while not self._live.poll(10):
             publisher._send([])
-        self.receive()
+        self.receive(publisher)
 
-    def receive(self) -> list[Batch]:
-        """Take in what comes within a short while."""
+    def receive(self, publisher: KVEventPublisher) -> list[Batch]:
+        """Take in what comes, up to the last batch that was published."""
         batches = []
-        while self._live.poll(100):
+        while self.next_number < publisher._next_number:
+            assert self._live.poll(30_000), f"batch {self.next_number} did not come"
             _, number, payload = self._live.recv_multipart()
             self.next_number = int.from_bytes(number, "big") + 1
             batches.append(self._take(number, payload))
@@ -95,7 +97,7 @@ class Subscriber:
         self._replay.send_multipart((b"", start.to_bytes(8, "big")))
         numbers = []
         while True:
-            assert self._replay.poll(5000)
+            assert self._replay.poll(30_000)
             empty, number, payload = self._replay.recv_multipart()
             assert empty == b""
             if number == b"\xff" * 8:
@@ -213,7 +215,7 @@ def test_stored_minus_removed_is_what_is_cached(
         for _ in range(rng.randrange(4)):
             core.step()
     run(core)
-    subscriber.receive()
+    subscriber.receive(publisher)
     subscriber.replay(0)
     subscriber.apply()
     expected = {group: set(index.blocks) for group, index in enumerate(cache._pool.indexes)}
@@ -230,7 +232,7 @@ def test_fields_of_a_stored_block(tmp_path: Path, subscriber: Subscriber) -> Non
     core.add_request(make_request("a", list(range(9)), 1))
     run(core)
     before = time.time()
-    (batch,) = subscriber.receive()
+    (batch,) = subscriber.receive(publisher)
     full, window = batch.events
     assert isinstance(full, BlockStored)
     assert isinstance(window, BlockStored)
@@ -251,7 +253,7 @@ def test_another_tenants_salt_is_told_and_has_other_hashes(tmp_path: Path, subsc
     for name, salt in (("a", None), ("b", "tenant b")):
         core.add_request(make_request(name, list(range(9)), 1, cache_salt=salt))
         run(core)
-    plain, salted = [event for batch in subscriber.receive() for event in batch.events]
+    plain, salted = [event for batch in subscriber.receive(publisher) for event in batch.events]
     assert isinstance(plain, BlockStored)
     assert isinstance(salted, BlockStored)
     assert plain.token_ids == salted.token_ids
@@ -260,20 +262,22 @@ def test_another_tenants_salt_is_told_and_has_other_hashes(tmp_path: Path, subsc
     core.close()
 
 
-def test_a_gap_is_seen_and_filled_by_replay(tmp_path: Path) -> None:
-    core, cache, _ = make_core(make_plan(None, num_blocks=40), events_config(tmp_path, topic="kv"))
-    for name, first in (("a", 0), ("b", 10)):  # a batch each; nobody listens yet
+def test_a_gap_is_seen_and_filled_by_replay(tmp_path: Path, subscriber: Subscriber) -> None:
+    core, cache, publisher = make_core(make_plan(None, num_blocks=40), events_config(tmp_path, topic="kv"))
+    for name, first in (("a", 0), ("b", 10)):  # a batch each
         core.add_request(make_request(name, list(range(first, first + 9)), 1))
         run(core)
-    late = Subscriber(tmp_path, "kv")
-    late.wait_until_subscribed(core.parts.kv_events)  # type: ignore[arg-type]
-    missed = min(late.batches)
-    assert missed > 1
-    assert late.replay(1)[:1] == [1]
-    assert late.replay(0) == list(range(late.next_number))
-    late.apply()
-    assert late.cached == {0: set(cache._pool.indexes[0].blocks)}
-    late.close()
+    deadline_s = time.monotonic() + 30
+    while subscriber.replay(0) != [0, 1, 2]:  # who subscribes before a batch is sent hears it
+        assert time.monotonic() < deadline_s
+    with contextlib.closing(Subscriber(tmp_path, "kv")) as late:
+        late.wait_until_subscribed(publisher)
+        missed = min(late.batches)
+        assert missed > 2
+        assert late.replay(1)[:1] == [1]
+        assert late.replay(0) == list(range(late.next_number))
+        late.apply()
+        assert late.cached == {0: set(cache._pool.indexes[0].blocks)}
     core.close()
 
 
