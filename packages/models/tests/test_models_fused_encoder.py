@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from quire_attention import EncoderBatch
 from quire_interfaces import ConfigError
 from quire_models import ModelConfig, load_model
+from quire_models.families.whisper_layers import WhisperForConditionalGeneration as Whisper
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_ops import OpRequest, op_report
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
@@ -83,3 +87,41 @@ def test_networks_that_cannot_round_inputs_are_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "wide", "BertModel", wide)
     with pytest.raises(ConfigError, match=r"no compiled kernel takes them here.*use int8"):  # heads are too wide
         load_encoder(tmp_path / "wide", dtype="float32", linear_method="w8a8-g64")
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=300, d_model=128, encoder_layers=3, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=200, decoder_ffn_dim=96, num_mel_bins=16, max_source_positions=100,
+        max_target_positions=64, pad_token_id=2, bos_token_id=2, eos_token_id=2, decoder_start_token_id=5, init_std=0.1,
+    )  # fmt: skip
+    WhisperForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def heard(folder: Path, **options: Any) -> tuple[Tensor, Tensor]:
+    """What Whisper's encoder makes of two windows in one call, and layer by layer."""
+    network = load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
+    assert isinstance(network, Whisper)
+    features = tuple(torch.randn(16, 200, generator=torch.Generator().manual_seed(each)) for each in range(2))
+    no_tokens = torch.empty(0, dtype=torch.int64)
+    inputs = EncoderBatch(input_ids=no_tokens, positions=no_tokens, lens=[100, 100], features=features)
+    with torch.inference_mode():
+        x = network.encoder_input(inputs)
+        return network.run_encoder(x, inputs.lens), network.layer_by_layer(x, inputs.lens)
+
+
+def test_whisper_hears_in_one_call_what_its_layers_hear(whisper: Path) -> None:
+    one_call, by_layers = heard(whisper)
+    assert (one_call - by_layers).abs().max() <= 1e-5 * by_layers.abs().max()
+    assert torch.equal(one_call, by_layers) != IS_SERVED  # sums are in another order
+
+
+def test_whisper_rounds_in_groups_with_w8a8(whisper: Path) -> None:
+    exact = heard(whisper)[1]
+    rounded, as_they_are = heard(whisper, linear_method="w8a8")
+    error, of_weights = (float((each - exact).norm() / exact.norm()) for each in (rounded, as_they_are))
+    assert of_weights < error < 0.03

@@ -68,7 +68,8 @@ class EncoderDecoderLM(Network):
         make_table = Embedding if scope.tp_group is None else VocabParallelEmbedding
         self.tokens = tokens = make_table(scope / spec.shared, spec.vocab_size, spec.hidden_size)
         self.encoder_embedding = TokenEmbedding(spec.encoder_embedding, encoder, tokens)
-        self.encoder_layers = [EncoderLayer(layer, scope / layer.name) for layer in spec.encoder_layers]
+        of_layers = self.encoder_scope(scope)
+        self.encoder_layers = [EncoderLayer(layer, of_layers / layer.name) for layer in spec.encoder_layers]
         self.decoder_embedding = TokenEmbedding(spec.embedding, decoder, tokens)
         num_layers = len(spec.layers)
         self.decoder_layers = [
@@ -91,6 +92,10 @@ class EncoderDecoderLM(Network):
         # A head that may differ is read where the checkpoint brings one.
         self.ignored_tensors = frozenset({f"{head.name}.weight"} if head.tied and not head.may_differ else ())
 
+    def encoder_scope(self, scope: Scope) -> Scope:
+        """What the encoder's layers get in the place of the network's scope. Called while the network is made."""
+        return scope
+
     @property
     def host_lengths(self) -> tuple[str, ...]:
         """Parts that read lengths on the host: cross attention, beside those of any network."""
@@ -102,13 +107,24 @@ class EncoderDecoderLM(Network):
         inputs = batch.encoder
         assert inputs is not None
         self.use_adapters(inputs.lora)
-        x = self.encoder_input(inputs)
-        for layer, position_bias in zip(self.encoder_layers, self.encoder_biases(), strict=True):
-            x = layer(x, inputs.lens, None, position_bias)
-        if self.encoder_norm is not None:
-            x = self.encoder_norm(x)
+        x = self.run_encoder(self.encoder_input(inputs), inputs.lens)
         for decoder_layer in self.decoder_layers:
             decoder_layer.cross.write(x, batch)
+
+    def run_encoder(self, x: Tensor, lens: list[int]) -> Tensor:
+        """All layers of the encoder and the norm behind them.
+
+        Args:
+            x: [E, hidden_size], what the first layer reads.
+            lens: Tokens of each input.
+        """
+        return self.layer_by_layer(x, lens)
+
+    def layer_by_layer(self, x: Tensor, lens: list[int]) -> Tensor:
+        """The same, op by op."""
+        for layer, position_bias in zip(self.encoder_layers, self.encoder_biases(), strict=True):
+            x = layer(x, lens, None, position_bias)
+        return x if self.encoder_norm is None else self.encoder_norm(x)
 
     def encoder_input(self, inputs: EncoderBatch) -> Tensor:
         """What the encoder's first layer reads, [E, hidden_size]."""
