@@ -39,6 +39,7 @@ LOCAL_IMPORTS = {
     "quire_bench.programs.run_quire": "the package may be missing where it runs",
     "quire_bench.programs.run_quire_embed": "the package may be missing where it runs",
     "quire_bench.programs.run_quire_server": "the package may be missing where it runs",
+    "quire_bench.programs.run_quire_speech": "the package may be missing where it runs",
     "quire_bench.programs.run_quire_vision": "the package may be missing where it runs",
     "quire_bench.serving_flags": "a command loads what it needs",
     "quire_kernels_cuda.attention_backends": "needs Triton",

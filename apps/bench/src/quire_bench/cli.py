@@ -15,6 +15,7 @@ __all__ = ["register_bench", "register_make_model"]
 
 PEER_NAMES = [
     "transformers", "sentence-transformers", "onnxruntime", "vllm", "llama.cpp", "llama-server", "openvino",
+    "faster-whisper", "whisper.cpp",
 ]  # fmt: skip
 """As in `quire_bench.peers`, which is not imported to register a command (a test holds the two together)."""
 
@@ -241,9 +242,10 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--task",
-        choices=("text", "vision", "embed", "serve"),
+        choices=("text", "vision", "embed", "serve", "speech"),
         default="text",
-        help="vision: messages with an image; embed: embeddings; serve: clients of a server (default text)",
+        help="vision: messages with an image; embed: embeddings; serve: clients of a server; speech: recordings to a "
+        "Whisper (default text)",
     )
     parser.add_argument(
         "--situations",
@@ -251,7 +253,14 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once); of task "
         "vision: first-token, image, image-N, memory (default: all, with 64 tokens); of task embed: first-token, "
         "embed-N, embed-mixed, latency-N, memory (default: all, with texts of 16, 128 and 512 tokens); of task serve: "
-        "first-token, clients-N, memory (default: all, with 16 and 64 clients)",
+        "first-token, clients-N, memory (default: all, with 16 and 64 clients); of task speech: first-token, file-N, "
+        "files-N, memory (default: all, with a recording of 60 s, and 8 at once)",
+    )
+    parser.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="FOLDER",
+        help="of task speech: WAV files of 16 kHz to cut from (default: texts that espeak-ng speaks)",
     )
     parser.add_argument(
         "--image-size", default="728x504", metavar="WIDTHxHEIGHT", help="of task vision, pixels (default 728x504)"
@@ -271,7 +280,8 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "--weight-formats",
         default="",
         metavar="NAME,...",
-        help="of int8, int4: measured as well, beside llama.cpp with a GGUF file that is written for it",
+        help="of int8, int4: measured as well, beside llama.cpp with a GGUF file that is written for it; of task "
+        "speech int8, w8a8, beside faster-whisper's int8",
     )
     parser.add_argument("--num-threads", type=int, help="of the processor, for every engine")
     parser.add_argument(

@@ -18,13 +18,14 @@ from quire_bench.limits import MachineLimits, ModelWork
 from quire_bench.peer_process import PeerProcess
 from quire_bench.peers import OURS, Engine
 from quire_bench.situations import Situation
+from quire_bench.speech_situations import SpeechSituation
 from quire_bench.stream_situations import StreamSituation
 from quire_bench.vision_situations import ImageSituation
 from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["AnySituation", "Comparison", "Probe", "compare"]
 
-AnySituation = Situation | ImageSituation | EmbedSituation | StreamSituation
+AnySituation = Situation | ImageSituation | EmbedSituation | StreamSituation | SpeechSituation
 OnProgress = Callable[[str], object]
 """Called with what is being measured now."""
 OnRound = Callable[["Comparison"], object]
@@ -205,7 +206,7 @@ class _Round:
         if situation.name in self._result.failures.get(name, {}):
             return True
         with self._failing_as(name, situation.name):
-            if isinstance(situation, StreamSituation):
+            if isinstance(situation, StreamSituation | SpeechSituation):
                 for row, figure in situation.measure(process.serve, self._number).items():
                     self._put(row, name, figure)
                 return True

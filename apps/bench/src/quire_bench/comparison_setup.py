@@ -17,6 +17,9 @@ from quire_bench.limits import ModelWork, file_bytes
 from quire_bench.peer_process import engine_settings
 from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers, has_module
 from quire_bench.situations import Lengths, parse_situations
+from quire_bench.speech_files import SPEECH_FORMATS, write_speech_files
+from quire_bench.speech_situations import parse_speech_situations
+from quire_bench.spoken import Speech
 from quire_bench.stream_situations import parse_stream_situations
 from quire_bench.vision_situations import parse_image_size, parse_vision_situations
 from quire_bench.workload import parse_token_range
@@ -28,11 +31,14 @@ __all__ = ["ComparisonPlan", "set_up"]
 PREFILL_LEN = 2048
 WEIGHT_FORMATS = ("int8", "int4")
 """Forms of weights that are measured beside llama.cpp's."""
+SPEECH_WEIGHT_FORMATS = ("int8", "w8a8")
+"""Those that are measured beside faster-whisper's int8, which rounds inputs as `w8a8` does."""
 SITUATIONS = {
     "text": "first-token,decode,concurrent-8,concurrent-32,prefill,memory",
     "vision": "first-token,image,image-64,memory",
     "serve": "first-token,clients-16,clients-64,memory",
     "embed": "first-token,embed-16,embed-128,embed-512,embed-mixed,latency-16,latency-128,latency-512,memory",
+    "speech": "first-token,file-60,files-8,memory",
 }
 """Task -> the situations that are measured where none is named."""
 
@@ -89,7 +95,7 @@ def set_up(
         prefill_len=prefill_len,
         token_range=parse_token_range(args.token_range),
     )
-    situations = _situations(args, lengths, model.max_model_len)
+    situations = _situations(args, lengths, model.max_model_len, scratch)
     names = None if args.peers is None else [name for name in args.peers.split(",") if name]
     formats = _weight_formats(args)
     wants_file = args.task == "text" and "--gguf" not in options.files and (names is None or "llama.cpp" in names)
@@ -101,10 +107,14 @@ def set_up(
     ours = find_engine(OURS, options, args.task)
     assert isinstance(ours, Engine)
     engines = [ours, *peers]
+    if args.task == "speech":
+        engines = _with_speech_files(engines, folder, scratch, on_progress)
     for weights in formats:
         own = f"{OURS} {weights}"
         engines.append(replace(ours, name=own, beside=own, quantization=weights))
-        for engine in peers:
+        for engine in tuple(engines):
+            if engine.name == "faster-whisper":
+                engines.append(replace(engine, name=f"{engine.name} {weights}", quantization=weights, beside=own))
             if engine.name == "llama.cpp":
                 file = _converted(folder, scratch, weights, dtype, on_progress)
                 if file is not None:
@@ -138,12 +148,13 @@ def set_up(
 
 def _weight_formats(args: argparse.Namespace) -> list[str]:
     named = list(dict.fromkeys(name for name in args.weight_formats.split(",") if name))
+    if named and args.task not in ("text", "speech"):
+        raise ConfigError("weight_formats are measured by --task text and speech only", field="weight_formats")
+    formats = SPEECH_WEIGHT_FORMATS if args.task == "speech" else WEIGHT_FORMATS
     for name in named:
-        if name not in WEIGHT_FORMATS:
-            known = ", ".join(WEIGHT_FORMATS)
+        if name not in formats:
+            known = ", ".join(formats)
             raise ConfigError(f"weight_formats must be among {known}, got {name!r}", field="weight_formats")
-    if named and args.task != "text":
-        raise ConfigError("weight_formats are measured by --task text only", field="weight_formats")
     return named
 
 
@@ -163,8 +174,21 @@ def _converted(
     return path
 
 
-def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int) -> list[AnySituation]:
+def _with_speech_files(
+    engines: list[Engine], folder: Path, scratch: Path, on_progress: Callable[[str], object]
+) -> list[Engine]:
+    """The engines, those that read other formats with files in these. Raises CheckpointError: no Whisper."""
+    on_progress("writing the checkpoint for the peers")
+    write_speech_files(folder, scratch)
+    paths = {name: str(scratch / path) for name, path in SPEECH_FORMATS.items()}
+    return [replace(engine, file=paths.get(engine.name, engine.file)) for engine in engines]
+
+
+def _situations(args: argparse.Namespace, lengths: Lengths, max_model_len: int, scratch: Path) -> list[AnySituation]:
     named = SITUATIONS[args.task] if args.situations is None else args.situations
+    if args.task == "speech":
+        output_len = min(lengths.output_len, max_model_len // 2)
+        return [*parse_speech_situations(named, Speech(scratch, args.recordings), output_len)]
     if args.task == "embed":
         return [*parse_embed_situations(named, lengths, max_model_len)]
     if args.task == "serve":

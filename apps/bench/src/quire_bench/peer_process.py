@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_bench.peers import Engine, PeerOptions, find_peers
-from quire_bench.workload import BenchRequest, ClientRequests, ImageRequest
+from quire_bench.workload import BenchRequest, ClientRequests, ImageRequest, RecordingRequest
 from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["PeerProcess", "engine_settings", "load_peer", "peer_environment", "start_program"]
@@ -29,6 +29,7 @@ TAIL_LINES = 8
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 END_S = 20.0
 """How long a program may take to end by itself when its input ends."""
+AnyRequests = Sequence[BenchRequest] | Sequence[ImageRequest] | Sequence[ClientRequests] | Sequence[RecordingRequest]
 SLICE_S = 0.05
 """How long an engine runs between two looks at the machine."""
 
@@ -79,7 +80,7 @@ class PeerProcess:
 
     def run(
         self,
-        requests: Sequence[BenchRequest] | Sequence[ImageRequest] | Sequence[ClientRequests],
+        requests: AnyRequests,
         between: Callable[[], object] | None = None,
     ) -> float:
         """Serve all requests, each with at least the tokens it asks for; the seconds it took.
@@ -95,7 +96,7 @@ class PeerProcess:
 
     def serve(
         self,
-        requests: Sequence[BenchRequest] | Sequence[ImageRequest] | Sequence[ClientRequests],
+        requests: AnyRequests,
         between: Callable[[], object] | None = None,
     ) -> dict[str, Any]:
         """As `run`, but everything that the program says: "seconds", and what else it measures.

@@ -47,6 +47,7 @@ TASKS = {
     "vision": "messages with images",
     "embed": "embeddings",
     "serve": "streams over HTTP",
+    "speech": "recordings",
 }
 """Task -> what a peer without a program for it does not do here."""
 _OUR_PROGRAMS = {
@@ -54,6 +55,7 @@ _OUR_PROGRAMS = {
     "vision": "run_quire_vision.py",
     "embed": "run_quire_embed.py",
     "serve": "run_quire_server.py",
+    "speech": "run_quire_speech.py",
 }
 _GGUF = dict.fromkeys(("text", "serve"), "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py")
 
@@ -63,6 +65,7 @@ PEERS = {
             "text": "run_transformers.py",
             "vision": "run_transformers_vision.py",
             "embed": "run_transformers_embed.py",
+            "speech": "run_transformers_speech.py",
         },
         module="transformers",
         install="pip install transformers",
@@ -104,7 +107,12 @@ PEERS = {
         conversions=_GGUF,
     ),
     "openvino": PeerSpec(
-        programs={"text": "run_openvino.py", "vision": "run_openvino_vision.py", "embed": "run_openvino_embed.py"},
+        programs={
+            "text": "run_openvino.py",
+            "vision": "run_openvino_vision.py",
+            "embed": "run_openvino_embed.py",
+            "speech": "run_openvino_speech.py",
+        },
         module="openvino_genai",
         task_modules={"embed": "openvino"},
         install="pip install openvino-genai",
@@ -113,7 +121,18 @@ PEERS = {
             "text": "optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past FOLDER",
             "vision": "optimum-cli export openvino --model CHECKPOINT --task image-text-to-text FOLDER",
             "embed": "optimum-cli export openvino --model CHECKPOINT --task feature-extraction FOLDER, or an ONNX file",
+            "speech": "optimum-cli export openvino --model CHECKPOINT FOLDER",
         },
+    ),
+    "faster-whisper": PeerSpec(
+        programs={"speech": "run_faster_whisper.py"},
+        module="faster_whisper",
+        install="pip install faster-whisper",
+    ),
+    "whisper.cpp": PeerSpec(
+        programs={"speech": "run_whisper_cpp.py"},
+        module="pywhispercpp",
+        install="pip install pywhispercpp",
     ),
 }
 """By the name that the command line takes."""

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire_interfaces import ConfigError
 
-__all__ = ["BenchRequest", "ClientRequests", "ImageRequest", "Workload", "parse_token_range", "random_requests"]
+__all__ = [
+    "BenchRequest",
+    "ClientRequests",
+    "ImageRequest",
+    "RecordingRequest",
+    "Workload",
+    "parse_token_range",
+    "random_requests",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,21 @@ class BenchRequest:
     def prompt(self) -> list[int]:
         """As an engine's program is told."""
         return self.prompt_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRequest:
+    """A recording to transcribe."""
+
+    path: Path
+    """A WAV file of 16 kHz, one channel and 16 bits."""
+    output_len: int
+    """Most tokens of each window."""
+
+    @property
+    def prompt(self) -> str:
+        """As an engine's program is told."""
+        return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
