@@ -100,12 +100,32 @@ def test_level_1_gives_the_cache_back_and_computes_running_requests_anew(served:
     assert cached_tokens(client, prompt=[7, *BODY["prompt"]]) == 0
 
 
+def test_level_2_discards_the_weights_and_goes_on_with_running_requests(served: Any) -> None:
+    client, _ = served
+    expected = complete(client, max_tokens=700)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, client, has_begun := threading.Event(), max_tokens=700)
+        assert has_begun.wait(60)
+        assert client.post("/sleep?level=2").json()["bytes_given_back"] > 256e6
+        assert sleep_states(client) == {"discard_all"}
+        early = client.post("/wake_up?tags=kv_cache")
+        assert (early.status_code, early.json()["error"]["param"]) == (400, "tags")
+        assert client.post("/wake_up", params={"tags": "weights"}).status_code == 200
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True, "level": 1}
+        assert sleep_states(client) == {"kv_cache_released"}
+        assert client.post("/v1/completions", json=BODY).status_code == 503
+        assert not running.done()
+        assert client.post("/wake_up", params={"tags": "kv_cache"}).status_code == 200
+        assert running.result(60) == expected
+    assert sleep_states(client) == {"awake"}
+
+
 def test_what_cannot_be_is_refused(served: Any) -> None:
     client, _ = served
-    for level, words in (("2", "weights stay in memory"), ("x", "level must be 0 or 1")):
+    for level in ("3", "x"):
         response = client.post(f"/sleep?level={level}")
         assert (response.status_code, response.json()["error"]["param"]) == (400, "level")
-        assert words in response.json()["error"]["message"]
+        assert "level must be 0, 1 or 2" in response.json()["error"]["message"]
         assert client.get("/is_sleeping").json()["is_sleeping"] is False
     assert client.post("/wake_up").status_code == 200
     assert sleep_states(client) == {"awake"}

@@ -127,7 +127,7 @@ class RenderClient:
     async def sleep(self, level: int = 1) -> int:
         self._refuse()
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: Sequence[str] = ()) -> int | None:
         self._refuse()
 
     async def sleep_level(self) -> int | None:

@@ -9,7 +9,7 @@ import reprlib
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire.sleep_tags import wakes_engine
+from quire.sleep_tags import checked_tags
 from quire_interfaces import RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
@@ -28,11 +28,11 @@ __all__ = [
 
 
 async def sleep(context: ServerContext, request: Request) -> Response:
-    """`?level=0` holds requests, `?level=1` (the default) refuses them and gives the KV cache's memory back; `?mode=`
-    keep (the default), wait or abort says what becomes of those that run."""
+    """`?level=0` holds requests, `?level=1` (the default) refuses them and gives the KV cache's memory back, `?level=2`
+    that of the weights as well; `?mode=` keep (the default), wait or abort says what becomes of those that run."""
     text = request.query_params.get("level", "1")
     if text not in ("0", "1", "2"):
-        raise RequestError(f"level must be 0 or 1, got {reprlib.repr(text)}", param="level")
+        raise RequestError(f"level must be 0, 1 or 2, got {reprlib.repr(text)}", param="level")
     level, mode = int(text), request.query_params.get("mode", "keep")
     was_asleep, context.state.is_asleep = context.state.is_asleep, context.state.is_asleep or level > 0
     client = context.llm.client
@@ -50,12 +50,9 @@ async def sleep(context: ServerContext, request: Request) -> Response:
 
 
 async def wake_up(context: ServerContext, request: Request) -> Response:
-    """Take requests again; those that waited go on. `?tags=` names parts as in vLLM: weights, which are always there,
-    kv_cache or scheduling."""
-    if not wakes_engine(request.query_params.getlist("tags")):
-        return Response()
-    await context.llm.client.wake_up()
-    context.state.is_asleep = False
+    """Take requests again; those that waited go on. `?tags=` names parts as in vLLM: weights, which alone are loaded
+    where level 2 has discarded them, kv_cache or scheduling."""
+    context.state.is_asleep = bool(await context.llm.client.wake_up(checked_tags(request.query_params.getlist("tags"))))
     return Response()
 
 

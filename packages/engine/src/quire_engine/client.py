@@ -85,7 +85,8 @@ class EngineClient(Protocol):
         """Hold all requests until `wake_up`.
 
         Args:
-            level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back.
+            level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back. 2 discards the
+                weights as well.
 
         Returns:
             Number of bytes given back.
@@ -94,8 +95,9 @@ class EngineClient(Protocol):
             RequestError: a level that this engine cannot have.
         """
 
-    async def wake_up(self) -> None:
-        """Undo `sleep`. Nothing happens when the engine is awake."""
+    async def wake_up(self, tags: Sequence[str] = ()) -> int | None:
+        """Undo `sleep`. Nothing happens when the engine is awake. Arguments, result and errors as those of
+        `EngineCore.wake_up`."""
 
     async def sleep_level(self) -> int | None:
         """Level of the sleep; None while the engine is awake."""

@@ -34,14 +34,19 @@ class ControlCalls:
             EngineDeadError: there is no answer in time.
             RequestError: the core refused.
         """
+        return await self.call_within(self._timeout_s, method, **arguments)
+
+    async def call_within(self, timeout_s: float, method: str, /, **arguments: Any) -> Any:
+        """As `call`, with a time of its own."""
         message = self._message(method, arguments)
         future = self._expect(message)
         try:
             self._send(message)
-            return await asyncio.wait_for(future, self._timeout_s)
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
+            name = "call_timeout_s" if timeout_s == self._timeout_s else "startup_timeout_s"
             raise EngineDeadError(
-                f"the engine did not answer {method!r} within call_timeout_s={self._timeout_s:g}: "
+                f"the engine did not answer {method!r} within {name}={timeout_s:g}: "
                 "a step takes very long, or the engine hangs"
             ) from None
         finally:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from quire_engine.config import EngineConfig
 from quire_engine.kv_event_publisher import KVEventPublisher
@@ -44,6 +44,18 @@ __all__ = ["EngineCore", "EngineParts", "StepResult"]
 FLUSH_TIMEOUT_S = 2.0
 
 
+class WeightSleep(Protocol):
+    """What discards weights and loads them again, with everything on the device. No step is in flight, and no request
+    holds blocks, whenever it is called."""
+
+    def discard(self, parts: EngineParts) -> int:
+        """Close `parts.executor`, and let go of what it computed with; number of bytes given back."""
+
+    def reload(self, parts: EngineParts) -> None:
+        """Load the checkpoint as it is now, and give `parts` an executor as at the start. Where that raises, nothing
+        has changed."""
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineParts:
     """What a factory hands over: the two sides of an engine, put together."""
@@ -63,6 +75,8 @@ class EngineParts:
     release_kv_cache: Callable[[], int] | None = None
     """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
     that cannot be."""
+    weight_sleep: WeightSleep | None = None
+    """Gives the memory of all that computes back, and builds that again; None where it cannot."""
     reset_encoder_cache: Callable[[], bool] | None = None
     """Forgets the embeddings of media that no running request needs, and says whether none are left; None for a network
     that takes no media."""
@@ -233,18 +247,23 @@ class EngineCore:
 
         Args:
             level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back: running requests
-                are computed anew later.
+                are computed anew later. 2 discards the weights as well, which are loaded again.
 
         Returns:
             Number of bytes given back.
 
         Raises:
-            RequestError: a level that this engine cannot have.
+            RequestError: a level that this engine cannot have, or it sleeps at level 2 already.
         """
-        release = self.parts.release_kv_cache
-        if level not in (0, 1):
+        release, weights = self.parts.release_kv_cache, self.parts.weight_sleep
+        if level not in (0, 1, 2):
+            raise RequestError(f"level must be 0, 1 or 2, got {level!r}", param="level")
+        if self.sleep_level == 2:
+            raise RequestError("the engine sleeps at level 2: wake it first", param="level", code="sleeping")
+        if level == 2 and weights is None:
             raise RequestError(
-                f"level must be 0 or 1, got {level!r}: weights stay in memory; to give them back, stop the engine",
+                "this engine cannot load its weights again (its KV cache is kept on disk as well or shared with other "
+                "engines, or it is an encoder): sleep with level 0 or 1, or stop it",
                 param="level",
                 code="unsupported",
             )
@@ -257,19 +276,49 @@ class EngineCore:
             )
         self.pause(PauseState.ALL_HELD)
         num_bytes = 0
-        if level == 1 and release is not None:
-            if not self.reset_prefix_cache(preempt_running=True):
+        if level > 0:
+            has_reset = self.reset_prefix_cache(preempt_running=True)
+            if not has_reset or (level == 2 and not self.reset_encoder_cache()):
                 self.pause(PauseState.RUNNING)
                 raise RequestError("blocks of the KV cache are in use; try again", param="level", code="busy")
-            num_bytes = release()
+            if level == 2 and weights is not None:
+                num_bytes = weights.discard(self.parts)
+                self._executor = self.parts.executor
+            elif release is not None:
+                num_bytes = release()
         self.sleep_level = level
         return num_bytes
 
-    def wake_up(self) -> None:
-        """Go on with requests. Nothing happens when it is awake."""
-        if self.sleep_level is not None:
+    def wake_up(self, tags: Collection[str] = ()) -> int | None:
+        """Go on with requests. Nothing happens when it is awake.
+
+        Args:
+            tags: What to wake, as of vLLM: "weights" alone are loaded, if they were discarded, and requests are held
+                still; others ("kv_cache", "scheduling") go with them. Empty for everything.
+
+        Returns:
+            The level at which it sleeps now; None when it is awake.
+
+        Raises:
+            RequestError: weights were discarded and are not among the tags.
+            QuireError: they cannot be loaded; the engine sleeps on.
+        """
+        if self.sleep_level is None:
+            return None
+        if self.sleep_level == 2 and self.parts.weight_sleep is not None:
+            if tags and "weights" not in tags:
+                raise RequestError(
+                    "the weights were discarded (sleep level 2): wake weights first, or with the others",
+                    param="tags",
+                    code="sleeping",
+                )
+            self.parts.weight_sleep.reload(self.parts)
+            self._executor = self.parts.executor
+            self.sleep_level = 1
+        if not tags or set(tags) != {"weights"}:
             self.sleep_level = None
             self.pause(PauseState.RUNNING)
+        return self.sleep_level
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached blocks; whether it worked. Steps in flight must be collected before (`collect_all`)."""

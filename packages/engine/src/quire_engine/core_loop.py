@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -269,10 +269,10 @@ class CoreLoop:
         self._pause_state = PauseState.ALL_HELD
         return num_bytes
 
-    def _wake_up(self) -> None:
-        if self._core.sleep_level is not None:
-            self._core.wake_up()
+    def _wake_up(self, tags: Sequence[str] = ()) -> int | None:
+        if self._core.sleep_level is not None and self._core.wake_up(tags) is None:
             self._pause_state = PauseState.RUNNING
+        return self._core.sleep_level
 
     def _sleep_level(self) -> int | None:
         return self._core.sleep_level

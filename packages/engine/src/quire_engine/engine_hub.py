@@ -199,8 +199,10 @@ class EngineHub:
             if call is None:
                 raise QuireError(f"the hub knows no call {message.method!r}")
             result = await call(**message.arguments)
-            if message.method in ("sleep", "wake_up"):
-                self._is_asleep = message.method == "sleep" and message.arguments.get("level", 1) > 0
+            if message.method == "sleep":
+                self._is_asleep = message.arguments.get("level", 1) > 0
+            elif message.method == "wake_up":
+                self._is_asleep = bool(result)
             reply = UtilityReply(call_id=message.call_id, result=msgspec.to_builtins(result, builtin_types=(bytes,)))
         except Exception as error:
             if not isinstance(error, QuireError):

@@ -367,8 +367,8 @@ class EnginePool:
     async def sleep(self, level: int = 1) -> int:
         return sum(await self._each(lambda engine: engine.sleep(level)))
 
-    async def wake_up(self) -> None:
-        await self._each(lambda engine: engine.wake_up())
+    async def wake_up(self, tags: Sequence[str] = ()) -> int | None:
+        return (await self._each(lambda engine: engine.wake_up(tags)))[0]
 
     async def sleep_level(self) -> int | None:
         return (await self._each(lambda engine: engine.sleep_level()))[0]

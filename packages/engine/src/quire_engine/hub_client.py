@@ -171,8 +171,9 @@ class HubClient(StreamingClient):
     async def sleep(self, level: int = 1) -> int:
         return int(await self._call("sleep", level=level))
 
-    async def wake_up(self) -> None:
-        await self._call("wake_up")
+    async def wake_up(self, tags: Sequence[str] = ()) -> int | None:
+        level: int | None = await self._call("wake_up", tags=list(tags))
+        return level
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         return AdapterInfo(**await self._call("load_adapter", name=name, path=path, replace=replace))

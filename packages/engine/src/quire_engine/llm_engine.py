@@ -6,7 +6,7 @@ Scheduler, executor and processors are those of a server, with no thread, no pro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire_engine.config import EngineConfig
@@ -188,9 +188,9 @@ class LLMEngine:
         self.core.collect_all()
         return self.core.sleep(level)
 
-    def wake_up(self) -> None:
-        """Undo `sleep`."""
-        self.core.wake_up()
+    def wake_up(self, tags: Collection[str] = ()) -> int | None:
+        """Undo `sleep`; arguments, result and errors as of `EngineCore.wake_up`."""
+        return self.core.wake_up(tags)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while requests hold some."""

@@ -527,12 +527,14 @@ class StreamingClient:
         self.listener.on_sleep(level)
         return num_bytes
 
-    async def wake_up(self) -> None:
-        await self._call("wake_up")
-        self.listener.on_sleep(None)
+    async def wake_up(self, tags: Sequence[str] = ()) -> int | None:
+        self.check_health()  # weights may have to be loaded, which may take as long as at the start
+        level: int | None = await self._calls.call_within(self.config.startup_timeout_s, "wake_up", tags=list(tags))
+        self.listener.on_sleep(level)
         if self._rest is not None and self._rest[0] == "sleep":
-            self._rest = None
+            self._rest = None if level is None else ("sleep", {"level": level})
         self._progress_s = time.monotonic()
+        return level
 
     async def sleep_level(self) -> int | None:
         level: int | None = await self._call("sleep_level")

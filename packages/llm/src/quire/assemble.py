@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
-from quire.collective_rpc import CollectiveRPC, RankCalls
+from quire.collective_rpc import RankCalls
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.data_parallel import engine_ranks
@@ -45,8 +45,7 @@ from quire.rank_groups import RankGroups
 from quire.routed_experts import ExpertsScheduler, runner_class
 from quire.tensor_parallel import config_of_ranks, interleaved, mesh_of
 from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
-from quire_distributed.executor import MultiprocExecutor
-from quire_distributed.pipeline_executor import PipelineExecutor
+from quire.weight_sleep import DeviceRebuild, KeptParts, StartDevice, device_fields
 from quire_engine import EngineParts, KVEventPublisher
 from quire_interfaces import (
     AdmissionRule,
@@ -262,29 +261,35 @@ def build_parts(
             blueprint.plan,
             report or (lambda stage, fraction: None),
         )
+    if logits_processors and blueprint.config.parallel.num_ranks > 1:
+        raise ConfigError("logits processors of this program are on one rank only", field="tensor_parallel_size")
+    start = partial(
+        _start_device_side,
+        blueprint,
+        report or (lambda stage, fraction: None),
+        logits_processors=logits_processors,
+        on_logits=on_logits,
+        tokenizer=tokenizer,
+        serves_strangers=serves_strangers,
+    )
+    network, device = start()
+    return _join(blueprint, network, device, start)
+
+
+def _start_device_side(
+    blueprint: Blueprint, report: Report, *, kept: KeptParts | None = None, **options: Any
+) -> tuple[Network, DeviceSide]:
+    """Load the weights, of all ranks, and what computes with them; `options` of `_build_device_side`."""
     ranks = None
     if blueprint.config.parallel.num_ranks > 1:
-        if logits_processors:
-            raise ConfigError("logits processors of this program are on one rank only", field="tensor_parallel_size")
-        ranks = start_other_ranks(blueprint.config, folder, blueprint.model, blueprint.plan)
+        ranks = start_other_ranks(blueprint.config, blueprint.folder, blueprint.model, blueprint.plan)
     try:
-        networks = _load_networks(
-            blueprint, report or (lambda stage, fraction: None), None if ranks is None else ranks.groups
-        )
-        device = _build_device_side(
-            blueprint,
-            networks,
-            logits_processors=logits_processors,
-            on_logits=on_logits,
-            tokenizer=tokenizer,
-            serves_strangers=serves_strangers,
-            ranks=ranks,
-        )
+        networks = _load_networks(blueprint, report, None if ranks is None else ranks.groups)
+        return networks.target, _build_device_side(blueprint, networks, ranks=ranks, kept=kept, **options)
     except BaseException:
         if ranks is not None:
             ranks.close()
         raise
-    return _join(blueprint, networks.target, device)
 
 
 def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWorker:
@@ -386,22 +391,25 @@ def _build_device_side(
     tokenizer: Tokenizer | None,
     serves_strangers: bool,
     ranks: OtherRanks | None = None,
+    kept: KeptParts | None = None,
 ) -> DeviceSide:
     """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. `ranks`:
-    those beside rank 0. Other arguments and errors as those of `build_parts`."""
+    those beside rank 0; `kept`: of a former build. Other arguments and errors as those of `build_parts`."""
     from quire_lora import AdapterRuntime
     from quire_runner import ThreadedExecutor
     from quire_sampling import SamplingConfig
 
     config, plan, network = blueprint.config, blueprint.plan, networks.target
-    store = open_adapters(config, network, blueprint.offered)
+    store = open_adapters(config, network, blueprint.offered) if kept is None else kept.joined_store(network)
     adapters, add_stats = None, list[Callable[[SchedulerStats], None]]()
     if store is not None and network.adapters is not None:
         adapters = AdapterRuntime(network.adapters, store, merge_after=config.lora.lora_merge_after)
         add_stats.append(adapters.add_stats)
-    gate = build_grammar_gate(
-        config, media_folder(config, blueprint.folder), blueprint.model, tokenizer, apart=serves_strangers
-    )
+    if kept is None:
+        place = media_folder(config, blueprint.folder)
+        gate = build_grammar_gate(config, place, blueprint.model, tokenizer, apart=serves_strangers)
+    else:
+        gate = kept.gate
     kv_plan = plan.kv_plan if ranks is None else ranks.kv_plan
     tiers = None
     if tier_setting(config) is not None:
@@ -457,8 +465,8 @@ def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | None:
     return Pooler(spec, {**network.head_weights, **stored}, network.device)
 
 
-def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineParts:
-    """Join scheduler and KV cache manager, and hand all parts to an engine."""
+def _join(blueprint: Blueprint, network: Network, device: DeviceSide, start: StartDevice) -> EngineParts:
+    """Join scheduler and KV cache manager, and hand all parts to an engine; `start` builds the device side again."""
     config, plan, tiers = blueprint.config, blueprint.plan, device.tiers
     scheduler_config = _scheduler_config(blueprint)
     kv_events = config.engine.kv_events
@@ -488,8 +496,6 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         rules.append(PipelineRule(num_steps))
     make_scheduler = Scheduler if transfers is None else transfers.make_scheduler
     scheduler = make_scheduler(scheduler_config, allocator, rules=rules)
-    # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
-    may_release = tiers is None and platform_of(config.runner.device).is_host
     folder, model, runner, timings = blueprint.folder, blueprint.model, device.runner, device.timings_s
     info = engine_info(config, folder, model, plan, network, runner, tiers, timings, blueprint.offered)
     if blueprint.pooler is not None:
@@ -498,20 +504,18 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide) -> EngineP
         transfers.tell(info)
     return EngineParts(
         scheduler=ExpertsScheduler(scheduler, blueprint) if config.model.enable_return_routed_experts else scheduler,
-        executor=device.executor,
+        **device_fields(config, device),
         info=info,
         gates=(device.gate, adapters),
         adapters=device.store,
         take_failures=None if transfers is None else transfers.take_failures,
-        release_kv_cache=partial(_release_kv_cache, device) if may_release else None,
+        weight_sleep=None if tiers else DeviceRebuild(blueprint, KeptParts(device.gate, device.store), start),
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
         steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
-        collective_rpc=CollectiveRPC(config, device.executor),
         reconfigure=Reconfigure(scheduler, has_fixed_steps=bool(media_rule or plan.max_encoder_len)),
         check_integrity=allocator.check_integrity,
         kv_cache=allocator,
-        add_stats=device.add_stats,
     )
 
 
@@ -521,13 +525,6 @@ def _publisher(config: QuireConfig, plan: MemoryPlan, allocator: KVCacheManager)
     return KVEventPublisher(
         config.engine.kv_events, plan.kv_plan.groups, allocator.take_events, data_parallel_rank=rank
     )
-
-
-def _release_kv_cache(device: DeviceSide) -> int:
-    """Give the memory of the KV cache back on every rank; number of bytes, of this one."""
-    if isinstance(device.executor, MultiprocExecutor | PipelineExecutor):
-        device.executor.call("release_kv_cache")
-    return device.runner.release_kv_cache()
 
 
 def _scheduler_config(blueprint: Blueprint) -> SchedulerConfig:

@@ -29,7 +29,7 @@ from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
 from quire.queue_methods import QueueMethods
 from quire.shared_engine import OfflineRequest, SharedEngine
-from quire.sleep_tags import wakes_engine
+from quire.sleep_tags import checked_tags
 from quire.speech_methods import SpeechMethods
 from quire.transfer_params import check_transfer
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
@@ -391,7 +391,8 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         """Take no requests until `wake_up`.
 
         Args:
-            level: 0 keeps everything where it is; 1 forgets the KV cache and gives its memory back, on a CPU.
+            level: 0 keeps everything where it is; 1 forgets the KV cache and gives its memory back, on a CPU; 2
+                discards the weights as well, on any device, and `wake_up` loads the checkpoint again as it is then.
 
         Returns:
             Bytes that were given back.
@@ -408,15 +409,16 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         """Undo `sleep`. Nothing happens when it is awake.
 
         Args:
-            tags: Of vLLM, what to wake ("weights", "kv_cache", "scheduling"); None for all. Weights are always there,
-                so that they alone wake nothing.
+            tags: Of vLLM, what to wake ("weights", "kv_cache", "scheduling"); None for all. "weights" alone are loaded,
+                if level 2 has discarded them; it takes no requests yet.
 
         Raises:
-            RequestError: there is no such tag.
+            RequestError: there is no such tag, or the weights were discarded and are not among them.
+            CheckpointError: they cannot be loaded; it sleeps on.
         """
-        if wakes_engine(tags):
-            with self._shared.turn() as engine:
-                engine.wake_up()
+        checked = checked_tags(tags)
+        with self._shared.turn() as engine:
+            engine.wake_up(checked)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests of another call hold some."""

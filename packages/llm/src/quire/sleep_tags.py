@@ -7,14 +7,13 @@ from collections.abc import Iterable
 
 from quire_interfaces import RequestError
 
-__all__ = ["SLEEP_TAGS", "wakes_engine"]
+__all__ = ["SLEEP_TAGS", "checked_tags"]
 
 SLEEP_TAGS = ("weights", "kv_cache", "scheduling")
 
 
-def wakes_engine(tags: Iterable[str] | None) -> bool:
-    """Whether an engine runs requests again when these parts of it are woken: weights are always there, so that waking
-    them alone changes nothing.
+def checked_tags(tags: Iterable[str] | None) -> list[str]:
+    """The parts of a sleeping engine to be woken.
 
     Args:
         tags: Some of `SLEEP_TAGS`; None, or none, for all.
@@ -26,4 +25,4 @@ def wakes_engine(tags: Iterable[str] | None) -> bool:
     for tag in given:
         if tag not in SLEEP_TAGS:
             raise RequestError(f"tags must be some of {', '.join(SLEEP_TAGS)}, got {reprlib.repr(tag)}", param="tags")
-    return not given or given != ["weights"] * len(given)
+    return given

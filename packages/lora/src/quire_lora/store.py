@@ -167,6 +167,16 @@ class AdapterStore:
         with self._lock:
             return sum(entry.adapter is not None for entry in self._versions.values())
 
+    def leave_network(self) -> None:
+        """Let go of the network, which is to leave memory; reading raises RequestError until `join_network`."""
+        slots = AdapterSlots(0, 0, self._slots.dtype, self._slots.device)
+        slots.is_elsewhere = _refuse_module
+        self.join_network(slots, lambda name, tensor: [(name, tensor)])
+
+    def join_network(self, slots: AdapterSlots, rename: Rename) -> None:
+        """Read adapters for another build of the same network. Arguments as those of the store."""
+        self._slots, self._rename = slots, rename
+
     def close(self) -> None:
         """Stop reading. Idempotent."""
         self._reader.shutdown(wait=False, cancel_futures=True)
@@ -202,6 +212,10 @@ class AdapterStore:
         for version in in_memory[: max(0, len(in_memory) - self._max_adapters)]:
             if self._versions[version].num_holds == 0 and version != keep:
                 self._versions[version].adapter = None
+
+
+def _refuse_module(name: str) -> bool:
+    raise RequestError("the engine sleeps without its weights: wake it first", code="sleeping")
 
 
 def _version_of(folder: Path) -> str:

@@ -482,16 +482,16 @@ class EngineMetrics(Collector):
         yield info
 
     def _sleep_state(self) -> GaugeMetricFamily:
-        """Weights stay in memory at every level, so that the two states of vLLM's levels are never 1."""
+        """Weights stay in memory at level 1 and are discarded at level 2, so that `weights_offloaded` is never 1."""
         level = self._sleep_level
         family = GaugeMetricFamily(
             self._name("engine_sleep_state"),
-            "1 for what holds: awake; asleep with the memory of the KV cache given back (kv_cache_released); weights "
-            "are never given back (weights_offloaded, discard_all).",
+            "1 for what holds: awake; asleep with the memory of the KV cache given back (kv_cache_released), or with "
+            "that of the weights as well (discard_all); they are never kept elsewhere (weights_offloaded).",
             labels=[*self._label_names, "sleep_state"],
         )
-        states = {"awake": level is None, "kv_cache_released": level == 1}
-        for state in (*states, "weights_offloaded", "discard_all"):
+        states = {"awake": level is None, "kv_cache_released": level == 1, "discard_all": level == 2}
+        for state in (*states, "weights_offloaded"):
             family.add_metric([*self._label_values, state], float(states.get(state, False)))
         return family
 
