@@ -13,7 +13,7 @@ from openai.types import Batch
 
 from quire_server.batches import load as load_module
 from quire_server.batches.batch_lines import check_input, read_lines
-from quire_server.batches.load import InteractiveLoad, LineSlots
+from quire_server.batches.load import InteractiveLoad, InteractiveWatch, LineSlots
 from quire_server.batches.result_files import LineResult, ResultFiles, line_id, result_line
 
 CHAT = "/v1/chat/completions"
@@ -63,6 +63,39 @@ def counts(batch: Batch) -> tuple[int, int, int]:
     found = batch.request_counts
     assert found is not None
     return found.total, found.completed, found.failed
+
+
+def test_lines_make_way_for_the_requests_of_every_door(server):
+    layer = server._http.config.app
+    while not isinstance(layer, InteractiveWatch):
+        layer = layer._app
+    busy = []
+
+    async def routes(scope, receive, send):
+        busy.append(layer._load.is_busy)
+
+    async def ask(path: str) -> None:
+        layer._load.is_busy = False
+        await InteractiveWatch(routes, layer._load, layer._paths)(
+            {"type": "http", "method": "POST", "path": path, "root_path": ""}, None, None
+        )
+
+    work = [
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/completion",
+        "/infill",
+        "/embedding",
+        "/generate",
+        "/encode",
+        "/generative_scoring",
+        "/cohere/v2/chat",
+    ]
+    for path in [*work, "/api/show", "/v1/files"]:
+        server.call(ask(path))
+    assert busy == [True] * len(work) + [False, False]
 
 
 def test_every_line_is_answered(client, server):

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseCodeInterpreterToolCall
+
+from quire_server.responses_items import ItemReader
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "code_interpreter"
 sys.path.insert(0, str(EXAMPLE))
@@ -90,23 +93,74 @@ def ask(server: Any, code: str, **arguments: Any) -> dict[str, Any]:
 
 
 def test_a_response_calls_it(server: Any) -> None:
-    response = ask(server, "print(sum(range(10)))")
-    listed, call, refused = response["output"]
+    response = ask(server, "print(sum(range(10)))", include=["code_interpreter_call.outputs"])
+    call, refused = response["output"]
+    assert (call["type"], call["status"], call["code"]) == (
+        "code_interpreter_call",
+        "completed",
+        "print(sum(range(10)))",
+    )
+    assert call["outputs"] == [{"type": "logs", "logs": "45\n"}]
+    assert (call["id"][:3], call["container_id"][:5]) == ("ci_", "cntr_")
+    assert (refused["status"], refused["outputs"][0]["logs"]) == ("failed", "no tool calls are left")
+    assert "warnings" not in response
+    for item in (call, refused):
+        ResponseCodeInterpreterToolCall.model_validate(item, strict=True, extra="forbid")
+    forced = ask(server, "1", tool_choice={"type": "code_interpreter"})["output"]
+    assert {item["type"] for item in forced} == {"code_interpreter_call"}
+    named = {"type": "mcp", "server_label": "code_interpreter", "require_approval": "never"}
+    listed, called, *_ = ask(server, "print(1)", tools=[named])["output"]
     assert (listed["type"], listed["tools"][0]["name"]) == ("mcp_list_tools", "python")
     isolation = "There is no network." if isolates() else "NOT ISOLATED"
     assert isolation in listed["tools"][0]["description"]
-    assert (call["type"], call["server_label"], call["status"], call["output"]) == (
-        "mcp_call",
-        "code_interpreter",
+    assert (called["type"], called["output"]) == ("mcp_call", "1\n")
+
+
+def test_a_stream_tells_the_program_as_it_is_written_and_what_it_printed(server: Any) -> None:
+    code = 'print("a\\tb" * 2)\n'
+    call = json.dumps({"name": "python", "arguments": {"code": code}})
+    text = f"¤<tool_call>\n{call}\n</tool_call>¥"
+    client = server.openai()
+    with client.responses.create(
+        model="tiny", input=text, tools=[TOOL], max_tool_calls=1, stream=True, include=["code_interpreter_call.outputs"]
+    ) as stream:
+        events = list(stream)
+    first = [event for event in events if event.type.startswith("response.code_interpreter_call")]
+    first = [event for event in first if event.output_index == first[0].output_index]
+    *deltas, done = [event for event in first if "_code." in event.type]
+    assert {event.type for event in deltas} == {"response.code_interpreter_call_code.delta"}
+    assert len(deltas) > 2
+    assert "".join(event.delta for event in deltas) == done.code == code
+    assert [event.type.rpartition(".")[2] for event in first if "_code." not in event.type] == [
+        "in_progress",
+        "interpreting",
         "completed",
-        "45\n",
-    )
-    assert refused["error"]["message"] == "no tool calls are left"
-    assert "warnings" not in response
-    forced = ask(server, "1", tool_choice={"type": "code_interpreter"})["output"][1:]
-    assert {(item["type"], item["server_label"], item["name"]) for item in forced} == {
-        ("mcp_call", "code_interpreter", "python")
+    ]
+    ends = [event.item for event in events if event.type == "response.output_item.done"]
+    assert isinstance(ends[0], ResponseCodeInterpreterToolCall)
+    assert ends[0].outputs[0].logs == "a\tba\tb\n"
+    assert events[-1].response.output[0] == ends[0]
+
+
+def test_the_model_is_told_of_earlier_programs(server: Any) -> None:
+    item = {
+        "type": "code_interpreter_call",
+        "id": "ci_1",
+        "code": "print(6)",
+        "container_id": "cntr_1",
+        "outputs": [{"type": "logs", "logs": "6\n"}],
+        "status": "completed",
     }
+    messages = ItemReader(interpreter_name="python").chat_messages([item])
+    assert messages[0]["tool_calls"][0]["function"] == {"name": "python", "arguments": {"code": "print(6)"}}
+    assert (messages[1]["role"], messages[1]["content"]) == ("tool", "6\n")
+    first = ask(server, "print(6)")
+    again = server.post(
+        "/v1/responses",
+        {"input": "¤fine¥", "tools": [TOOL], "previous_response_id": first["id"], "max_output_tokens": 8},
+    )
+    assert again.status_code == 200, again.text
+    assert again.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"] / 2
 
 
 def test_files_of_other_containers_are_not_there(server: Any) -> None:

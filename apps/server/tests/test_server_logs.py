@@ -6,9 +6,15 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from quire_interfaces import ConfigError
+from quire_server.config import ServerConfig
+from quire_server.log_settings import begin_logging
 
 CHAT = {"messages": [{"role": "user", "content": "a private question"}], "max_tokens": 5, "ignore_eos": True}
 
@@ -19,8 +25,24 @@ def end(process: Any) -> str:
     return str(process.output)
 
 
-def test_access_log(launch: Any) -> None:
-    process = launch(server={"access_log": True, "api_key": ["secret-key"]})
+def test_access_log(launch: Any, tmp_path: Path) -> None:
+    handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "access.log"), "formatter": "short"}
+    config = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"short": {"format": "%(status)s %(path)s"}},
+        "handlers": {"file": handler},
+        "loggers": {"quire_server.access": {"handlers": ["file"]}},
+    }
+    (tmp_path / "log.json").write_text(json.dumps(config))
+    process = launch(
+        server={
+            "access_log": True,
+            "api_key": ["secret-key"],
+            "disable_access_log_for_endpoints": ["/v1/models", "/version"],
+            "log_config_file": str(tmp_path / "log.json"),
+        }
+    )
     key = {"authorization": "Bearer secret-key"}
     with httpx.Client(base_url=process.url(), headers=key) as client:
         url = "/v1/chat/completions"
@@ -30,6 +52,7 @@ def test_access_log(launch: Any) -> None:
         client.get("/%0aforged%20line?key=secret-key", headers={"x-request-id": "unknown"})
         for path in ("/health", "/ready", "/metrics"):
             assert client.get(path).status_code == 200
+        assert client.get("/v1/models", headers={"x-request-id": "silent"}).status_code == 200
     assert httpx.get(process.url() + "/?key=secret-key", headers={"x-request-id": "page"}).status_code == 200
     assert httpx.get(process.url() + "/metrics", headers={"x-request-id": "refused"}).status_code == 401
     output = end(process)
@@ -46,9 +69,32 @@ def test_access_log(launch: Any) -> None:
         "refused": f"127.0.0.1 GET /metrics 401 {time_ms}",
     }.items():
         assert re.fullmatch(pattern, lines[name]), lines[name]
+    written = (tmp_path / "access.log").read_text().splitlines()
+    assert sorted(written) == sorted(
+        [f"200 {url}"] * 2 + [f"400 {url}", "404 /%0aforged%20line".replace("0a", "0A"), "200 /", "401 /metrics"]
+    )
     assert told["completion_tokens"] == 10
     assert "secret" not in output
     assert "private" not in output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("[]", "it is no JSON object"),
+        ("{", "must hold a JSON object"),
+        ('{"version": 2}', "Unsupported version"),
+        ('{"version": 1, "handlers": {"file": {"class": "logging.Nothing"}}}', "file"),
+    ],
+)
+def test_a_file_of_the_log_that_cannot_be_used(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        begin_logging(ServerConfig(log_config_file=str(path)))
+    assert caught.value.field == "log_config_file"
 
 
 def test_no_access_log_by_default_and_a_log_that_says_what_happened(launch: Any) -> None:

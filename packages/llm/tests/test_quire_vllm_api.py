@@ -162,6 +162,20 @@ def test_defaults_and_a_bar_of_the_callers(llm: LLM) -> None:
     assert seen == [2, 1, 1, "closed"]
 
 
+def test_conversations_are_kept_and_answered_as_chat_does(llm: LLM) -> None:
+    talks = [[{"role": "user", "content": text}] for text in ("What is your name?", "Spell cat.")]
+    unfinished = [*talks[0], {"role": "assistant", "content": "My name"}]
+    names = llm.enqueue_chat(talks, GREEDY)
+    more = llm.enqueue_chat(unfinished, GREEDY, continue_final_message=True)
+    with pytest.raises(RequestError, match=r"prompt 1 of 2|prompts\[1\]|1"):
+        llm.enqueue_chat([talks[0], [{"role": "nobody", "content": 5}]], GREEDY)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [each.request_id for each in outputs] == [*names, *more]
+    expected = llm.chat(talks, GREEDY, use_tqdm=False)
+    expected += llm.chat(unfinished, GREEDY, use_tqdm=False, continue_final_message=True)
+    assert [each.outputs[0].text for each in outputs] == [each.outputs[0].text for each in expected]
+
+
 def test_requests_are_kept_and_run_together(llm: LLM) -> None:
     assert llm.wait_for_completion(use_tqdm=False) == []
     first = llm.enqueue([TEXT, "One"], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])

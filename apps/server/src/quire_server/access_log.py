@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -26,13 +27,19 @@ CLIENT_GONE = 499
 
 
 class AccessLog:
-    """Wraps the whole app."""
+    """Wraps the whole app.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Args:
+        app: It.
+        silent_paths: Paths, without a prefix of a proxy, whose requests are not logged.
+    """
+
+    def __init__(self, app: ASGIApp, silent_paths: Iterable[str] = ()) -> None:
+        self._app, self._silent_paths = app, frozenset(silent_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] not in ("http", "websocket") or path in self._silent_paths:
             await self._app(scope, receive, send)
             return
         start_s = time.monotonic()

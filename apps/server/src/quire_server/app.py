@@ -58,6 +58,7 @@ from quire_server.files.service import FilesService
 from quire_server.files.upload import FORM
 from quire_server.guard import Guard
 from quire_server.invocations import make_invocations
+from quire_server.keep_alive import KeepAlive
 from quire_server.live_config_routes import LIVE_CONFIG_ROUTES, join_live_settings
 from quire_server.llama_cpp import LLAMA_CPP_ROUTES
 from quire_server.messages import count_tokens, messages
@@ -149,7 +150,7 @@ INVOCATIONS = (
 
 _OTHER_WORK = (
     "/", "/invocations", "/v1/chat/completions/batch", "/embed", "/embed_all", "/embed_sparse", "/predict",
-    "/similarity", "/v1/embed", "/cohere/v2/chat", "/v2/chat", "/generative_scoring",
+    "/similarity", "/v1/embed", "/inference/v1/generate", "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
 """Routes beside those of batches whose requests lines of batches make way for."""
 
@@ -166,7 +167,8 @@ def post_handlers(context: ServerContext) -> Mapping[str, Handler]:
 
 
 def _make_routes(context: ServerContext) -> tuple[FastAPI, _Routes, FilesService, BatchesService]:
-    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
+    shown_at = None if context.config.disable_fastapi_docs else "/openapi.json"
+    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=shown_at)
     app.state.renders_only = renders_only(context.llm)
     app.state.tokens_only = context.config.tokens_only
     conversations = ConversationsService(context.config)
@@ -265,8 +267,11 @@ def make_app(context: ServerContext) -> ASGIApp:
     """The whole HTTP surface of one served engine."""
     app, routes, files, batches = _make_routes(context)
     inner: ASGIApp = app
+    if context.config.sse_keep_alive_interval:
+        inner = KeepAlive(inner, context.config.sse_keep_alive_interval)
     if files.keeps_files:
-        inner = InteractiveWatch(app, batches.load, routes.handlers.keys() & {*BATCH_ENDPOINTS, *_OTHER_WORK})
+        work = routes.handlers.keys() & {*BATCH_ENDPOINTS, *_OTHER_WORK}
+        inner = InteractiveWatch(inner, batches.load, work | routes.door_work)
     same_site = CrossSiteGuard(inner, context.config, is_open=context.api_keys.is_open)
     layered: ASGIApp = Guard(same_site, context.api_keys, context.config.root_path)
     if context.config.allowed_origins:
@@ -274,7 +279,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         layered = _with_cors(layered, context.config)
     layered = ConnectionCloser(with_middleware(layered, context.config.middleware), context)
     if context.config.access_log:
-        layered = AccessLog(layered)
+        layered = AccessLog(layered, context.config.disable_access_log_for_endpoints)
     return layered if context.config.otlp_traces_endpoint is None else _traced(layered, context)
 
 
@@ -359,6 +364,8 @@ class _Routes:
         self._document = RouteDocument(app)
         self.handlers: dict[str, Handler] = {}
         """Path -> what answers a POST to it."""
+        self.door_work: set[str] = set()
+        """Paths of doors whose requests the model computes for."""
 
     def add(
         self,
@@ -404,6 +411,8 @@ class _Routes:
                 return
             handler = for_admins(handler)
         method, path = route.method, route.path
+        if route.is_work:
+            self.door_work.add(path)
         self.add(
             method, path, handler, route.answers, body=route.body, query=route.query, needs_awake=route.needs_awake,
             is_limited=route.is_limited and not route.is_admin,

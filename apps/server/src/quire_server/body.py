@@ -14,6 +14,7 @@ from quire_interfaces import RequestError
 from quire_server.config import ServerConfig
 from quire_server.content_encoding import encoding_of, inflated
 from quire_server.errors import ClientGoneError, HTTPError
+from quire_server.keep_alive import await_stream
 from quire_server.protocol import Body
 from quire_server.schema_text import decode_around_schemas
 
@@ -48,7 +49,10 @@ async def read_model(
         RequestError: as `parse_checked`.
     """
     data = await read_body(request, context.config, any_content_type=any_content_type)
-    return await parse_checked(context, data, model)
+    body = await parse_checked(context, data, model)
+    if getattr(body, "stream", False):
+        await_stream()
+    return body
 
 
 async def parse_checked(context: ServerContext, data: bytes, model: type[Model]) -> Model:

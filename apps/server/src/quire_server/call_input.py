@@ -26,9 +26,14 @@ def input_of(arguments: str) -> str:
 
 
 class CallInput:
-    """Reads the arguments of one call."""
+    """Reads the arguments of one call.
 
-    def __init__(self) -> None:
+    Args:
+        key: What the text stands under.
+    """
+
+    def __init__(self, key: str = INPUT) -> None:
+        self._key = key
         self._raw = ""
         self._place: int | None = None
         """Of what is not given out yet; None until the text has begun."""
@@ -53,7 +58,13 @@ class CallInput:
         except (ValueError, RecursionError):
             return self._raw
         if isinstance(value, dict):
-            text = value.get(INPUT) if INPUT in value else next(iter(value.values()), "") if len(value) < 2 else None
+            text = (
+                value.get(self._key)
+                if self._key in value
+                else next(iter(value.values()), "")
+                if len(value) < 2
+                else None
+            )
             value = text
         return _plain(value) if isinstance(value, str) else self._raw
 
@@ -61,7 +72,7 @@ class CallInput:
         head = _HEAD.match(self._raw)
         if head is None:
             return
-        if head[1] == INPUT and head[2] == '"':
+        if head[1] == self._key and head[2] == '"':
             self._raw, self._place = self._raw[head.end() :], 0
         else:
             self._is_other = True

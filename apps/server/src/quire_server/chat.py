@@ -160,6 +160,7 @@ class ChatAnswer:
             deterministic=self.context.is_deterministic(self.running.turn.params, self.model),
             choices=[self._choice(each) for each in output.outputs],
             usage=self._usage(output),
+            system_fingerprint=self.context.fingerprint,
             service_tier=self._service_tier,
             metadata=self.body.metadata,
             warnings=self.running.turn.warnings or UNSET,
@@ -177,6 +178,7 @@ class ChatAnswer:
         choice = self.running.choices[output.index]
         choice.take(output)
         message = whole_message(choice)
+        message.role = self.context.config.response_role
         if echoed := self.body.echoed_text():
             message.content = echoed + (message.content or "")
         if self.body.functions is not None:
@@ -251,7 +253,7 @@ class ChatAnswer:
         choices = [
             ChatChunkChoice(
                 index=index,
-                delta=Delta(role="assistant", content=self.body.echoed_text()),
+                delta=Delta(role=self.context.config.response_role, content=self.body.echoed_text()),
                 token_ids=[] if self.body.return_token_ids else None,
             )
             for index in range(self.body.n or 1)
@@ -272,6 +274,7 @@ class ChatAnswer:
             deterministic=self.context.is_deterministic(self.running.turn.params, self.model),
             choices=choices,
             usage=usage,
+            system_fingerprint=self.context.fingerprint,
             service_tier=self._service_tier,
         )
 

@@ -208,6 +208,7 @@ class CompletionAnswer:
             deterministic=self.context.is_deterministic(self.params, self.model),
             choices=choices,
             usage=usage,
+            system_fingerprint=self.context.fingerprint,
         )
 
     def chunk(self, output: RequestOutput, *, is_first: bool, has_usage: bool) -> Completion:

@@ -196,6 +196,22 @@ class ServerConfig(Settings):
     enable_force_include_usage: bool = setting(
         False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
     )
+    disable_fastapi_docs: bool = setting(False, help="Do not serve /openapi.json.")
+    response_role: str = setting("assistant", help="Role of the messages that answer chats.", nonempty=True)
+    fingerprint_mode: str = setting(
+        "none",
+        help="system_fingerprint of answers, which changes when an answer may: full has version, ranks and a hash of "
+        "model and settings; hash leaves out the ranks; custom is fingerprint_value; none leaves it null.",
+        check=one_of("none", "full", "hash", "custom"),
+    )
+    fingerprint_value: str | None = setting(None, help="What fingerprint_mode custom shows.", nonempty=True)
+    sse_keep_alive_interval: float = setting(
+        0.0,
+        help="Longest silence of a stream: then it gets a comment, which keeps proxies from closing it, also while its "
+        "request waits. 0 for none.",
+        unit="seconds",
+        check=at_least(0),
+    )
     enable_per_request_metrics: bool = setting(
         False,
         help="Tell the times of a request in its answer (metrics, of a stream with its usage): chat completions and "
@@ -354,6 +370,15 @@ class ServerConfig(Settings):
         False,
         help="Log every request when it is answered: status, time, tokens; never its texts or its key. Probes and "
         "scrapes that went well are left out, but for --log-level debug.",
+    )
+    disable_access_log_for_endpoints: tuple[str, ...] = setting(
+        (), help="Paths that the access log leaves out, e.g. /health,/metrics.", nonempty=True
+    )
+    log_config_file: str | None = setting(
+        None,
+        help="JSON file with a configuration of Python's logging (logging.config.dictConfig), which comes on top of "
+        "log_level and log_format.",
+        nonempty=True,
     )
     otlp_traces_endpoint: str | None = setting(
         None,

@@ -20,6 +20,7 @@ from quire_pooling import PoolerSpec
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError, HTTPError
+from quire_server.fingerprints import fingerprint_of
 from quire_server.io_processors import IOProcessor, load_io_processor
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
@@ -107,6 +108,8 @@ class ServerContext:
     """What each tenant has used."""
     rate_limiter: RateLimiter = field(init=False)
     """Holds callers to the limits of their keys."""
+    fingerprint: str | None = field(init=False, default=None)
+    """`system_fingerprint` of answers."""
     io_processor: IOProcessor | None = field(init=False, default=None)
     """Reads and answers what is sent to /pooling for task "plugin"; None without a plug-in."""
 
@@ -124,6 +127,7 @@ class ServerContext:
             self.io_processor = load_io_processor(self.config.io_processor_plugin)(
                 self.for_pooling(None).llm.engine.info
             )
+        self.fingerprint = fingerprint_of(self.config, self.llm.config, self.llm.engine.info)
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 

@@ -34,3 +34,10 @@ class DoorRoute:
     """Whether a request with a body counts to the limits of the caller's key."""
     is_admin: bool = False
     """Whether it changes the server for everybody."""
+    computes: bool = False
+    """Whether a model computes for it, for a route that need not generate."""
+
+    @property
+    def is_work(self) -> bool:
+        """Whether somebody waits for what a model computes: lines of batches make way."""
+        return self.computes or (self.generates and self.is_limited)

@@ -15,9 +15,9 @@ from quire.engine_nodes import serve_engines
 from quire.host_ranks import model_digest, run_node
 from quire.hosts_config import check_hosts
 from quire_interfaces import ConfigError
-from quire_observability import configure_logging
 from quire_server.config import ServerConfig
 from quire_server.exit_status import ExitStatus
+from quire_server.log_settings import begin_logging
 
 __all__ = ["serve_headless"]
 
@@ -34,7 +34,7 @@ def serve_headless(config: QuireConfig, server: ServerConfig) -> ExitStatus:
         ConfigError: settings that contradict each other, or the server's host refuses this one.
     """
     config = seeing_demo(config)
-    configure_logging(server.log_level, server.log_format)
+    begin_logging(server)
     if server.api_server_count:
         raise ConfigError(
             f"api_server_count {server.api_server_count} does not go with headless, where nothing answers HTTP",

@@ -83,7 +83,8 @@ GROUPS: dict[str, Group] = {
     "logging": Group(
         "Logging and metrics",
         (),
-        ("access_log", "banner", "disable_log_stats", "forward_output", "log_format", "log_level",
+        ("access_log", "banner", "disable_access_log_for_endpoints", "disable_log_stats", "forward_output",
+         "log_config_file", "log_format", "log_level",
          "log_stats_interval_s", "metrics_prefix", "uvicorn_log_level"),
     ),
     "engine": Group("Engine process", ("engine",)),

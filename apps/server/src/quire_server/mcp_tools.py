@@ -19,7 +19,16 @@ from quire_server.client_tools import SEPARATOR, is_name
 from quire_server.mcp_servers import MCPServer, MCPToolError, shortened
 from quire_server.request_warnings import RequestWarning, field_left_out, hosted_tool
 
-__all__ = ["CODE_INTERPRETER", "MAX_CALLS", "MCPTool", "MCPTools", "failed_call", "longest_result", "shorten_results"]
+__all__ = [
+    "CODE_INTERPRETER",
+    "MAX_CALLS",
+    "MCPTool",
+    "MCPTools",
+    "failed_call",
+    "longest_result",
+    "shorten_results",
+    "tell_item",
+]
 
 CODE_INTERPRETER = "code_interpreter"
 """Type of a tool, and label of the server that is called for it."""
@@ -38,6 +47,8 @@ class MCPTool(NamedTuple):
     """What its server calls it."""
     asks_before: bool
     """Whether a call waits for somebody's approval."""
+    is_interpreter: bool = False
+    """Whether its calls are items of the code interpreter: it takes a program as `code`."""
 
     @property
     def label(self) -> str:
@@ -56,6 +67,8 @@ class MCPTools:
         """By label of the server and its name for the tool."""
         self._shown_names: dict[tuple[str, str], str] = {}
         self._by_shown_name: dict[str, MCPTool] = {}
+        self._interpreter: tuple[str, str] | None = None
+        """Key of the tool that runs programs for the code interpreter."""
 
     @classmethod
     async def of(
@@ -91,6 +104,10 @@ class MCPTools:
             why = "programs have no files of other containers; what they need must stand in them"
             self.warnings.append(field_left_out(f"{at}.container", why))
         await self._add({"server_label": CODE_INTERPRETER, "require_approval": "never"}, at, servers)
+        for tool in self.lists[-1]["tools"]:
+            key = (CODE_INTERPRETER, tool["name"])
+            if self._interpreter is None and "code" in (tool["input_schema"].get("properties") or {}):
+                self._interpreter, self._tools[key] = key, self._tools[key]._replace(is_interpreter=True)
 
     async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer]) -> None:
         label = tool.get("server_label")
@@ -179,6 +196,17 @@ class MCPTools:
             names[label][name] = shown_name
         return names
 
+    @property
+    def told_lists(self) -> list[dict[str, Any]]:
+        """Those of `lists` that clients are told: OpenAI's code interpreter has none."""
+        own = CODE_INTERPRETER if self._interpreter is not None else None
+        return [item for item in self.lists if item["server_label"] != own]
+
+    @property
+    def interpreter_name(self) -> str | None:
+        """How the model knows the tool that runs programs; None where there is none."""
+        return None if self._interpreter is None else self._shown_names[self._interpreter]
+
     def get(self, shown_name: str) -> MCPTool | None:
         """The tool that a model calls by this name; None for what is the client's to call."""
         return self._by_shown_name.get(shown_name)
@@ -239,12 +267,20 @@ class MCPTools:
             call["status"] = "completed"
         except (MCPToolError, msgspec.DecodeError) as error:
             call |= failed_call(str(error))
+        tell_item(call)
 
 
 def failed_call(message: str) -> dict[str, Any]:
     """What an `mcp_call` item gets for a call that gave nothing."""
     content = [{"type": "text", "text": message}]
     return {"error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
+
+
+def tell_item(call: dict[str, Any]) -> None:
+    """Write what came of a call into its `item`, where it has one (`interpreter_call`)."""
+    if (item := call.get("item")) is not None:
+        text = _result(call) or str((call.get("error") or {}).get("message", ""))
+        item |= {"status": call["status"], "outputs": [{"type": "logs", "logs": text}]}
 
 
 def longest_result(calls: Sequence[dict[str, Any]]) -> int:
@@ -262,6 +298,7 @@ def shorten_results(calls: Sequence[dict[str, Any]], max_chars: int) -> None:
             call["output"] = shortened(text, max_chars)
         else:
             call["error"]["content"] = [{"type": "text", "text": shortened(text, max_chars)}]
+        tell_item(call)
 
 
 def _result(call: dict[str, Any]) -> str:

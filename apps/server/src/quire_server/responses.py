@@ -137,7 +137,7 @@ class Completion(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     service_tier: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     """Where keys and values are held, for the engine that goes on."""
@@ -199,7 +199,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     warnings: list[RequestWarning] | UnsetType = UNSET
@@ -251,7 +251,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None = None
     service_tier: str | None = None
     warnings: list[RequestWarning] | UnsetType = UNSET
     """With the first chunk."""

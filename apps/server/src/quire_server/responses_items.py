@@ -40,6 +40,8 @@ class ItemReader:
     """The client's tools, whose names the model knows."""
     mcp_name: Callable[[Any, str], str | None] = lambda label, name: None
     """How the model knows a tool of an MCP server; None for one that is not offered."""
+    interpreter_name: str | None = None
+    """What the model knows the code interpreter's tool by; None where it has none."""
     sealer: Sealer | None = None
     """Opens the `encrypted_content` of thoughts and summaries; None opens summaries alone that are not sealed."""
     modalities: tuple[str, ...] = ()
@@ -90,6 +92,9 @@ class ItemReader:
             text = item.get("output") if item.get("output") is not None else str(item.get("error") or "")
             transcript.call(str(item.get("id")), self._name(item, at), _arguments(item))
             transcript.own_result(str(item.get("id")), content_text(text, f"{at}.output", is_new=False))
+        elif kind == "code_interpreter_call" and self.interpreter_name is not None:
+            transcript.call(str(item.get("id")), self.interpreter_name, {"code": _readable(item.get("code"))})
+            transcript.own_result(str(item.get("id")), _readable(item.get("outputs")))
         elif kind == "mcp_approval_request":
             name = str(item.get("id"))
             if name in refused:  # what was approved is there as the call itself

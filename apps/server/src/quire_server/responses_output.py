@@ -21,6 +21,7 @@ __all__ = ["OutputItems", "is_clients_turn"]
 Event = dict[str, Any]
 CallId = Callable[[int, str | None], str]
 
+INTERPRETER_CALL = "code_interpreter_call"
 _STREAMED = ("function_call", "mcp_call")
 """Calls whose arguments are told while they come."""
 
@@ -53,7 +54,9 @@ class OutputItems:
         self._client_tool = client_tool
         self._seal = seal
         self._input: CallInput | None = None
-        """Reads the text of the custom tool's call that is open."""
+        """Reads the text of the call that is open, a custom tool's or the code interpreter's."""
+        self._interpreter: MCPTool | None = None
+        """What runs the program of the call that is open."""
         self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._events: list[Event] = []
@@ -122,7 +125,12 @@ class OutputItems:
             self._emit(f"{call['type']}_arguments.delta", delta=piece)
 
     def _add_input(self, text: str) -> None:
-        if text:
+        if not text:
+            return
+        if self._current["type"] == INTERPRETER_CALL:
+            self._current["code"] += text
+            self._emit("code_interpreter_call_code.delta", delta=text)
+        else:
             self._current["input"] += text
             self._emit("custom_tool_call_input.delta", delta=text)
 
@@ -133,6 +141,12 @@ class OutputItems:
             self._close("completed")
             request = {"type": "mcp_approval_request", **called}
             self._open = {"id": f"mcpr_{secrets.token_hex(12)}", **request}
+            return
+        if of_mcp is not None and of_mcp.is_interpreter:
+            place = {"container_id": f"cntr_{secrets.token_hex(16)}"}  # each program has a folder of its own
+            self._begin("ci", {"type": INTERPRETER_CALL, "code": "", **place, "outputs": None}, None)
+            self._emit("code_interpreter_call.in_progress")
+            self._input, self._interpreter = CallInput("code"), of_mcp
             return
         if of_mcp is not None:
             call = {"type": "mcp_call", **called, "output": None}
@@ -177,11 +191,19 @@ class OutputItems:
             self._open = None
             self._add_builtin_call(item, status)
             return
-        if kind == "custom_tool_call":
-            if self._input is not None:
-                self._add_input(self._input.finish())
+        if kind in ("custom_tool_call", INTERPRETER_CALL) and self._input is not None:
+            self._add_input(self._input.finish())
             self._input = None
+        if kind == "custom_tool_call":
             self._emit("custom_tool_call_input.done", input=item["input"])
+        elif kind == INTERPRETER_CALL:
+            self._emit("code_interpreter_call_code.done", code=item["code"])
+            if status == "completed" and self._interpreter is not None:
+                item["status"] = "interpreting"
+                self._emit("code_interpreter_call.interpreting")
+                self._calls.append(_program(item, self._interpreter))
+                self._open = None
+                return
         elif kind in _STREAMED:
             self._emit(f"{kind}_arguments.done", arguments=item["arguments"])
             if kind == "mcp_call" and status == "completed":
@@ -240,9 +262,11 @@ class OutputItems:
     def end_calls(self, calls: Sequence[dict[str, Any]]) -> list[Event]:
         """These calls were run: their items hold what came of it."""
         for call in calls:
-            place = {"item_id": call["id"], "output_index": self._place(call)}
-            self._events.append({"type": f"response.mcp_call.{call['status']}", **place})
-            self._events.append(self._item_event("done", call))
+            item = call.get("item", call)
+            place = {"item_id": item["id"], "output_index": self._place(item)}
+            if item is call or item["status"] == "completed":  # there is no event for a program that did not run
+                self._events.append({"type": f"response.{item['type']}.{item['status']}", **place})
+            self._events.append(self._item_event("done", item))
         return self._taken()
 
     def begin_compaction(self) -> list[Event]:
@@ -280,6 +304,13 @@ class OutputItems:
     def _emit(self, what: str, **values: Any) -> None:
         place = {"item_id": self._current["id"], "output_index": len(self.items) - 1}
         self._events.append({"type": f"response.{what}", **place, **values})
+
+
+def _program(item: dict[str, Any], tool: MCPTool) -> dict[str, Any]:
+    """A program of the code interpreter as the call of a tool; what comes of it goes to the item."""
+    arguments = json.dumps({"code": item["code"]})
+    return {"server_label": tool.label, "name": tool.name, "arguments": arguments, "output": None, "error": None,
+            "status": "calling", "item": item}  # fmt: skip
 
 
 def _broken(item: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from quire_server.compaction import naming_full_context, summary_of
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
-from quire_server.mcp_tools import MAX_CALLS, MCPTools, longest_result, shorten_results
+from quire_server.mcp_tools import MAX_CALLS, MCPTools, longest_result, shorten_results, tell_item
 from quire_server.request_warnings import not_stored, warnings_field
 from quire_server.response_store import ResponseStore, StoredResponse
 from quire_server.responses_output import OutputItems, is_clients_turn
@@ -268,6 +268,7 @@ class ResponseRun:
             for call in calls:
                 call["error"] = {"type": "mcp_protocol_error", "code": 0, "message": "no tool calls are left"}
                 call["status"] = "failed"
+                tell_item(call)
             return False
         self._calls_left -= len(calls)
         await self._mcp.run(calls)
@@ -276,7 +277,7 @@ class ResponseRun:
     def _opening(self) -> list[Event]:
         response = self.response("in_progress")
         opening = [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
-        return opening + self._output.add_tool_lists(self._mcp.lists)
+        return opening + self._output.add_tool_lists(self._mcp.told_lists)
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         for event in events:

@@ -183,8 +183,14 @@ class ResponsePreparer:
         )
 
     def _reader(self, context: ServerContext, offered: ClientTools, mcp: MCPTools | None = None) -> ItemReader:
-        mcp_name = (MCPTools() if mcp is None else mcp).shown_name
-        return ItemReader(offered, mcp_name=mcp_name, sealer=self.sealer(context), modalities=context.modalities)
+        called = MCPTools() if mcp is None else mcp
+        return ItemReader(
+            offered,
+            mcp_name=called.shown_name,
+            interpreter_name=called.interpreter_name,
+            sealer=self.sealer(context),
+            modalities=context.modalities,
+        )
 
     def sealer(self, context: ServerContext) -> Sealer:
         """What encrypts the caller's thoughts and summaries, made when it is first needed."""

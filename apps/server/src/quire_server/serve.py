@@ -19,7 +19,7 @@ from quire import AsyncLLM, QuireConfig, __version__
 from quire.demo import seeing_demo
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, EngineDeadError, RequestError
-from quire_observability import EngineMetrics, ThroughputLog, configure_logging
+from quire_observability import EngineMetrics, ThroughputLog
 from quire_renderers import checked_template_kwargs
 from quire_server.api_servers import HubProcess, num_api_processes
 from quire_server.callers import APIKeys, read_api_keys
@@ -28,6 +28,7 @@ from quire_server.exit_status import EngineStartError, ExitStatus
 from quire_server.files.folder import check_files_dir
 from quire_server.io_processors import load_io_processor
 from quire_server.listening import address_of, bind, check_tls, listen
+from quire_server.log_settings import begin_logging
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.metric_labels import label_metrics
 from quire_server.middleware import load_middleware
@@ -144,7 +145,7 @@ def _begin(server: ServerConfig) -> tuple[str | None, dict[str, MCPServer]]:
     Raises:
         ConfigError: a setting is wrong.
     """
-    configure_logging(server.log_level, server.log_format)
+    begin_logging(server)
     gc.disable()  # until everything is there that stays
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     chat_template = read_template(server.chat_template)

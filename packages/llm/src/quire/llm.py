@@ -27,7 +27,7 @@ from quire.pooling_methods import PoolingMethods
 from quire.pooling_prompts import PoolingPrompts
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
-from quire.queue_methods import QueueMethods
+from quire.queue_methods import Messages, QueueMethods
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire.sleep_tags import checked_tags
 from quire.speech_methods import SpeechMethods
@@ -51,8 +51,6 @@ from quire_renderers import ParsedMessage, fold_events
 __all__ = ["LLM"]
 
 logger = logging.getLogger(__name__)
-
-Messages = Sequence[dict[str, Any]]
 
 
 class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
@@ -207,10 +205,21 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none goes on.
         """
-        if chat_template_content_format != "auto":
+        options = {"chat_template": chat_template, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        options["continue_final_message"] = continue_final_message
+        prompts = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)
+        return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
+
+    def _conversations(
+        self, messages: Messages | Sequence[Messages], form: str, mm_processor_kwargs: Any, options: dict[str, Any]
+    ) -> list[ParsedPrompt]:
+        """One conversation or many as prompts, with their media prepared; `form` of their contents, `options` of
+        `render_chat`, and errors as those of `chat`."""
+        if form != "auto":
             raise RequestError(
-                f"chat_template_content_format must be 'auto', got {chat_template_content_format!r}: the chat template "
-                "says which form of content it takes",
+                f"chat_template_content_format must be 'auto', got {form!r}: the chat template says which form of "
+                "content it takes",
                 param="chat_template_content_format",
             )
         if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -226,17 +235,9 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
                 held = None
                 if self.media is not None:
                     held = self.media.prepare_now(media_sources(conversation), mm_processor_kwargs)
-                rendered = self.renderer.render_chat(
-                    conversation,
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt and not continue_final_message,
-                    continue_final_message=continue_final_message,
-                    chat_template=chat_template,
-                    chat_template_kwargs=chat_template_kwargs,
-                    media=held,
-                )
+                rendered = self.renderer.render_chat(conversation, media=held, **options)
             prompts.append(ParsedPrompt(rendered, media=held))
-        return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
+        return prompts
 
     def _parsed(self, prompts: Prompt | Iterable[Prompt]) -> list[ParsedPrompt]:
         return parse_prompts(prompts, self.renderer, self.media)

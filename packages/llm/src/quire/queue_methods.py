@@ -7,7 +7,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.lora_request import LoRAChoice
 from quire.outputs import RequestOutput, to_request_output
@@ -16,7 +16,10 @@ from quire.prompts import ParsedPrompt, Prompt, release_media
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_interfaces import RequestError, SamplingParams
 
-__all__ = ["QueueMethods"]
+__all__ = ["Messages", "QueueMethods"]
+
+Messages = Sequence[dict[str, Any]]
+"""A conversation in the chat API's form."""
 
 
 class _Queued(NamedTuple):
@@ -41,6 +44,12 @@ class QueueMethods(ABC):
     @abstractmethod
     def _parsed(self, prompts: Prompt | Iterable[Prompt]) -> list[ParsedPrompt]:
         """Prompts with their media prepared."""
+
+    @abstractmethod
+    def _conversations(
+        self, messages: Messages | Sequence[Messages], form: str, mm_processor_kwargs: Any, options: dict[str, Any]
+    ) -> list[ParsedPrompt]:
+        """Conversations as prompts, with their media prepared. Raises RequestError."""
 
     @abstractmethod
     def _requests(
@@ -70,7 +79,47 @@ class QueueMethods(ABC):
         Raises:
             RequestError: a prompt or its parameters are wrong; the message says which one, and none is kept.
         """
-        parsed = self._parsed(prompts)
+        return self._keep(self._parsed(prompts), sampling_params, priority, lora_request)
+
+    def enqueue_chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        priority: int | Sequence[int] = 0,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Check conversations and keep them for `wait_for_completion`.
+
+        Args:
+            messages: One conversation (a list of messages) or many, and the rest as for `chat` and `generate`.
+
+        Returns:
+            The ids that the outputs will have.
+
+        Raises:
+            RequestError: a conversation or its parameters are wrong; the message says which one, and none is kept.
+        """
+        options = {"chat_template": chat_template, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        options["continue_final_message"] = continue_final_message
+        parsed = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)
+        return self._keep(parsed, sampling_params, priority, lora_request)
+
+    def _keep(
+        self,
+        parsed: list[ParsedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+        lora_request: LoRAChoice | Sequence[LoRAChoice],
+    ) -> list[str]:
+        """Check the requests of these prompts and keep them; their ids."""
         try:
             requests = self._requests(parsed, sampling_params, priority, lora_request)
         except BaseException:

@@ -22,7 +22,7 @@ from quire import AsyncLLM, QuireConfig
 from quire.demo import seeing_demo
 from quire_interfaces import ConfigError
 from quire_multimodal import MediaError, fetch_media
-from quire_observability import EngineMetrics, configure_logging
+from quire_observability import EngineMetrics
 from quire_server.app import post_handlers
 from quire_server.batches.batch_lines import InputLine, check_input, read_lines
 from quire_server.batches.batch_run import problem_line
@@ -31,6 +31,7 @@ from quire_server.batches.result_files import line_id, result_line
 from quire_server.callers import KEYLESS
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
+from quire_server.log_settings import begin_logging
 from quire_server.serve import read_template, ready_engine, start_progress
 
 __all__ = ["run_batch"]
@@ -60,7 +61,7 @@ def run_batch(
         ConfigError: a file cannot be used, or the input holds no lines that can be told apart.
     """
     config = seeing_demo(config)
-    configure_logging(server.log_level, server.log_format)
+    begin_logging(server)
     if "://" in output_file:
         raise ConfigError(
             f"the output must be a file here, got {output_file!r}; send it on yourself", field="output_file"

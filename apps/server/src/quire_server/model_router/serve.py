@@ -15,12 +15,12 @@ from typing import Any
 from quire import QuireConfig
 from quire.setting_fields import Origin
 from quire_interfaces import ConfigError
-from quire_observability import configure_logging
 from quire_server.callers import read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.exit_status import ExitStatus
 from quire_server.http_server import http_server_of
 from quire_server.listening import address_of, bind, check_tls, listen
+from quire_server.log_settings import begin_logging
 from quire_server.model_router.app import RouterApp, layered
 from quire_server.model_router.pool import ModelPool
 from quire_server.model_router.process import ROUTER_SETTINGS
@@ -42,7 +42,7 @@ def serve_models(config: QuireConfig, server: ServerConfig, origins: Mapping[str
     Raises:
         QuireError: the port is taken, or a setting is wrong.
     """
-    configure_logging(server.log_level, server.log_format)
+    begin_logging(server)
     folder = Path(server.models_dir or "").expanduser()
     if config.model.model is not None:
         raise ConfigError("models_dir serves the models of a folder; leave MODEL out", field="models_dir")

@@ -31,8 +31,8 @@ _LINES = {**JSON, **JSON_LINES}
 OLLAMA_ROUTES: tuple[DoorRoute, ...] = (
     DoorRoute("POST", "/api/chat", chat, _LINES, OllamaChatRequest, generates=True),
     DoorRoute("POST", "/api/generate", generate, _LINES, OllamaGenerateRequest, generates=True),
-    DoorRoute("POST", "/api/embed", embed, JSON, OllamaEmbedRequest, needs_awake=False),
-    DoorRoute("POST", "/api/embeddings", embeddings, JSON, OllamaEmbeddingsRequest, needs_awake=False),
+    DoorRoute("POST", "/api/embed", embed, JSON, OllamaEmbedRequest, needs_awake=False, computes=True),
+    DoorRoute("POST", "/api/embeddings", embeddings, JSON, OllamaEmbeddingsRequest, needs_awake=False, computes=True),
     DoorRoute("GET", "/api/tags", tags),
     DoorRoute("GET", "/api/ps", ps),
     DoorRoute("GET", "/api/version", version),

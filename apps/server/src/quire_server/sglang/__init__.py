@@ -33,7 +33,7 @@ _GENERATED = {**OBJECT_OR_LISTS, **EVENTS}
 SGLANG_ROUTES: tuple[DoorRoute, ...] = (
     DoorRoute("POST", "/generate", generate, _GENERATED, SGLangGenerateRequest, generates=True),
     DoorRoute("POST", "/abort_request", abort_request, NOTHING, SGLangAbortRequest, generates=True, is_limited=False),
-    DoorRoute("POST", "/encode", encode, OBJECT_OR_LISTS, SGLangEncodeRequest, needs_awake=False),
+    DoorRoute("POST", "/encode", encode, OBJECT_OR_LISTS, SGLangEncodeRequest, needs_awake=False, computes=True),
     DoorRoute("POST", "/v1/tokenize", tokenize, OBJECT_OR_LISTS, TokenizeRequest),
     DoorRoute("POST", "/v1/detokenize", detokenize, JSON, DetokenizeRequest),
     DoorRoute("GET", "/get_model_info", model_info),
