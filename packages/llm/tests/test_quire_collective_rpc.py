@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,39 @@ def test_a_profile_has_what_was_computed_between_start_and_stop(llm: LLM, folder
     assert "aten::index_select" not in gzip.decompress(Path(path).read_bytes()).decode()
 
 
+def test_steps_say_when_to_record_and_a_tree_says_what_layers_cost(folder: Path, tmp_path: Path) -> None:
+    profiler = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(tmp_path / "made"),
+        "torch_profiler_use_gzip": False,
+        "torch_profiler_layer_tree": True,
+        "delay_iterations": 2,
+        "max_iterations": 3,
+    }
+    longer = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
+    with LLM(make_checkpoint(tmp_path / "model"), num_gpu_blocks_override=32, max_model_len=256,
+             profiler_config=profiler) as llm:  # fmt: skip
+        llm.start_profile()
+        llm.generate(PROMPT, longer, use_tqdm=False)  # a prefill and eleven decodes
+        trace, _, tree = map(Path, llm.stop_profile())
+        events = json.loads(trace.read_text())["traceEvents"]
+        steps = [each for each in events if re.search(r"runner\.py\(\d+\): launch$", each.get("name", ""))]
+        assert 2 <= len(steps) <= 3  # the call that began the recording had begun before it
+        head, *lines = tree.read_text().splitlines()
+        assert head.split() == ["total", "ms", "self", "ms", "calls", "function", "or", "operator"]
+        depths = {name: line.index(name) for line in lines for name in (line.split()[3],)}
+        assert depths["aten::exp_"] > next(
+            depth for name, depth in depths.items() if name.startswith("quire_sampling/")
+        )
+        total, own, calls = lines[0].split()[:3]
+        assert float(total) >= float(own) >= 0
+        assert int(calls) >= 1
+        assert "launch" not in vars(llm.engine.core.parts.executor)
+        llm.start_profile()
+        llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
+        assert llm.stop_profile() == []  # its first step has not come
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -87,7 +121,11 @@ def test_a_rank_tells_where_it_runs_and_what_it_takes(llm: LLM) -> None:
         ({"profiler": "torch", "torch_profiler_dir": "here"}, "torch_profiler_dir must be an absolute path"),
         ({"profiler": "perf"}, "profiler must be"),
         ({"profiler": "torch", "torch_profiler_folder": "/x"}, "did you mean 'torch_profiler_dir'"),
-        ({"profiler": "torch", "torch_profiler_dir": "/x", "max_iterations": 5}, "max_iterations must be"),
+        ({"profiler": "torch", "torch_profiler_dir": "/x", "max_iterations": -1}, "max_iterations must be"),
+        (
+            {"torch_profiler_layer_tree": True, "torch_profiler_with_stack": False},
+            "needs torch_profiler_with_stack",
+        ),
         ([], "be a JSON object"),
     ],
 )

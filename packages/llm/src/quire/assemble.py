@@ -314,7 +314,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     device = _build_device_side(
         blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
     )
-    return RankWorker(device.runner, device.store, device.tiers, RankCalls(config, collectives.rank))
+    return RankWorker(device.runner, device.store, device.tiers, RankCalls(config, collectives.rank, device.runner))
 
 
 def _plan_engine(

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from quire.data_parallel import engine_ranks
 from quire.tensor_parallel import mesh_of
 from quire_distributed.rank_executor import RankExecutor
-from quire_interfaces import Executor, RequestError
+from quire_interfaces import Executor, RequestError, SchedulerOutput
 from quire_interfaces.platforms import platform_of
 from quire_runner.profiler_config import ProfilerConfig
 
 if TYPE_CHECKING:
     from quire.config import QuireConfig
     from quire_runner.profiler import StepProfiler
+    from quire_runner.protocols import RunsSteps
 
 __all__ = ["RANK_CALLS", "CollectiveRPC", "RankCalls"]
 
@@ -34,10 +35,11 @@ class RankCalls:
     Args:
         config: Settings of the engine.
         rank: Of the engine's ranks.
+        runner: Runs the rank's steps; None where they cannot be counted.
     """
 
-    def __init__(self, config: QuireConfig, rank: int = 0) -> None:
-        self._config, self._rank = config, rank
+    def __init__(self, config: QuireConfig, rank: int = 0, runner: RunsSteps | None = None) -> None:
+        self._config, self._rank, self._runner = config, rank, runner
         self._profiler: StepProfiler | None = None
 
     def __call__(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -108,12 +110,22 @@ class RankCalls:
             name = f"dp{place['dp_rank']}_pp{place['pp_rank']}_tp{place['tp_rank']}_rank{place['rank']}"
             config = ProfilerConfig.of(self._config.runner.profiler_config or {})
             self._profiler = StepProfiler(config, self._config.runner.device, name)
+        if self._profiler.counts_steps and self._runner is None:
+            raise RequestError(
+                "steps of this engine are not counted: leave delay_iterations and max_iterations of --profiler-config "
+                "out",
+                code="unsupported",
+            )
         self._profiler.start(prefix)
+        if self._profiler.counts_steps and self._runner is not None:
+            vars(self._runner)["launch"] = _CountedLaunch(self._profiler, self._runner.launch)
 
     def _stop_profile(self) -> list[str]:
         """Paths of the files, on the rank's host."""
         if self._profiler is None:
             raise RequestError("the profiler does not run: start it first", code="not_running")
+        if self._runner is not None:
+            vars(self._runner).pop("launch", None)  # what counted the steps
         return self._profiler.stop()
 
     def _profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str] | None:
@@ -122,6 +134,17 @@ class RankCalls:
             return self._stop_profile()
         self._start_profile(profile_prefix)
         return None
+
+
+class _CountedLaunch:
+    """`launch` of a runner while steps say when to record: it stands before the method of the class."""
+
+    def __init__(self, profiler: StepProfiler, launch: Callable[[SchedulerOutput], Any]) -> None:
+        self._profiler, self._launch = profiler, launch
+
+    def __call__(self, output: SchedulerOutput) -> Any:
+        self._profiler.before_step()
+        return self._launch(output)
 
 
 def _resident_bytes() -> int:
@@ -149,10 +172,11 @@ class CollectiveRPC:
     Args:
         config: Settings of the engine.
         executor: Its executor.
+        runner: Runs the steps of rank 0.
     """
 
-    def __init__(self, config: QuireConfig, executor: Executor) -> None:
-        self._own, self._executor = RankCalls(config), executor
+    def __init__(self, config: QuireConfig, executor: Executor, runner: RunsSteps | None = None) -> None:
+        self._own, self._executor = RankCalls(config, runner=runner), executor
 
     def __call__(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """What each rank returned, rank 0 first.

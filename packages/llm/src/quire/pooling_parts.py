@@ -107,7 +107,7 @@ def build_pooling_parts(
         executor=executor,
         info=_info(config, folder, model, plan, choice, spec, network, timings_s),
         reset_encoder_cache=None if rule is None else rule.reset_cache,
-        collective_rpc=CollectiveRPC(config, executor),
+        collective_rpc=CollectiveRPC(config, executor, runner),
     )
 
 

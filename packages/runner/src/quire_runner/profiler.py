@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from quire_interfaces.errors import RequestError
 from quire_interfaces.platforms import platform_of
+from quire_runner.layer_tree import layer_tree
 from quire_runner.profiler_config import ProfilerConfig
 
 __all__ = ["StepProfiler"]
@@ -38,6 +39,11 @@ class StepProfiler:
         self._prefix = ""
         self._profile: profile | None = None
         self._is_running = False
+        self._is_recording = False
+        self._num_steps = 0
+        """Begun since the start."""
+        self._paths: list[str] = []
+        """What was written when `max_iterations` steps were over."""
         # Kineto wants the same thread to start and to stop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-profiler")
 
@@ -70,15 +76,31 @@ class StepProfiler:
                 raise RequestError(
                     f"profiler cuda is for GPUs, and this engine runs on {self._device}: use torch", code="unsupported"
                 )
-            torch.cuda.profiler.start()
         else:
             Path(self._config.torch_profiler_dir).mkdir(parents=True, exist_ok=True)
-            self._profile = self._make_profile(is_cuda)
-            self._thread.submit(self._profile.start).result()
         self._prefix, self._is_running = "" if prefix is None else f"{prefix}_", True
+        self._num_steps, self._paths = 0, []
+        if not self._config.delay_iterations:
+            self._begin()
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether `before_step` is to be called: steps say when recording begins or ends."""
+        return bool(self._config.delay_iterations or self._config.max_iterations)
+
+    def before_step(self) -> None:
+        """A step begins: begin or end to record with it, as configured."""
+        first, most = self._config.delay_iterations, self._config.max_iterations
+        if not self._is_running:
+            return
+        if self._num_steps == first and not self._is_recording:
+            self._begin()
+        elif most and self._num_steps == first + most:
+            self._paths = self._end()
+        self._num_steps += 1
 
     def stop(self) -> list[str]:
-        """End the recording. Paths of the files that it wrote, on this host.
+        """End the recording. Paths of the files that it wrote, on this host; none where its first step has not come.
 
         Raises:
             RequestError: it does not record.
@@ -86,6 +108,20 @@ class StepProfiler:
         if not self._is_running:
             raise RequestError("the profiler does not run: start it first", code="not_running")
         self._is_running = False
+        return [*self._paths, *self._end()]
+
+    def _begin(self) -> None:
+        self._is_recording = True
+        if self._config.profiler == "cuda":
+            torch.cuda.profiler.start()
+            return
+        self._profile = self._make_profile(platform_of(self._device).device_type == "cuda")
+        self._thread.submit(self._profile.start).result()
+
+    def _end(self) -> list[str]:
+        if not self._is_recording:
+            return []
+        self._is_recording = False
         running, self._profile = self._profile, None
         if running is None:
             torch.cuda.profiler.stop()
@@ -114,4 +150,8 @@ class StepProfiler:
             paths.append(f"{place}.operators.txt")
             table = running.key_averages().table(sort_by=by, row_limit=_NUM_TABLE_ROWS)
             Path(paths[1]).write_text(table, encoding="utf-8")
+        if self._config.torch_profiler_layer_tree:
+            paths.append(f"{place}.layers.txt")
+            events = running.profiler.kineto_results.experimental_event_tree() if running.profiler else []
+            Path(paths[-1]).write_text(layer_tree(events), encoding="utf-8")
         return paths

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quire_interfaces.errors import ConfigError
-from quire_interfaces.settings import Settings, one_of, setting
+from quire_interfaces.settings import Settings, at_least, one_of, setting
 
 __all__ = ["ProfilerConfig", "complaint_about_profiler"]
 
@@ -44,8 +44,11 @@ class ProfilerConfig(Settings):
     ignore_frontend: bool = setting(
         True, help="Of vLLM; API processes have no torch and are never profiled.", check=_SWITCH
     )
-    delay_iterations: int = setting(0, help="Of vLLM; POST /start_profile says when to begin.", check=one_of(0))
-    max_iterations: int = setting(0, help="Of vLLM; POST /stop_profile says when to end.", check=one_of(0))
+    torch_profiler_layer_tree: bool = setting(
+        False, help="Write a tree of functions and operators with their times beside each trace.", check=_SWITCH
+    )
+    delay_iterations: int = setting(0, help="Steps after the start before recording begins.", check=at_least(0))
+    max_iterations: int = setting(0, help="Most steps that are recorded; 0 for no bound.", check=at_least(0))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProfilerConfig:
@@ -63,6 +66,12 @@ class ProfilerConfig(Settings):
         if config.profiler == "torch" and not config.torch_profiler_dir:
             raise ConfigError(
                 "profiler_config with profiler torch needs torch_profiler_dir, the folder of the traces",
+                field="profiler_config",
+            )
+        if config.torch_profiler_layer_tree and not config.torch_profiler_with_stack:
+            raise ConfigError(
+                "profiler_config with torch_profiler_layer_tree needs torch_profiler_with_stack, which the tree is "
+                "made of",
                 field="profiler_config",
             )
         return config
