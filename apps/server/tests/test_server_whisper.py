@@ -84,6 +84,12 @@ def test_a_recording_over_http(tiny: Any) -> None:
     verbose = client.audio.transcriptions.create(response_format="verbose_json", **arguments)
     assert [(each.start, each.end) for each in verbose.segments or ()] == [(0.0, 4.4), (5.4, 9.0)]
     assert (verbose.language, verbose.text) == ("en", f"{FIRST} {SECOND}")
+    timed = client.audio.transcriptions.create(
+        response_format="verbose_json", timestamp_granularities=["word"], **arguments
+    )
+    assert timed.segments is None
+    spans = [(each.word, each.start, each.end) for each in timed.words or ()]
+    assert (len(spans), spans[-1]) == (23, ("old.", pytest.approx(8.56, abs=0.04), pytest.approx(8.9, abs=0.04)))
     events = list(client.audio.transcriptions.create(stream=True, **arguments))
     assert "".join(each.delta for each in events if each.type == "transcript.text.delta") == verbose.text
     files = {"file": ("river.ogg", SOUND.read_bytes())}

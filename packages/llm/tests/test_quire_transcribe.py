@@ -28,6 +28,15 @@ EXPECTED = [
     (0.0, 4.4, " The price of bread has got up by 10% since January."),
     (5.4, 9.0, " The river is wide here and the bridge is very old."),
 ]
+WORDS = [
+    (" The", 0.0, 0.38), (" price", 0.38, 0.7), (" of", 0.7, 0.98), (" bread", 0.98, 1.2), (" has", 1.2, 1.48),
+    (" got", 1.48, 1.66), (" up", 1.66, 1.96), (" by", 1.96, 2.22), (" 10", 2.22, 2.56), ("%", 2.56, 3.22),
+    (" since", 3.22, 3.66), (" January.", 3.66, 4.54), (" The", 5.56, 5.78), (" river", 5.78, 5.96),
+    (" is", 5.96, 6.22), (" wide", 6.22, 6.58), (" here", 6.58, 7.04), (" and", 7.04, 7.62), (" the", 7.62, 7.84),
+    (" bridge", 7.84, 7.98), (" is", 7.98, 8.3), (" very", 8.3, 8.56), (" old.", 8.56, 8.9),
+]  # fmt: skip
+"""As faster-whisper tells them (word_timestamps=True)."""
+NEAR_S = 0.04
 AVG_LOGPROB, NO_SPEECH_PROB, COMPRESSION_RATIO = -0.4754, 0.0374, 1.1209
 
 
@@ -73,6 +82,22 @@ def test_text_and_times_are_those_of_faster_whisper(llm: LLM, samples: NDArray[n
     assert all(30 <= each.start_s < each.end_s <= 42 for each in behind.segments)
 
 
+def test_times_of_words_are_those_of_faster_whisper(llm: LLM, samples: NDArray[np.float32]) -> None:
+    late = np.concatenate([np.zeros(16_000 * 31, np.float32), samples])
+    options = TranscriptionOptions(temperatures=(0.0,), word_timestamps=True)
+    found, behind = llm.transcribe([samples, late], options)
+    words = [word for each in found.segments for word in each.words or ()]
+    assert [each.text for each in words] == [text for text, _, _ in WORDS]
+    for word, (_, start_s, end_s) in zip(words, WORDS, strict=True):
+        assert word.start_s == pytest.approx(start_s, abs=NEAR_S)
+        assert word.end_s == pytest.approx(end_s, abs=NEAR_S)
+        assert 0 < word.probability <= 1
+    for segment in (*found.segments, *behind.segments):
+        assert segment.words is not None
+        assert (segment.start_s, segment.end_s) == (segment.words[0].start_s, segment.words[-1].end_s)
+    assert all(30 <= word.start_s <= word.end_s <= 42 for each in behind.segments for word in each.words or ())
+
+
 def test_files_are_read_in_pieces(llm: LLM) -> None:
     from_path, from_bytes = llm.transcribe([str(SOUND), SOUND.read_bytes()], GREEDY)
     assert told(from_path.segments) == told(from_bytes.segments)
@@ -103,7 +128,6 @@ def test_prompts_and_bounds_reach_the_model(llm: LLM, samples: NDArray[np.float3
         (7, GREEDY, "recordings"),
         (SOUND, TranscriptionOptions(language="de"), "language"),
         (SOUND, TranscriptionOptions(task="translate"), "task"),
-        (SOUND, TranscriptionOptions(word_timestamps=True), "word_timestamps"),
     ],
 )
 def test_what_cannot_be_transcribed_is_refused(llm: LLM, recording: Any, options: Any, param: str | None) -> None:
@@ -123,7 +147,7 @@ async def test_pieces_that_come_in_time_give_the_same(folder: Path, samples: NDA
         await llm.ready()
         transcriber, hearing = llm.transcriber, Hearing()
         assert isinstance(transcriber, WhisperTranscriber)
-        assert (transcriber.can_translate, transcriber.has_word_timestamps) == (False, False)
+        assert (transcriber.can_translate, transcriber.has_word_timestamps) == (False, True)
 
         async def pieces() -> AsyncIterator[NDArray[np.float32]]:
             for piece in np.array_split(samples, 9):

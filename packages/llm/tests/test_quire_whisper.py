@@ -12,13 +12,18 @@ import pytest
 import soundfile
 import torch
 from numpy.typing import NDArray
+from scipy.ndimage import median_filter
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from quire import LLM, SamplingParams
-from quire_interfaces import RequestError
+from quire.shared_engine import OfflineRequest
+from quire_engine import alignment_params
+from quire_interfaces import PoolingParams, RequestError, RequestOptions
 from quire_testkit.tokenizers import write_tokenizer
 
 START = 5
+HEADS = [[0, 1], [1, 0], [1, 1]]
+"""Those that are said to follow the words."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 Samples = NDArray[np.float32]
 
@@ -33,7 +38,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WhisperFo
         max_target_positions=64, decoder_start_token_id=START, eos_token_id=2, bos_token_id=2, pad_token_id=2,
         suppress_tokens=None, begin_suppress_tokens=None, init_std=0.3,
     )  # fmt: skip
-    model = WhisperForConditionalGeneration(config).eval()
+    model = WhisperForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    model.generation_config.alignment_heads = HEADS
     model.save_pretrained(folder)
     write_tokenizer(folder, vocab_size=300)
     return folder, model
@@ -55,13 +61,18 @@ def prompt(samples: Any, begun: Any = (START, 9)) -> dict[str, Any]:
     return {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": list(begun)}}
 
 
+def features_of(samples: Samples) -> torch.Tensor:
+    """The spectrogram by Transformers, [1, bins, frames]."""
+    extractor = WhisperFeatureExtractor(feature_size=16)
+    padded = np.pad(samples, (0, max(0, 32_000 - len(samples))))[:32_000]
+    return torch.tensor(extractor._np_extract_fbank_features([padded], "cpu")).float()
+
+
 def expected(
     model: WhisperForConditionalGeneration, samples: Samples, begun: tuple[int, ...] = (START, 9)
 ) -> list[int]:
     """What Transformers' network writes greedily."""
-    extractor = WhisperFeatureExtractor(feature_size=16)
-    padded = np.pad(samples, (0, max(0, 32_000 - len(samples))))[:32_000]
-    features = torch.tensor(extractor._np_extract_fbank_features([padded], "cpu")).float()
+    features = features_of(samples)
     token_ids = list(begun)
     with torch.inference_mode():
         encoded = model.model.encoder(features)
@@ -69,6 +80,23 @@ def expected(
             logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([token_ids])).logits
             token_ids.append(int(logits[0, -1].argmax()))
     return token_ids[len(begun) :]
+
+
+def aligned(
+    model: WhisperForConditionalGeneration, samples: Samples, token_ids: list[int], num_places: int
+) -> tuple[Samples, Samples]:
+    """The heads' weights at the last tokens but one, from the second on, as OpenAI's Whisper prepares them; and how
+    probable the tokens behind the second are."""
+    with torch.inference_mode():
+        output = model(
+            features_of(samples), decoder_input_ids=torch.tensor([token_ids]), output_attentions=True, use_cache=False
+        )
+    attention = torch.stack([output.cross_attentions[layer][0, head] for layer, head in HEADS])[..., :num_places]
+    weights = (attention / attention.sum(-1, keepdim=True)).numpy()
+    weights = (weights - weights.mean(1, keepdims=True)) / weights.std(1, keepdims=True)
+    weights = median_filter(weights, size=(1, 1, 7), mode="mirror").mean(0)[1:-1]
+    chances = output.logits[0, 1:-2, : token_ids[-1]].softmax(-1)
+    return weights, chances.gather(1, torch.tensor(token_ids[2:-1])[:, None])[:, 0].numpy()
 
 
 def test_sounds_side_by_side_are_written_as_by_transformers(
@@ -98,6 +126,38 @@ def test_the_short_form_of_a_prompt_begins_the_output(
     assert list(output.outputs[0].token_ids) == expected(reference[1], sound(6))
     (bare,) = llm.generate({"encoder_prompt": short | {"prompt_token_ids": []}}, GREEDY, use_tqdm=False)
     assert list(bare.outputs[0].token_ids) == expected(reference[1], sound(6), (START,))
+
+
+def test_texts_are_aligned_by_the_cross_attention_of_the_named_heads(
+    llm: LLM, reference: tuple[Path, WhisperForConditionalGeneration]
+) -> None:
+    """Beside Transformers' weights, smoothed by SciPy's median filter; several texts share steps with generation."""
+    sounds, num_places = [sound(7), sound(8, 32_000), sound(9)], 70
+    texts = [[START, 9, *np.random.default_rng(each).integers(10, 290, 40).tolist(), 299] for each in range(3)]
+    assert llm.engine_info.aligns_words
+    prompts = llm._parsed([prompt((each, 16_000), text) for each, text in zip(sounds, texts, strict=True)])
+    params = alignment_params(2, num_places)
+    requests = [
+        OfflineRequest(prompt=each.rendered, params=params, options=RequestOptions(), media=each.media)
+        for each in prompts
+    ]
+    outputs = llm._shared.run_pooling(requests, window=3)
+    for samples, text, output in zip(sounds, texts, outputs, strict=True):
+        assert output.pooled is not None
+        found = np.frombuffer(output.pooled.data, np.float32).reshape(output.pooled.shape)
+        weights, probabilities = aligned(reference[1], samples, text, num_places)
+        np.testing.assert_allclose(found[:, :-1], weights, atol=2e-3)
+        np.testing.assert_allclose(found[:-1, -1], probabilities, rtol=1e-3)
+        assert np.ptp(weights) > 1  # there is something to see
+
+
+@pytest.mark.parametrize("params", [PoolingParams(task="embed"), PoolingParams(task="plugin")])
+def test_it_aligns_and_pools_nothing_else(llm: LLM, params: PoolingParams) -> None:
+    (parsed,) = llm._parsed([prompt((sound(7), 16_000), (START, 9, 11, 299))])
+    request = OfflineRequest(prompt=parsed.rendered, params=params, options=RequestOptions(), media=parsed.media)
+    with pytest.raises(RequestError, match="pools nothing") as refused:
+        llm._shared.run_pooling([request], window=1)
+    assert refused.value.param == "task"
 
 
 @pytest.mark.parametrize(

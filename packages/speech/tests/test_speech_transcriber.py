@@ -13,8 +13,9 @@ from quire_speech import Segment, Transcription, TranscriptionOptions
 from quire_speech.languages import LANGUAGES, language_code
 from quire_speech.recording import Recording
 from quire_speech.segments import split_window
-from quire_speech.transcriber import Decode, Decoded, MoreSound, Probe, Transcriber
+from quire_speech.transcriber import AlignTokens, Decode, Decoded, MoreSound, Probe, Transcriber
 from quire_speech.vocabulary import SpeechVocabulary
+from quire_speech.words import Alignment
 
 END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMES = range(300, 309)
 FIRST = NO_TIMES + 1
@@ -50,6 +51,9 @@ class Network:
     def __init__(self, *decoded: tuple[list[int], float], no_speech: float = 0.1, language: int = DE) -> None:
         self.decoded, self.no_speech, self.language = list(decoded), no_speech, language
         self.asked: list[Decode] = []
+        self.starts_s: dict[str, tuple[float, ...]] = {}
+        """Text -> when its letters, and the end of text, are said."""
+        self.aligned: list[AlignTokens] = []
 
     def run(
         self, seconds: float, options: TranscriptionOptions, *, of: Callable[..., SpeechVocabulary] = vocabulary
@@ -74,6 +78,9 @@ class Network:
                 self.asked.append(step)
                 token_ids, logprob = self.decoded.pop(0)
                 answer = Decoded(tuple(token_ids), logprob * (len(token_ids) + 1))
+            elif isinstance(step, AlignTokens):
+                self.aligned.append(step)
+                answer = Alignment(self.starts_s["".join(map(chr, step.text_ids))], (0.5,) * len(step.text_ids))
             else:
                 assert isinstance(step, Segment)
 
@@ -155,6 +162,22 @@ def test_times_make_segments(tokens: list[int], pieces: list[tuple[float, float]
     found, done = split_window(tokens, 3000, FIRST)
     assert [(each.start_s, each.end_s) for each in found] == [tuple(map(pytest.approx, each)) for each in pieces]
     assert done.num_frames == used
+
+
+def with_heads() -> SpeechVocabulary:
+    return vocabulary(alignment_heads=((0, 1),))
+
+
+def test_words_are_told_by_the_alignment_of_the_text_alone() -> None:
+    network = Network(([*spoken(" a-b", 1, 3), *spoken(" c!", 3, 5)], -0.1))
+    network.starts_s[" a-b c!"] = (1.0, 1.0, 1.4, 1.6, 3.0, 3.2, 4.0, 4.1)
+    found = network.run(20, TranscriptionOptions(language="en", word_timestamps=True), of=with_heads)
+    (asked,) = network.aligned
+    assert (asked.prompt, asked.num_frames) == ((START, EN, TRANSCRIBE, NO_TIMES), 2000)
+    first, second = found.segments
+    assert [(each.text, each.start_s, each.end_s) for each in first.words or ()] == [(" a", 1.0, 1.4), ("-b", 1.4, 3.0)]
+    assert [(each.text, each.start_s, each.end_s) for each in second.words or ()] == [(" c!", 3.0, 4.0)]
+    assert (first.start_s, first.end_s, second.start_s, second.end_s) == (1.0, 3.0, 3.0, 4.0)
 
 
 def test_what_a_model_does_not_know_is_refused_by_name() -> None:

@@ -68,6 +68,20 @@ def test_vtt() -> None:
     assert all(seconds(*cue[:4]) < seconds(*cue[4:8]) for cue in cues)
 
 
+def test_words_have_times_of_their_own() -> None:
+    words = written(WHOLE, "srt", granularities=("word",))
+    assert [(cue[9], seconds(*cue[1:5]), seconds(*cue[5:9])) for cue in SRT_CUE.findall(words)] == [
+        ("Hello,\n", 0.0, 0.5),
+        ("you\n", 0.5, 1.234),
+    ]
+    cues = VTT_CUE.findall(written(WHOLE, "vtt", granularities=("word",)).removeprefix("WEBVTT\n\n"))
+    assert [cue[8] for cue in cues][:2] == ["Hello, <00:00:00.500>you\n", "a &lt;b&gt; &amp; c -&gt; d\n"]
+    assert [each["word"] for each in json.loads(written(WHOLE, "json", granularities=("word",)))["words"]] == [
+        "Hello,",
+        "you",
+    ]
+
+
 def test_silence_is_an_empty_file_of_each_form() -> None:
     silence = Transcription(text="", language="en", language_probability=0.0, duration_s=3.0, segments=())
     files = {form: written(silence, form) for form in FORMS}

@@ -4,6 +4,7 @@ Joins a scheduler and an executor through the Protocols of `quire_interfaces`. I
 implementation of either side: they are handed in, or named for the engine process to import.
 """
 
+from quire_engine.alignment import alignment_params
 from quire_engine.async_engine import AsyncEngine
 from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from quire_engine.client import EngineClient, PauseMode
@@ -68,6 +69,7 @@ __all__ = [
     "RequestProcessor",
     "StepResult",
     "StreamingClient",
+    "alignment_params",
     "pack_token_ids",
     "unpack_token_ids",
 ]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire_engine.alignment import check_alignment, with_decoder_prompt
 from quire_engine.length_limits import check_prompt_length, check_whole_prompt, resolve_max_tokens
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
 from quire_engine.params_resolver import ParamsResolver, check_token_ids
@@ -131,7 +132,8 @@ class InputProcessor:
         options = self._with_default_adapter(prompt.media, options)
         packed, params = self._checked_pooling(prompt, params, options)
         core_id = f"{request_id}/{next(self._sequence)}.0"
-        return pooling_request(core_id, prompt, packed, params, options, self._info)
+        message = pooling_request(core_id, prompt, packed, params, options, self._info)
+        return message if prompt.decoder_token_ids is None else with_decoder_prompt(message, prompt)
 
     def check(
         self,
@@ -150,9 +152,12 @@ class InputProcessor:
         self, prompt: RenderedPrompt, params: PoolingParams, options: RequestOptions
     ) -> tuple[bytes, PoolingParams]:
         """The packed prompt and the resolved parameters of a request that can be pooled."""
-        params = resolve_pooling_params(params, self._info)
-        longest = self._info.max_embed_len if params.task == "embed" else 0
-        check_whole_prompt(self._info, len(prompt.token_ids), longest)
+        if self._info.aligns_words or prompt.decoder_token_ids is not None:
+            check_alignment(self._info, prompt, params)
+        else:
+            params = resolve_pooling_params(params, self._info)
+            longest = self._info.max_embed_len if params.task == "embed" else 0
+            check_whole_prompt(self._info, len(prompt.token_ids), longest)
         packed = pack_token_ids(prompt.token_ids)
         self._check_prompt(prompt.token_ids)
         if prompt.media is not None:

@@ -192,6 +192,8 @@ class EngineInfo:
     `max_model_len`."""
     returns_routed_experts: bool = False
     """Outputs tell which experts the routers chose for each token."""
+    aligns_words: bool = False
+    """Texts can be aligned with the sounds that the encoder hears (`quire_engine.alignment`)."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
+from quire.alignment import alignment_pooler
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
 from quire.collective_rpc import RankCalls
 from quire.compilation import chosen_compilation
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from quire_models import Network
     from quire_models.transformers_backend.model import TransformersLM
     from quire_pooling import Pooler
+    from quire_runner import AlignmentPooler
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_rank_worker", "build_renderer", "engine_factory",
            "media_folder", "model_folder", "read_model_config"]  # fmt: skip
@@ -454,13 +456,13 @@ def _build_device_side(
     )
 
 
-def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | None:
-    """The pooler with its weights; None where the engine only generates."""
+def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | AlignmentPooler | None:
+    """The pooler with its weights, or what aligns words; None where the engine only generates."""
     from quire_pooling import Pooler, load_pooler_weights
 
     spec, folder = blueprint.pooler, blueprint.folder
     if spec is None:
-        return None
+        return alignment_pooler(blueprint, network) if blueprint.model.num_mel_bins else None
     stored = load_pooler_weights(spec, folder, network_folder(folder), blueprint.model.language_names)
     return Pooler(spec, {**network.head_weights, **stored}, network.device)
 

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.alignment import alignment_heads
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.kv_tier import EngineTiers
@@ -82,6 +83,7 @@ def engine_info(
         merges_adapters=merges_adapters,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
+        aligns_words=bool(model.num_mel_bins and alignment_heads(config, folder)),
         returns_routed_experts=config.model.enable_return_routed_experts,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )

@@ -92,7 +92,7 @@ class SpeechMethods(ABC):
         each_options: list[TranscriptionOptions] = one_each("options", given, len(many), TranscriptionOptions)
         for index, each in enumerate(each_options):
             with naming_prompt(index, len(many), "recordings"):
-                self._speech.transcriber(self._speech.recording(), each)  # which refuses what it cannot do
+                self._transcriber(self._speech.recording(), each)  # which refuses what it cannot do
         bound = max_concurrency or self.engine_info.max_num_seqs
         if len(many) <= 1 or bound == 1:
             return [self._transcribe(i, each, each_options[i], len(many)) for i, each in enumerate(many)]
@@ -112,8 +112,8 @@ class SpeechMethods(ABC):
         assert self._speech is not None
         with naming_prompt(index, count, "recordings"):
             recording, pieces = self._opened(source)
-            transcriber, requests = self._speech.transcriber(recording, options), self._speech.requests()
-            steps, answer = transcriber.run(), None
+            requests = self._speech.requests()
+            steps, answer = self._transcriber(recording, options).run(), None
             try:
                 while True:
                     step = steps.send(answer)
@@ -130,7 +130,17 @@ class SpeechMethods(ABC):
                 steps.close()
                 requests.release()
 
+    def _transcriber(self, recording: Recording, options: TranscriptionOptions) -> quire_speech.Transcriber:
+        assert self._speech is not None
+        return self._speech.transcriber(recording, options, aligns_words=self.engine_info.aligns_words)
+
     def _answer(self, step: Any, requests: WindowRequests) -> Any:
+        if isinstance(step, quire_speech.AlignTokens):
+            prompt, pooling = requests.align(step)
+            (pooled,) = self._shared.run_pooling(
+                [OfflineRequest(prompt=prompt, params=pooling, options=RequestOptions())], window=1
+            )
+            return requests.aligned(pooled)
         prompt = requests.prompt(step.features, step.prompt)
         if isinstance(step, quire_speech.Probe):
             return requests.probed(self._run_window(prompt, requests.probe(step)))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import quire_speech
 from quire.media import HeldMedia, MediaFront
-from quire_engine import BeamSearchParams, RequestOutput
+from quire_engine import BeamSearchParams, PooledRequestOutput, RequestOutput, alignment_params
 from quire_interfaces import (
     CheckpointError,
+    PoolingParams,
     QuireError,
     RenderedPrompt,
     RequestError,
@@ -26,7 +27,7 @@ from quire_models.config import ModelConfig
 from quire_speech import TranscriptionOptions
 
 if TYPE_CHECKING:
-    from quire_speech import Decode, Decoded, Probe, Recording, SpeechVocabulary, Transcriber
+    from quire_speech import Alignment, AlignTokens, Decode, Decoded, Probe, Recording, SpeechVocabulary, Transcriber
 
 __all__ = ["SpeechFront", "WindowRequests", "speech_front"]
 
@@ -68,11 +69,20 @@ class SpeechFront:
             return quire_speech.Recording(self._num_mel_bins, self._num_frames)
         return quire_speech.Recording.of(samples, self._num_mel_bins, self._num_frames)
 
-    def transcriber(self, recording: Recording, options: TranscriptionOptions) -> Transcriber:
-        """Raises RequestError where the model cannot do what is asked."""
-        if options.word_timestamps:
+    def transcriber(self, recording: Recording, options: TranscriptionOptions, *, aligns_words: bool) -> Transcriber:
+        """What asks for the windows of a recording.
+
+        Args:
+            recording: Whole, or to be added to.
+            options: How.
+            aligns_words: As the engine says (`EngineInfo`).
+
+        Raises:
+            RequestError: the model, or the engine, cannot do what is asked.
+        """
+        if options.word_timestamps and self.vocabulary.alignment_heads and not aligns_words:
             raise RequestError(
-                "this engine tells no times of words yet, those of segments alone; leave word_timestamps out",
+                "ranks that share a network tell no times of words, those of segments alone; leave word_timestamps out",
                 param="word_timestamps",
                 code="unsupported",
             )
@@ -125,6 +135,17 @@ class WindowRequests:
         """The answer to it. Raises QuireError where there is none."""
         _, *named = _logprobs(output, 0)[0]
         return {each.token_id: each.logprob for each in named}
+
+    def align(self, step: AlignTokens) -> tuple[RenderedPrompt, PoolingParams]:
+        """What asks when the tokens of a text are said."""
+        prompt = self.prompt(step.features, (*step.prompt, *step.text_ids, self._vocabulary.end_of_text))
+        return prompt, alignment_params(len(step.prompt), max(1, step.num_frames // 2))
+
+    def aligned(self, output: PooledRequestOutput) -> Alignment:
+        """The answer to it. Raises QuireError where there is none."""
+        if output.pooled is None:
+            raise output.error or QuireError("the words of a window got no times")
+        return quire_speech.align(output.pooled.data, output.pooled.shape)
 
     def decode(self, step: Decode) -> SamplingParams | BeamSearchParams:
         """What asks for a transcript."""

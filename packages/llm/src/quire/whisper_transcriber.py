@@ -37,7 +37,7 @@ class WhisperTranscriber:
         self._front, self._engine = front, engine
         self._max_logprobs = resolved_max_logprobs(max_logprobs, engine.info.vocab_size)
         self.can_translate = "translate" in front.vocabulary.tasks
-        self.has_word_timestamps = False
+        self.has_word_timestamps = bool(front.vocabulary.alignment_heads) and engine.info.aligns_words
 
     async def transcribe(
         self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
@@ -45,7 +45,7 @@ class WhisperTranscriber:
         """As `Transcriber` says."""
         request_options = dataclasses.replace(request_options, output_kind=OutputKind.FINAL_ONLY)
         recording, requests = self._front.recording(), self._front.requests()
-        transcriber = self._front.transcriber(recording, options)
+        transcriber = self._front.transcriber(recording, options, aligns_words=self._engine.info.aligns_words)
         steps, answer = transcriber.run(), None
         source = aiter(pieces)
         try:
@@ -66,6 +66,10 @@ class WhisperTranscriber:
             requests.release()
 
     async def _answer(self, step: Any, requests: WindowRequests, options: RequestOptions, hearing: Hearing) -> Any:
+        if isinstance(step, quire_speech.AlignTokens):
+            prompt, pooling = requests.align(step)
+            hearing.num_prompt_tokens += len(prompt.decoder_token_ids or ())
+            return requests.aligned(await self._engine.encode(prompt, pooling, options))
         prompt = requests.prompt(step.features, step.prompt)
         if isinstance(step, quire_speech.Probe):
             return requests.probed(await self._run(prompt, requests.probe(step), options, hearing))

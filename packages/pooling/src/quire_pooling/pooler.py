@@ -39,12 +39,13 @@ class PoolingState:
         self.token_ids: list[Tensor] = []
         """[n] each: their ids."""
 
-    def add(self, hidden: Tensor, token_ids: Tensor) -> None:
+    def add(self, hidden: Tensor, token_ids: Tensor, place: int = 0) -> None:
         """Take the next tokens of the prompt; what is needed of them is copied.
 
         Args:
             hidden: [n, H].
             token_ids: [n].
+            place: Of the first of them in the step, which does not matter here.
         """
         if not self.methods:
             self.pieces.append(hidden.clone())

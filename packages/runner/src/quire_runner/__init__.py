@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire_runner.alignment import AlignmentPooler
     from quire_runner.block_bytes import BlockBytes
     from quire_runner.config import RunnerConfig
     from quire_runner.executor import ThreadedExecutor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlignmentPooler",
     "BlockBytes",
     "LogitsTap",
     "ModelRunner",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AlignmentPooler": "alignment",
     "BlockBytes": "block_bytes",
     "LogitsTap": "protocols",
     "ModelRunner": "runner",

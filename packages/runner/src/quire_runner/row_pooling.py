@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from quire_interfaces.pooling import PooledOutput
+from quire_interfaces.pooling import PooledOutput, PoolingParams
 from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
-from quire_pooling import Pooler, PoolingState
 from quire_runner.pooling_runner import pooled_outputs
 
-__all__ = ["RowPooling"]
+__all__ = ["RowPooler", "RowPooling"]
+
+
+class RowPooler(Protocol):
+    """Makes outputs of prompts that come in chunks, as `quire_pooling.Pooler` and `AlignmentPooler` do."""
+
+    def begin(self, params: PoolingParams) -> Any:
+        """The state of a request, whose `add(hidden, token_ids, place)` takes the next tokens of its prompt: their
+        hidden states, their ids, and the place of the first of them in the step."""
+
+    def finish(self, states: Sequence[Any]) -> list[Tensor]:
+        """The outputs of requests whose last chunk was added."""
 
 
 class RowPooling:
@@ -26,9 +37,9 @@ class RowPooling:
         pooler: On the network's device; None takes no rows that are pooled.
     """
 
-    def __init__(self, pooler: Pooler | None) -> None:
+    def __init__(self, pooler: RowPooler | None) -> None:
         self._pooler = pooler
-        self._states: dict[int, PoolingState] = {}
+        self._states: dict[int, Any] = {}
         """Row -> what was taken of its chunks."""
         self._stop_token_ids: dict[int, int] = {}
         """Row -> the token that stands for its output."""
@@ -76,7 +87,7 @@ class RowPooling:
         for row, length in zip(rows, query_lens, strict=True):
             end = begin + length
             if (state := self._states.get(row)) is not None:
-                state.add(hidden[begin:end], token_ids[begin:end])
+                state.add(hidden[begin:end], token_ids[begin:end], begin)
             begin = end
 
     def finish(self, output: SchedulerOutput) -> Callable[[ModelRunnerOutput], None]:

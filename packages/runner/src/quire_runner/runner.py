@@ -28,7 +28,6 @@ from quire_interfaces.platforms import platform_of
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network
 from quire_ops import Op, OpRequest, bind, kv_cache_shape, op_table, ops, torch_device
-from quire_pooling import Pooler
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.captured_decode import CapturedDecode
@@ -44,7 +43,7 @@ from quire_runner.media import EncodedMedia, EncoderCache
 from quire_runner.output import Failures, PendingResult, ReadyResult, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.protocols import LogitsTap, RunnableNetwork, StepAdapters
-from quire_runner.row_pooling import RowPooling
+from quire_runner.row_pooling import RowPooler, RowPooling
 from quire_runner.rows import Rows
 from quire_runner.step import Step, StepPath
 from quire_runner.step_sampling import StepSampling
@@ -112,7 +111,7 @@ class ModelRunner:
         make_transfer_worker: MakeTransferWorker | None = None,
         encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
-        pooler: Pooler | None = None,
+        pooler: RowPooler | None = None,
         capture: CaptureStep | None = None,
     ) -> None:
         self._config = config
@@ -189,7 +188,7 @@ class ModelRunner:
         make_transfer_worker: MakeTransferWorker | None = None,
         encoder_connector: EncoderCacheConnector | None = None,
         adapters: StepAdapters | None = None,
-        pooler: Pooler | None = None,
+        pooler: RowPooler | None = None,
         capture: CaptureStep | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-__all__ = ["TimedText", "srt", "srt_cue", "vtt", "vtt_cue"]
+from quire_speech.results import Segment
+
+__all__ = ["TimedText", "srt", "srt_cue", "vtt", "vtt_cue", "vtt_words"]
 
 _LEAST_MS = 1
 """A cue ends behind its beginning."""
@@ -39,16 +41,31 @@ def srt_cue(number: int, segment: TimedText) -> str:
     return f"{number}\n{start} --> {end}\n{_one_paragraph(segment.text)}\n\n"
 
 
-def vtt(segments: Iterable[TimedText]) -> str:
-    """All segments with text as one WebVTT file; its header alone without any."""
-    return "WEBVTT\n\n" + "".join(vtt_cue(each) for each in segments if each.text.strip())
+def vtt(segments: Iterable[Segment], cue: Callable[[Segment], str]) -> str:
+    """All segments with text as one WebVTT file, its header alone without any; `cue` writes one of them."""
+    return "WEBVTT\n\n" + "".join(cue(each) for each in segments if each.text.strip())
 
 
 def vtt_cue(segment: TimedText) -> str:
     """One subtitle, with the blank line behind it. What would be markup in its text is escaped."""
     start, end = _times(segment, ".")
-    text = _one_paragraph(segment.text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{start} --> {end}\n{text}\n\n"
+    return f"{start} --> {end}\n{_escaped(_one_paragraph(segment.text))}\n\n"
+
+
+def vtt_words(segment: Segment) -> str:
+    """One subtitle with the time of each word in its text, where players highlight it from (W3C, WebVTT, cue
+    timestamps); as `vtt_cue` where the segment has no words."""
+    text = _one_paragraph(segment.text)
+    told, end_ms = max(0, round(segment.start_s * 1000)), round(segment.end_s * 1000)
+    parts, place = list[str](), 0
+    for word in segment.words or ():
+        at, found = round(word.start_s * 1000), text.find(word.text.strip(), place)
+        if found < 0 or not told < at < end_ms:
+            continue
+        parts += [_escaped(text[place:found]), f"<{_time(at, '.')}>"]
+        place, told = found, at
+    start, end = _times(segment, ".")
+    return f"{start} --> {end}\n{''.join(parts)}{_escaped(text[place:])}\n\n"
 
 
 def _times(segment: TimedText, point: str) -> tuple[str, str]:
@@ -62,6 +79,11 @@ def _time(milliseconds: int, point: str) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{seconds:02}{point}{milliseconds:03}"
+
+
+def _escaped(text: str) -> str:
+    """As the text of a WebVTT cue."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _one_paragraph(text: str) -> str:

@@ -268,8 +268,9 @@ class Transcriber:
         if not text_ids:
             return timed
         assert self.language is not None
-        start = vocabulary.start(self.language, self._options)
-        alignment: Alignment = yield AlignTokens(features, (*start, vocabulary.no_timestamps), text_ids, size)
+        start = (*vocabulary.start(self.language, self._options), vocabulary.no_timestamps)
+        text_ids = text_ids[: vocabulary.max_tokens - len(start) - 1]
+        alignment: Alignment = yield AlignTokens(features, start, text_ids, size)
         return self._words.add(timed, alignment, self.language)
 
     def _previous(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 from quire_speech.results import Segment, Transcription, Word
-from quire_speech.subtitles import srt, vtt
+from quire_speech.subtitles import srt, vtt, vtt_cue, vtt_words
 
 __all__ = [
     "FORMS",
@@ -24,9 +24,10 @@ FORMS: tuple[TranscriptForm, ...] = ("json", "text", "srt", "vtt", "verbose_json
 """Names of the forms, as `response_format` has them."""
 
 
-def json_transcript(transcription: Transcription) -> dict[str, Any]:
-    """The text alone."""
-    return {"text": transcription.text}
+def json_transcript(transcription: Transcription, granularities: Collection[str] = ("segment",)) -> dict[str, Any]:
+    """The text, and the words where they are asked for."""
+    fields: dict[str, Any] = {"text": transcription.text}
+    return fields | ({"words": _words(transcription)} if "word" in granularities else {})
 
 
 def verbose_transcript(
@@ -47,7 +48,7 @@ def verbose_transcript(
         "text": transcription.text,
     }
     if "word" in granularities:
-        fields["words"] = [word_object(word) for each in transcription.segments for word in each.words or ()]
+        fields["words"] = _words(transcription)
     if "segment" in granularities:
         fields["segments"] = [segment_object(each) for each in transcription.segments]
     return fields
@@ -74,6 +75,10 @@ def word_object(word: Word) -> dict[str, Any]:
     return {"word": word.text.strip(), "start": word.start_s, "end": word.end_s, "probability": word.probability}
 
 
+def _words(transcription: Transcription) -> list[dict[str, Any]]:
+    return [word_object(word) for each in transcription.segments for word in each.words or ()]
+
+
 def written(
     transcription: Transcription,
     form: TranscriptForm,
@@ -81,13 +86,19 @@ def written(
     task: str = "transcribe",
     granularities: Collection[str] = ("segment",),
 ) -> str:
-    """The transcription as the text of a file of this form."""
+    """The transcription as the text of a file of this form.
+
+    With "word" among the granularities a subtitle of SubRip is a word, one of WebVTT has the times of its words, and
+    both forms of JSON list them.
+    """
+    has_words = "word" in granularities
     if form == "srt":
-        return srt(transcription.segments)
+        words = [word for each in transcription.segments for word in each.words or ()]
+        return srt(words if has_words else transcription.segments)
     if form == "vtt":
-        return vtt(transcription.segments)
+        return vtt(transcription.segments, vtt_words if has_words else vtt_cue)
     if form == "text":
         return transcription.text + "\n"
     verbose = verbose_transcript(transcription, task=task, granularities=granularities)
-    fields = json_transcript(transcription) if form == "json" else verbose
+    fields = json_transcript(transcription, granularities) if form == "json" else verbose
     return json.dumps(fields, ensure_ascii=False) + "\n"

@@ -153,6 +153,19 @@ class TurnDetector:
         return self._start_s is not None
 
     @property
+    def silent_s(self) -> float:
+        """How long nobody has spoken in the running turn."""
+        return self._num_silent * _FRAME_S
+
+    @property
+    def pause_at_s(self) -> float | None:
+        """Where the running turn ends if nobody speaks any more; None where that is not known yet."""
+        padding_s = self._settings.prefix_padding_ms / 1000
+        if self._start_s is None or not self._num_silent or self.silent_s < padding_s:
+            return None
+        return (self.num_frames - self._num_silent) * _FRAME_S + padding_s
+
+    @property
     def quiet_until_s(self) -> float:
         """What lies before belongs to no turn that is still to be told."""
         if self._start_s is not None:

@@ -1,7 +1,7 @@
 """Times of words, from which frames a decoder looked at while it wrote their tokens (Radford et al. 2022, and OpenAI's
 Whisper since 2023): a path through the attention of some heads by dynamic time warping.
 
-Shape legend: T tokens, F frames of the encoder's output, H heads.
+Shape legend: T tokens, F frames of the encoder's output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from quire_speech.vocabulary import SECONDS_PER_TIMESTAMP
 
 __all__ = ["Alignment", "WordTimes", "align", "warp"]
 
-_MEDIAN_WIDTH = 7
 _LONGEST_MEDIAN_S = 0.7
 _SENTENCE_ENDS = frozenset(".。!！?？")
 _BEFORE = "\"'“¿([{-"
@@ -30,7 +29,6 @@ _BEHIND = "\"'.。,，!！?？:：”)]}、"
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages whose words are not told apart: each character is one."""
 _REPLACEMENT = "�"
-Numbers = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,32 +41,20 @@ class Alignment:
     """Of each token."""
 
 
-def align(attention: Numbers, num_before: int, probabilities: Sequence[float]) -> Alignment:
+def align(data: bytes, shape: Sequence[int]) -> Alignment:
     """When the tokens of a text are said.
 
     Args:
-        attention: What the heads attend to, after softmax over the frames that are sound, [H, T, F]; T tokens of the
-            prompt, the text and the end of text.
-        num_before: Tokens before the text.
-        probabilities: Of the text's tokens.
+        data: float32 [T + 1, F + 1] of T tokens of the text and the end behind it: how much the heads that follow what
+            is said attend to each of F frames where they write the token, standardized over tokens, smoothed, averaged;
+            the last column is the probability of the token.
+        shape: The two numbers.
     """
-    weights = attention.astype(np.float32)
-    weights = (weights - weights.mean(1, keepdims=True)) / (weights.std(1, keepdims=True) + 1e-10)
-    matrix = _median(weights, _MEDIAN_WIDTH).mean(0)[num_before - 1 : -1]
-    tokens, frames = warp(-matrix.astype(np.float64))
+    matrix = np.frombuffer(data, np.float32).reshape(shape)
+    tokens, frames = warp(-matrix[:, :-1].astype(np.float64))
     begins = np.flatnonzero(np.diff(tokens, prepend=-1))
     starts = frames[begins] * SECONDS_PER_TIMESTAMP
-    return Alignment(tuple(starts.tolist()), tuple(probabilities))
-
-
-def _median(values: Numbers, width: int) -> Numbers:
-    """The median of as many neighbours along the last axis, mirrored at the ends."""
-    half = width // 2
-    if values.shape[-1] <= half:
-        return values
-    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(half, half)], mode="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=-1)
-    return np.partition(windows, half, axis=-1)[..., half]
+    return Alignment(tuple(starts.tolist()), tuple(matrix[:-1, -1].tolist()))
 
 
 def warp(costs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
