@@ -27,6 +27,7 @@ from quire_server.context import ServerContext
 from quire_server.errors import error_body
 from quire_server.readiness import refuse_while_draining
 from quire_server.speech.live_items import RATE, LiveTurn
+from quire_server.speech.live_pace import LivePace
 from quire_server.speech.live_session import LiveSettings
 from quire_server.speech.service import SpeechService
 
@@ -44,6 +45,8 @@ MIN_TURN_S = 0.1
 MAX_TURNS = 8
 """Turns of one session that are transcribed at a time; its sound is not read while there are more."""
 DRAIN_LOOK_S = 0.2
+HUSH_S = 0.1
+"""After so much silence no transcript of a running turn begins."""
 _logger = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
@@ -55,7 +58,7 @@ async def live_socket(service: SpeechService, context: ServerContext, socket: We
         refuse_while_draining(context)
         context.check_awake()
         model = socket.query_params.get("model")
-        session = LiveConnection(context, socket, service.transcriber(context))
+        session = LiveConnection(context, socket, service.transcriber(context), service.pace)
         if model is not None:
             session.check_model(model)
     except QuireError as error:
@@ -89,9 +92,11 @@ class LiveConnection:
         context: Of the server, for its caller.
         socket: Accepted.
         transcriber: Of the served model.
+        pace: Of the server.
     """
 
-    def __init__(self, context: ServerContext, socket: WebSocket, transcriber: Transcriber) -> None:
+    def __init__(self, context: ServerContext, socket: WebSocket, transcriber: Transcriber, pace: LivePace) -> None:
+        self._pace = pace
         self._context, self._socket, self._transcriber = context, socket, transcriber
         self.id = f"sess_{secrets.token_hex(12)}"
         self._settings = LiveSettings()
@@ -139,6 +144,8 @@ class LiveConnection:
 
     async def close(self) -> None:
         """The client is gone: end what runs for it."""
+        if self._turn is not None:
+            self._turn.drop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -229,11 +236,23 @@ class LiveConnection:
                 await self._send("input_audio_buffer.speech_stopped", audio_end_ms=round(at_s * 1000), item_id=turn_id)
                 await self._end_turn()
         if self._turn is not None:
+            self._note_pause(self._turn, self._turns)
             # The end of a turn may turn out to have been before now, by what ends a turn of silence.
             kept = self._settings.turn_detection.silence_duration_ms if self._settings.turn_detection else 0
             self._take_buffer(self._num_samples - round(kept * RATE / 1000))
         else:
             self._forget(round((self._turns.quiet_until_s + self._turns_start_s) * RATE))
+
+    def _note_pause(self, turn: LiveTurn, turns: TurnDetector) -> None:
+        """Tell the turn whether somebody speaks."""
+        pause_at_s = turns.pause_at_s
+        if pause_at_s is not None:
+            self._take_buffer(min(round((pause_at_s + self._turns_start_s) * RATE), self._num_samples))
+            turn.pause()
+        elif turns.silent_s >= HUSH_S:
+            turn.hush()
+        else:
+            turn.resume()
 
     async def _commit(self, event: dict[str, Any]) -> None:
         if self._settings.is_vllm and not event.get("final"):
@@ -246,7 +265,7 @@ class LiveConnection:
         if turn.num_samples + self._num_samples - self._buffer_start < MIN_TURN_S * RATE:
             length_ms = (turn.num_samples + self._num_samples - self._buffer_start) / RATE * 1000
             self._turn = None
-            turn.end()
+            turn.drop()
             raise RequestError(
                 f"the buffer holds {length_ms:.0f} ms of sound, and a turn takes {MIN_TURN_S * 1000:.0f} ms; append "
                 "more before you commit",
@@ -299,7 +318,9 @@ class LiveConnection:
         )
 
     def _new_turn(self) -> LiveTurn:
-        return LiveTurn(self._transcriber, self._settings.options(), self._request_options(), self._tell_delta)
+        return LiveTurn(
+            self._transcriber, self._settings.options(), self._request_options(), self._tell_delta, self._pace
+        )
 
     def _request_options(self) -> RequestOptions:
         options = self._context.request_options(_Asked(model=self._settings.transcription.model))
@@ -337,7 +358,7 @@ class LiveConnection:
     def _drop(self) -> None:
         self._forget(self._num_samples)
         if self._turn is not None:
-            self._turn.end()
+            self._turn.drop()
         self._turn = self._turns = None
 
     def _start(self, work: Any) -> asyncio.Task[None]:

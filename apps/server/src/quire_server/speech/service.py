@@ -31,6 +31,7 @@ from quire_server.request_ids import answer_id
 from quire_server.responses import json_response
 from quire_server.speech.answers import events, whole_answer
 from quire_server.speech.diarizers import Diarizer, diarized_transcript, load_diarizer
+from quire_server.speech.live_pace import LivePace
 from quire_server.speech.request import SpeechRequest, VoiceFields, read_fields
 from quire_server.streaming import EventStream
 from quire_speech import Segment, Transcription
@@ -84,6 +85,8 @@ class SpeechService:
         self._diarizer: Diarizer | None = None
         self._pool: quire_multimodal.SoundPool | None = None
         self._num_open = 0
+        self.pace = LivePace()
+        """Of live sound."""
 
     async def transcriptions(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/audio/transcriptions: what is said in a recording."""
