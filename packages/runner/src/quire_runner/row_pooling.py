@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from quire_interfaces.pooling import PooledOutput, PoolingParams
+from quire_interfaces.pooling import PooledOutput
 from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from quire_pooling import Pooler
 from quire_runner.pooling_runner import pooled_outputs
+
+if TYPE_CHECKING:
+    from quire_runner.alignment import AlignmentPooler
 
 __all__ = ["RowPooler", "RowPooling"]
 
 
-class RowPooler(Protocol):
-    """Makes outputs of prompts that come in chunks, as `quire_pooling.Pooler` and `AlignmentPooler` do."""
-
-    def begin(self, params: PoolingParams) -> Any:
-        """The state of a request, whose `add(hidden, token_ids, place)` takes the next tokens of its prompt: their
-        hidden states, their ids, and the place of the first of them in the step."""
-
-    def finish(self, states: Sequence[Any]) -> list[Tensor]:
-        """The outputs of requests whose last chunk was added."""
+RowPooler: TypeAlias = "Pooler | AlignmentPooler"
+"""What makes outputs of prompts that come in chunks."""
 
 
 class RowPooling:
@@ -40,7 +37,7 @@ class RowPooling:
     def __init__(self, pooler: RowPooler | None) -> None:
         self._pooler = pooler
         self._states: dict[int, Any] = {}
-        """Row -> what was taken of its chunks."""
+        """Row -> what was taken of its chunks; `add` takes the next."""
         self._stop_token_ids: dict[int, int] = {}
         """Row -> the token that stands for its output."""
 

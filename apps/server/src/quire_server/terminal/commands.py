@@ -219,7 +219,9 @@ def run_collect_env(parsed: ParsedCommand) -> int:
     argument("--language", metavar="CODE", help="spoken language, e.g. en (default: it is heard)"),
     argument("--translate", action="store_true", help="write English, whatever is spoken"),
     argument("--prompt", metavar="TEXT", help="what was said before: names and spellings"),
-    argument("--word-timestamps", action="store_true", help="times of words: a subtitle each in srt, marks in vtt, a list in json"),
+    argument(
+        "--word-timestamps", action="store_true", help="times of words: cues in srt, marks in vtt, a list in json"
+    ),
     argument("--vad", action="store_true", help="leave silence out before the model hears it"),
     argument("--url", metavar="URL", help="a running server (default: one of your own, which goes when you go)"),
     MODEL_NAME,
