@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from lora_files import HIDDEN, SHAPES, make_slots, tensors_of, write
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from quire_interfaces import CheckpointError, SchedulerStats
 from quire_lora import AdapterRuntime, AdapterSlots, AdapterStore, read_adapter
@@ -55,6 +58,23 @@ def test_magnitudes_set_the_length_of_each_output(tmp_path: Path) -> None:
     merged *= (magnitude.double() / merged.norm(dim=1))[:, None]
     expected = x.double() @ merged.T + bias.double()
     torch.testing.assert_close(result_of(slots, folder, x).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_magnitudes_and_biases_of_a_devices_layers(tmp_path: Path) -> None:
+    """Tensors of a pretended GPU refuse to be mixed with those of the host, as those of a real one do."""
+    parts = {"lora_magnitude_vector": torch.rand(OUTPUTS), "bias": torch.rand(OUTPUTS)}
+    folder = write(tmp_path, one(**parts), target_modules=["0.q_proj"], use_dora=True, bias="lora_only")
+    slots = make_slots()
+    with contextlib.ExitStack() as from_here:
+
+        def base() -> tuple[Tensor, Tensor]:
+            from_here.enter_context(FakeTensorMode(allow_non_fake_inputs=True))  # files cannot be read in it
+            return torch.empty(OUTPUTS, HIDDEN, device="cuda"), torch.empty(OUTPUTS, device="cuda")
+
+        slots.linears[NAME] = dataclasses.replace(slots.linears[NAME], base=base)
+        adapter = read_adapter(folder, slots).linears[NAME]
+    tensors = [adapter.a, adapter.b, adapter.scale, adapter.shift]
+    assert {tensor.device.type for tensor in tensors if tensor is not None} == {"cpu"}
 
 
 def test_the_bias_of_b_is_scaled_as_its_matrix(tmp_path: Path) -> None:

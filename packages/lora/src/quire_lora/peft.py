@@ -281,11 +281,13 @@ class _Reader:
             shift += lora_bias * self._config.scaling_of(module)
         if magnitude is not None:
             assert weight is not None
-            scale = magnitude / torch.linalg.vector_norm(weight + b @ a, dim=1)  # Liu et al. 2024, eq. 5
+            change = b.to(weight.device) @ a.to(weight.device)  # what is read is on the host, the layer may not be
+            norms = torch.linalg.vector_norm(weight + change, dim=1)
+            scale = magnitude / norms.to(magnitude.device)  # Liu et al. 2024, eq. 5
             b = b * scale[:, None]
             if lora_bias is not None:
                 shift *= scale
-        kept = torch.zeros(len(b)) if own_bias is None else own_bias
+        kept = torch.zeros(len(b)) if own_bias is None else own_bias.to(b.device)
         after = kept if bias is None else bias
         shift += after - (kept if scale is None else kept * scale)
         dtype = self._slots.dtype
@@ -293,7 +295,7 @@ class _Reader:
             a=a.to(dtype).contiguous(),
             b=b.T.to(dtype).contiguous(),
             scale=scale,
-            shift=shift if shift.any() or scale is not None else None,
+            shift=shift if scale is not None or shift.any() else None,
         )
 
     # Routed experts.
@@ -366,7 +368,7 @@ class _Reader:
         return LinearAdapter(
             a=torch.zeros(0, inputs, dtype=dtype),
             b=torch.zeros(0, outputs, dtype=dtype),
-            shift=bias if own is None else bias - own,
+            shift=bias if own is None else bias - own.to(bias.device),
         )
 
     # The embedding and the LM head.

@@ -232,8 +232,8 @@ class ItemProcessor:
     def _possible_ways(self) -> list[tuple[str, str]]:
         """How to call the processor, the best first: by its steps, unless its class has a joint call of its own."""
         mixins = importlib.import_module("transformers.processing_utils")
-        own = type(self.processor).__call__
-        is_plain = own in (mixins.ProcessorMixin.__call__, mixins.OmniModalProcessorMixin.__call__)
+        plain = [getattr(mixins, name, None) for name in ("ProcessorMixin", "OmniModalProcessorMixin")]
+        is_plain = any(mixin is not None and type(self.processor).__call__ is mixin.__call__ for mixin in plain)
         calls = ("part", "joint") if is_plain else ("joint", "part")
         return [(call, tensors) for call in calls for tensors in ("np", "pt")]
 
