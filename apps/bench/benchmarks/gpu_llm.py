@@ -4,8 +4,8 @@
 
 `features` makes an engine on either device for each of FEATURES, in float32, gives both the same requests, and counts
 the answers whose tokens are equal. `server` starts `quire serve` on the GPU and asks it as clients do. `tests` runs the
-tests of packages/llm with QUIRE_DEVICE set, in several processes. Runs in a bare checkout, like gpu_check.py; needs what
-the server imports.
+tests of packages/llm with QUIRE_DEVICE set, in several processes. Runs in a bare checkout, like gpu_check.py; needs
+what the server imports.
 """
 
 from __future__ import annotations
