@@ -1,13 +1,14 @@
 """Everything that a GPU has to show, in one command: tests on the device, kernels and whole steps beside their limits.
 
-    python apps/bench/benchmarks/gpu_check.py tests kernels engine sampled gated joined --out results.json
+    python apps/bench/benchmarks/gpu_check.py tests kernels engine sampled steps draws gated joined --out results.json
 
 For a machine that has a GPU for a short time: runs in a bare checkout, with torch, Triton and Transformers and little
-else, each part in a few minutes; what each took is among the results. `gated joined` say together whether gate, up and
-activation are faster in one kernel, and layers that share an input in one product. Weights are random. Limits are
-measured in the same run: bytes that must be read by the rate of reading memory, operations by the rate of matrix
-products. Results are JSON, a line for each figure as it comes; `passes` says whether a figure reaches its bar, where it
-has one.
+else, each part in a few minutes; what each took is among the results. `steps` times decode steps of every
+kind (penalties, grammars, adapters, narrow caches and weights, a prompt beside decodes), `draws` the drawing of tokens
+alone. `gated joined` say together whether gate, up and activation are faster in one kernel, and layers that share an
+input in one product. Weights are random. Limits are measured in the same run: bytes that must be read by the rate of
+reading memory, operations by the rate of matrix products.
+Results are JSON, a line for each figure as it comes; `passes` says whether a figure reaches its bar, where it has one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [str(path) for pattern in ("packages/*/src", "apps/*/src", "kernels-*/src") for path in ROOT.glob(pattern)]
-sys.path[:0] = [path for path in SOURCES if path not in sys.path]
+sys.path[:0] = [path for path in (str(Path(__file__).parent), *SOURCES) if path not in sys.path]
 KERNEL_BARS: list[tuple[dict[str, Any], float]] = [
     ({"op": "paged_attention", "shapes": {"batch": "64xq1k4k"}}, 0.85),
     ({"op": "paged_attention", "shapes": {"batch": "q1k8k"}}, 0.0),
@@ -73,6 +74,14 @@ SAMPLED: dict[str, dict[str, Any]] = {
 """What requests of part "sampled" ask for."""
 WITHOUT_DEVICE = ("_build_digest", "_builds", "_folder", "_gpu_check", "_interpreter", "_readme")
 """Ends of the names of test files that need no device."""
+PARTS = ("tests", "kernels", "engine", "sampled", "steps", "draws", "gated", "joined")
+STEPS = (
+    ("0.6b", 64, 1024, ()),
+    ("8b", 1, 1024, ("greedy", "weights in int4", "weights in int8", "weights in fp8", "weights in w8a8")),
+)
+"""Shape, requests, context and kinds of the steps of part "steps"; no kinds for all (`gpu_steps.STEPS`)."""
+DRAWS = ((64, 151936), (1, 151936))
+"""Rows and tokens of part "draws"."""
 JOINED = (("8b", 1, 1024), ("8b", 16, 1024), ("0.6b", 1, 1024), ("0.6b", 16, 1024))
 """Shape, requests, context: decode steps that part "joined" times with products joined and apart."""
 
@@ -108,7 +117,7 @@ def register_kernels() -> None:
             table.add(backend)
 
 
-def run_tests(results: Results, limit_s: float) -> None:
+def run_tests(results: Results, limit_s: float, only: Callable[[str], bool]) -> None:
     """Tests of the kernels, on the device, in as many processes as there are cores; files that need a package which is
     not here are left out. What has run after `limit_s` seconds is reported, and that the rest did not."""
     import torch
@@ -116,6 +125,8 @@ def run_tests(results: Results, limit_s: float) -> None:
     folder = "kernels-cuda" if torch.version.hip is None else "kernels-rocm"
     files, left_out = [], []
     for path in sorted((ROOT / folder / "tests").glob("test_*.py")):
+        if not only(path.stem):
+            continue
         text = path.read_text()
         needs_engine = re.search(r"^from quire[. ]", text, re.MULTILINE) and not _is_here("msgspec")
         (left_out if needs_engine or path.stem.endswith(WITHOUT_DEVICE) else files).append(path)
@@ -283,157 +294,19 @@ def _host_time_us(call: Callable[[], Any]) -> float:
     return 1e6 * (time.perf_counter() - start)
 
 
-class Engine:
-    """A runner with requests of one length, driven without a scheduler."""
-
-    def __init__(
-        self,
-        shape: str,
-        num_seqs: int,
-        length: int,
-        device: str,
-        dtype: str,
-        *,
-        join_products: bool | None = None,
-        sampling: dict[str, Any] | None = None,
-    ) -> None:
-        """Args:
-        sampling: Fields of every request's `SamplingParams`; None for greedy requests.
-        """
-        from quire_kv_cache import plan_kv_cache
-        from quire_models import ModelConfig, build_model
-        from quire_runner import ModelRunner, RunnerConfig
-        from quire_testkit.checkpoints import checkpoint_config
-
-        config = ModelConfig.from_dict(checkpoint_config("qwen3" if shape == "0.6b" else "llama", shape, dtype))
-        self.network = build_model(config, dtype=dtype, device=device, join_products=join_products)
-        _fill(self.network)
-        self.num_seqs, self.length, self.block = num_seqs, length, 16
-        self.sampling = sampling or {"temperature": 0}
-        self.width = -(-(length + 256) // self.block)
-        specs = config.kv_cache_specs(self.block, dtype)
-        plan = plan_kv_cache(specs, num_blocks=1 + num_seqs * self.width)
-        self.num_groups = len(plan.groups)
-        settings = {"max_num_seqs": num_seqs, "max_model_len": length + 256, "max_num_batched_tokens": length}
-        self.runner = ModelRunner.for_model(
-            self.network, plan, RunnerConfig(device=device, dtype=dtype, cuda_graph_sizes=(num_seqs,), **settings)
-        )
-        self.runner.warm_up()
-        self.config, self._step = config, 0
-
-    def step(self, rows: list[int], starts: list[int], counts: list[int], *, new: bool = False) -> Any:
-        """Launch a step; what it returns waits for it."""
-        from quire_interfaces import SchedulerOutput
-
-        self._step += 1
-        return self.runner.launch(
-            SchedulerOutput(
-                step_id=self._step,
-                rows=rows,
-                request_ids=[str(row) for row in rows],
-                num_computed_tokens=starts,
-                num_scheduled_tokens=counts,
-                samples=[True] * len(rows),
-                total_num_scheduled_tokens=sum(counts),
-                new_rows=[self._new(row) for row in rows] if new else [],
-            )
-        )
-
-    def _new(self, row: int) -> Any:
-        from quire_interfaces import NewRow, SamplingParams
-
-        first = 1 + row * self.width
-        ids = list(range(first, first + self.width))
-        return NewRow(
-            row=row, request_id=str(row), token_ids=[7 + (row + i) % 200 for i in range(self.length)],
-            num_prompt_tokens=self.length, num_computed_tokens=0, block_ids=(ids,) * self.num_groups,
-            sampling_params=SamplingParams(**self.sampling), seed=row, stop_token_ids=frozenset(),
-        )  # fmt: skip
-
-    def prefill_s(self) -> float:
-        """Seconds of a step with a whole prompt, its result included."""
-        start = time.perf_counter()
-        self.step([0], [0], [self.length], new=True)()
-        return time.perf_counter() - start
-
-    def decode_s(self, num_steps: int) -> tuple[float, float]:
-        """Seconds of a decode step of all rows, the median of five runs, launched one ahead of what is read; and how
-        long launching one takes the host."""
-        rows, samples, host = list(range(self.num_seqs)), [], 0.0
-        for row in rows:
-            self.step([row], [0], [self.length], new=True)()
-        position = self.length
-        for timed in (False, True, True, True, True, True):
-            count = num_steps if timed else 8
-            start, before = time.perf_counter(), None
-            for _ in range(count):
-                begin = time.perf_counter()
-                read = self.step(rows, [position] * self.num_seqs, [1] * self.num_seqs)
-                host += (time.perf_counter() - begin) * timed
-                position += 1
-                if before is not None:
-                    before()
-                if not timed:
-                    read()
-                    if self.runner.graphs is not None:
-                        self.runner.graphs.wait()
-                    before = None
-                else:
-                    before = read
-            if before is not None:
-                before()
-            samples += [(time.perf_counter() - start) / count] * timed
-        return statistics.median(samples), host / (5 * num_steps)
-
-    def add_decode(self, results: Results, part: str, what: str, read_bytes_per_s: float, bar: float) -> None:
-        """Time decode steps of all rows, beside what reading the weights, keys and values takes."""
-        seconds, host_s = self.decode_s(32)
-        tokens = self.num_seqs * (self.length + 16 + 5 * 16)
-        limit_s = (self.weight_bytes() + self.kv_bytes(tokens)) / read_bytes_per_s
-        results.measured(
-            part, what, seconds, limit_s, bar,
-            tokens_per_s=self.num_seqs / seconds, host_ms=host_s * 1e3, attention=self.network.attention_backend.name,
-            graphs=self.graphs(),
-        )  # fmt: skip
-
-    def graphs(self) -> Any:
-        """Number of captured graphs, or why there are none."""
-        graphs = self.runner.graphs
-        return self.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured))
-
-    def weight_bytes(self) -> int:
-        """Of the layers and the LM head: what a decode step has to read."""
-        from quire_models.ledger import weight_ledger
-
-        ledger = weight_ledger(self.config, str(self.network.dtype).removeprefix("torch."), "plain")
-        embedding = self.config.vocab_size * self.config.hidden_size * self.network.dtype.itemsize
-        return sum(ledger.values()) - (0 if self.config.tie_word_embeddings else embedding)
-
-    def kv_bytes(self, num_tokens: int) -> int:
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.network.dtype.itemsize * num_tokens
-
-    def close(self) -> None:
-        self.runner.close()
-
-
-def _fill(network: Any) -> None:
-    """Random weights, made where they stay: the host takes a minute for those of an 8B network."""
-    import torch
-
-    generator = torch.Generator(network.device).manual_seed(0)
-    for parameter in network.parameters:
-        dtype = parameter.dtype or network.dtype
-        memory = parameter.memory(dtype, network.device)
-        tensor = torch.empty(parameter.shape, dtype=dtype, device=network.device) if memory is None else memory
-        is_norm = len(parameter.shape) < 2
-        parameter.tensor = tensor.fill_(1.0) if is_norm else tensor.normal_(0.0, 0.02, generator=generator)
-    network.finish_loading()
+@contextmanager
+def reported(results: Results, part: str, what: str) -> Iterator[None]:
+    """A figure that cannot be measured is reported, and the next ones are measured all the same."""
+    try:
+        yield
+    except Exception:
+        results.add(part, what, passes=False, error=traceback.format_exc()[-3000:])
 
 
 def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype: str) -> None:
     """Whole steps of networks with random weights."""
     import torch
+    from gpu_engine import Engine
 
     from quire_bench.kernels import measure_limits
 
@@ -458,17 +331,10 @@ def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype
         del engine
 
 
-@contextmanager
-def reported(results: Results, part: str, what: str) -> Iterator[None]:
-    """A figure that cannot be measured is reported, and the next ones are measured all the same."""
-    try:
-        yield
-    except Exception:
-        results.add(part, what, passes=False, error=traceback.format_exc()[-3000:])
-
-
 def run_sampled(results: Results, device: str, decodes: Any, dtype: str) -> None:
     """Decode steps of requests that sample, each beside the steps of greedy ones."""
+    from gpu_engine import Engine
+
     for shape, num_seqs, length in decodes:
         greedy_s = None
         for what, sampling in SAMPLED.items():
@@ -486,6 +352,7 @@ def run_sampled(results: Results, device: str, decodes: Any, dtype: str) -> None
 def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype: str) -> None:
     """Decode steps with layers that share an input apart, and in one product; and that with what part "gated" chose."""
     import torch
+    from gpu_engine import Engine
 
     from quire_bench.kernels import measure_limits
     from quire_kernels_cuda.platform import NVIDIA
@@ -509,7 +376,8 @@ def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 when something failed or stayed under its bar."""
     parser = argparse.ArgumentParser(description="What a GPU has to show, each figure beside its limit.")
-    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine", "sampled", "gated", "joined"))
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--only", help="of parts tests and steps, what holds one of these texts, separated by commas")
     parser.add_argument("--device", default="cuda", help="cpu tries the command itself, on tiny shapes")
     parser.add_argument("--out", type=Path, help="file for all figures, written after each")
     parser.add_argument("--tables", type=Path, default=Path("gpu-tables"), help="folder that part gated writes to")
@@ -530,8 +398,20 @@ def main(arguments: list[str] | None = None) -> int:
     runs = [({"op": "rms_norm", "shapes": {"rows": 4, "size": 64}}, 0.0)] if tiny else KERNEL_BARS
     decodes, prefills = ((("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),)) if tiny else (DECODES, PREFILLS)
     products = ((("tiny", 32, 64),), (2,)) if tiny else (GATED, GATED_ROWS)
+    texts = args.only.split(",") if args.only else [""]
+
+    def only(name: str) -> bool:
+        return any(text in name for text in texts)
+
+    from gpu_steps import run_draws, run_steps
+
+    from quire_bench.kernels import call_samples
+
+    kinds, draws = ((("tiny", 2, 32, ()),), ((2, 300),)) if tiny else (STEPS, DRAWS)
     parts = {
-        "tests": lambda: run_tests(results, args.tests_limit_s),
+        "tests": lambda: run_tests(results, args.tests_limit_s, only),
+        "steps": lambda: run_steps(results, device, kinds, dtype, reported, only),
+        "draws": lambda: run_draws(results, device, draws, reported, call_samples),
         "kernels": lambda: run_kernels(results, device, runs),
         "engine": lambda: run_engine(results, device, decodes, prefills, dtype),
         "sampled": lambda: run_sampled(results, device, steps if tiny else SAMPLED_STEPS, dtype),

@@ -30,10 +30,10 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def run(tmp_path: Path, *parts: str, interpret: str) -> list[dict[str, Any]]:
+def run(tmp_path: Path, *parts: str, interpret: str, only: str = "") -> list[dict[str, Any]]:
     out = tmp_path / "results.json"
     command = [sys.executable, "-c", ABSENT, COMMAND, *parts, "--device", "cpu", "--out", out]
-    command += ["--tables", tmp_path / "tables"]
+    command += ["--tables", tmp_path / "tables", *(["--only", only] if only else [])]
     environment = {**os.environ, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +50,18 @@ def test_kernels_and_steps_are_measured_with_the_tensor_side_alone(tmp_path: Pat
     assert "decode tiny batch 2 context 32" in whats
     assert "prefill tiny 64" in whats
     assert any(what.startswith("rms_norm") for what in whats)
+
+
+def test_steps_of_every_kind_are_measured_and_draws_compared(tmp_path: Path) -> None:
+    only = "greedy,a penalty,a grammar,an adapter,cache in int8,weights in int4,mixed"
+    figures = run(tmp_path, "steps", "draws", interpret="0", only=only)
+    whats = [figure["what"] for figure in figures if "of_limit" in figure]
+    assert len(whats) == 7
+    for kind in only.split(","):
+        assert sum(kind in what for what in whats) == 1, kind
+    draws = [figure for figure in figures if figure["part"] == "draws" and "right" in figure]
+    assert len(draws) >= 10
+    assert all(figure["right"] and figure["median_us"] > 0 for figure in draws)
 
 
 def test_gate_and_up_in_one_kernel_and_joined_products_are_held_against_what_they_replace(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The limit of a call is the larger of its bytes divided by the rate of reading memory and its operations divided by the
 rate of matrix products, both measured in the same run. Calls go round over copies of their memory, so that none finds
-its operands in a cache.
+its operands in a cache; on a GPU they are replays of a graph, timed by its events.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from quire_bench.device_timing import event_samples
 from quire_bench.kernel_cases import CASES, KernelWork, make_work
 from quire_bench.limits import MachineLimits
 from quire_interfaces import ConfigError
@@ -30,6 +31,7 @@ __all__ = [
     "KernelPlan",
     "KernelRun",
     "RateSampler",
+    "call_samples",
     "load_plan",
     "make_plan",
     "measure_limits",
@@ -163,8 +165,8 @@ def measure_limits(device: torch.device, dtype: torch.dtype) -> MachineLimits:
     ways = _ways_to_read(torch.ones(size // 4, device=device))
     quickest = _quickest(dtype) if device.type == "cpu" else dtype
     return MachineLimits(
-        read_bytes_per_s=size / min(min(_samples([way], device, 5)) for way in ways),
-        matmul_flop_per_s=2 * side**3 / min(_samples([_product(side, quickest, device)], device, 5)),
+        read_bytes_per_s=size / min(min(call_samples([way], device, 5)) for way in ways),
+        matmul_flop_per_s=2 * side**3 / min(call_samples([_product(side, quickest, device)], device, 5)),
     )
 
 
@@ -179,7 +181,7 @@ class RateSampler:
         device = torch.device("cpu")
         self._data = torch.ones(COPIES_BYTES["cpu"] // 4)
         ways = _ways_to_read(self._data)
-        self._read = min(ways, key=lambda way: min(_samples([way], device, 2)))
+        self._read = min(ways, key=lambda way: min(call_samples([way], device, 2)))
         self._multiply = _product(SAMPLE_SIDE, _quickest(dtype), device)
 
     def sample(self, rate: str) -> float:
@@ -207,11 +209,14 @@ def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[]
 def _quickest(dtype: torch.dtype) -> torch.dtype:
     """`dtype`, or float32: without instructions for it, bfloat16 is multiplied fifty times slower."""
     device = torch.device("cpu")
-    return min((dtype, torch.float32), key=lambda each: min(_samples([_product(256, each, device)], device, 2)))
+    return min((dtype, torch.float32), key=lambda each: min(call_samples([_product(256, each, device)], device, 2)))
 
 
-def _samples(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of a call, `repeats` times the mean of as many calls as take about `SAMPLE_S`."""
+def call_samples(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of a call, `repeats` times the mean of as many calls as take about `SAMPLE_S`; on a GPU by its own
+    events, in a captured graph where that can be (`event_samples`)."""
+    if device.type == "cuda":
+        return event_samples(calls, device, repeats, SAMPLE_S)[0]
 
     def timed(count: int) -> float:
         _wait(device)
@@ -264,7 +269,7 @@ def measure_plan(
                 ops = left_out.setdefault((backend.name, reason), [])
                 ops += [run.op] if run.op not in ops else []
                 continue
-            samples = _samples([copy.prepare(backend.function) for copy in copies], plan.device, repeats)
+            samples = call_samples([copy.prepare(backend.function) for copy in copies], plan.device, repeats)
             measured.append((run, backend.name, work, samples))
     after = measure_limits(plan.device, plan.dtype)
     rates = MachineLimits(
