@@ -15,6 +15,7 @@ from quire_sampling.top import top_tokens
 __all__ = ["LogprobTensors", "prompt_logprobs", "token_logprobs"]
 
 _CHUNK_ROWS = 8
+_DEVICE_CHUNK_ROWS = 64  # fewer, larger launches
 
 
 class LogprobTensors(NamedTuple):
@@ -67,10 +68,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
         Tensors on the device. Equal logits are ordered by lower id, in `top_ids` and in `ranks` (1 is the best).
         A token of logit -inf has log probability -inf.
     """
-    chunks = [
-        _chunk_logprobs(logits[start : start + _CHUNK_ROWS], token_ids[start : start + _CHUNK_ROWS], k)
-        for start in range(0, len(logits), _CHUNK_ROWS)
-    ]
+    size = _CHUNK_ROWS if logits.device.type == "cpu" else _DEVICE_CHUNK_ROWS
+    starts = range(0, len(logits), size)
+    chunks = [_chunk_logprobs(logits[at : at + size], token_ids[at : at + size], k) for at in starts]
     return LogprobTensors(*map(torch.cat, zip(*chunks, strict=True)))
 
 
