@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from kernels_cuda_support import here, poison
 
+from quire_kernels_cuda.triton import sampling
 from quire_kernels_cuda.triton.sampling import sample, sample_masked
 from quire_ops import SampleTable, ops
 
@@ -64,6 +66,61 @@ def test_draws_what_the_reference_draws(monkeypatch, vocab_size):
     tokens, max_logits = sample(*map(here, (logits, rows, positions)), on_device(table))
     assert torch.equal(tokens.cpu(), wanted[0])
     assert torch.equal(max_logits.cpu(), wanted[1])
+
+
+def long_logits(kind: str, vocab_size: int) -> torch.Tensor:
+    logits = torch.randn(vocab_size)
+    if kind == "peaked":
+        logits[[5, vocab_size - 3]] = torch.tensor([16.0, 14.5])
+    elif kind == "rounded":
+        logits = (logits * 6).bfloat16().float()
+    elif kind == "in steps":  # nothing within a bin is spread as in a histogram of many
+        logits = torch.full((vocab_size,), 2.0) - 0.3 * (torch.arange(vocab_size) % 7)
+    elif kind == "few":
+        logits = torch.full((vocab_size,), -torch.inf)
+        logits[[1, 70, vocab_size - 1]] = torch.tensor([0.5, 1.0, 0.25])
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"), [("flat", [3]), ("peaked", [3, 8]), ("rounded", [3]), ("in steps", [3, 9]), ("few", [2, 6])]
+)
+def test_draws_of_many_pieces_wherever_the_cutoff_is(monkeypatch, kind, chosen):
+    """More tokens than a program looks at, and cutoffs that no estimate finds."""
+    vocab_size = 9000
+    torch.manual_seed(3)
+    table = make_table(vocab_size)
+    rows = torch.tensor(chosen)
+    logits = long_logits(kind, vocab_size).repeat(len(rows), 1)
+    positions = torch.randint(99, 9999, (len(rows),))
+    wanted = ops.sample(logits, rows, positions, table)
+    poison(monkeypatch)
+    tokens, _ = sample(*map(here, (logits, rows, positions)), on_device(table))
+    assert torch.equal(tokens.cpu(), wanted[0])
+
+
+def test_the_range_of_candidates_is_narrow_and_holds_the_cutoff(monkeypatch):
+    """Of logits as networks give them only few tokens are gathered, and none a second time."""
+    vocab_size, seen = 20_000, []
+    kernel = sampling.gather_kernel
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*args: Any, **options: Any) -> None:
+                kernel[grid](*args, **options)
+                counts = args[kernel.arg_names.index("counts")]
+                seen.extend((counts, counts.clone()))
+
+            return launch
+
+    monkeypatch.setattr(sampling, "gather_kernel", Watched())
+    torch.manual_seed(4)
+    table, rows = make_table(vocab_size), torch.tensor([2, 3, 6])  # top_k, top_p, both
+    logits = torch.randn(len(rows), vocab_size)
+    sample(*map(here, (logits, rows, rows)), on_device(table))
+    counts, before = seen
+    assert torch.equal(counts, before)
+    assert (counts[:, :, 2].sum(1) < vocab_size // 30).all()
 
 
 def test_draws_among_the_tokens_of_a_mask(monkeypatch):
