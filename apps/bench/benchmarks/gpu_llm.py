@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -204,13 +204,21 @@ def run_server(results: Results, device: str, environment: dict[str, str]) -> No
             results.add("server", "failed", passes=False, error=traceback.format_exc()[-1500:], output=output[-3000:])
 
 
-def run_tests(results: Results, device: str, environment: dict[str, str], limit_s: float) -> None:
+def run_tests(results: Results, device: str, environment: dict[str, str], names: Sequence[str], limit_s: float) -> None:
     """Tests of the engine's packages with the device as every engine's default."""
-    files = [ROOT / "packages/llm/tests" / f"test_quire_{name}.py" for name in TESTS]
+    files = [ROOT / "packages/llm/tests" / f"test_quire_{name}.py" for name in names]
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "--tb=short"]
-        command += ["-p", "no:cacheprovider", "--import-mode=importlib", f"--junitxml={report}", "-n", "12"]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "--import-mode=importlib",
+            "--asyncio-mode=auto",
+            f"--junitxml={report}",
+            "-n",
+            "12",
+        ]
         command += ["--dist", "worksteal", *(str(path) for path in files if path.is_file())]
         settings = {"QUIRE_DEVICE": device, "QUIRE_GPU_MEMORY_UTILIZATION": "0.05"}
         process = subprocess.Popen(
@@ -236,6 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("parts", nargs="+", choices=("features", "server", "tests"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="file for all figures, written after each")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="ends of the names of test files")
     parser.add_argument("--tests-limit-s", type=float, default=180.0, help="seconds after which tests are cut short")
     args = parser.parse_args(arguments)
     results = Results(args.out)
@@ -247,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
         parts: dict[str, Callable[[], None]] = {
             "features": lambda: run_features(results, args.device),
             "server": lambda: run_server(results, args.device, environment),
-            "tests": lambda: run_tests(results, args.device, environment, args.tests_limit_s),
+            "tests": lambda: run_tests(results, args.device, environment, args.tests, args.tests_limit_s),
         }
         for part in args.parts:
             start = time.perf_counter()
