@@ -8,6 +8,7 @@ from import_graph import (
     FLOORS,
     LEFT_OUT,
     PAGE,
+    PICTURE,
     ROOT,
     Import,
     all_imports,
@@ -16,6 +17,7 @@ from import_graph import (
     imports_in,
     module_paths,
     package_edges,
+    picture,
     with_drawing,
 )
 
@@ -51,6 +53,7 @@ LOCAL_IMPORTS = {
     "quire_server.app": "needs the extra otel",
     "quire_server.cli": "a command loads what it needs",
     "quire_server.command_line": "a command loads what it needs",
+    "quire_server.grpc_service.calls": "needs the extra otel",
     "quire_server.help_text": "a command loads what it needs",
     "quire_server.commands": "a command loads what it needs",
     "quire_server.mcp_servers": "needs the extra mcp",
@@ -78,8 +81,10 @@ def test_imports_inside_functions_have_a_reason() -> None:
 
 def test_the_drawing_is_of_today() -> None:
     page = PAGE.read_text()
-    text = drawing(package_edges(all_imports()))
-    assert page == with_drawing(page, text), "run `python tests/import_graph.py`"
+    edges = package_edges(all_imports())
+    assert page == with_drawing(page, drawing(edges)), "run `python tests/import_graph.py`"
+    assert PICTURE.read_text() == picture(edges), "run `python tests/import_graph.py`"
+    assert "mermaid" not in page, "no drawing that a browser fetches a program for"
 
 
 def test_every_package_is_drawn_or_left_out() -> None:

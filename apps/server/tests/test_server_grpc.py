@@ -258,6 +258,47 @@ def test_keys_and_their_limits(make_door: Any, tmp_path: Path) -> None:
     assert stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=root).success
 
 
+def test_calls_are_logged_and_traced(make_live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exporting = pytest.importorskip("opentelemetry.sdk.trace.export", reason="traces were NOT tried: no extra `otel`")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from quire_server.tracing import SpanSender
+
+    sender, kept = SpanSender("http://127.0.0.1:9"), InMemorySpanExporter()
+    sender._processor.shutdown()  # nothing goes to a collector
+    sender._provider, sender._processor = TracerProvider(shutdown_on_exit=False), exporting.SimpleSpanProcessor(kept)
+    sender._provider.add_span_processor(sender._processor)
+    sender.tracer = sender._provider.get_tracer("quire")
+    http = make_live(access_log=True, grpc_uds=str(tmp_path / "quire.sock"))
+    http.context.state.span_sender = sender
+    door = Door(http, tmp_path)
+    caplog.set_level("INFO", "quire_server.access")
+    try:
+        trace = "0af7651916cd43dd8448eb211c80319c"
+        request = pb.GenerateRequest(
+            request_id="seen",
+            tokenized=pb.TokenizedInput(input_ids=PROMPT),
+            sampling_params=pb.SamplingParams(max_tokens=6),
+        )
+        list(door.stub.Generate(request, metadata=[("traceparent", f"00-{trace}-b7ad6b7169203331-01")]))
+        with pytest.raises(grpc.RpcError):
+            list(door.generate(temperature=-1.0))
+        door.stub.HealthCheck(pb.HealthCheckRequest())
+    finally:
+        door.stop()
+    lines = [record.getMessage() for record in caplog.records if record.name == "quire_server.access"]
+    path = "/vllm.grpc.engine.VllmEngine/Generate"
+    assert len(lines) == 2
+    assert lines[0].startswith(f"POST {path} 200 ")
+    assert lines[0].endswith(" ms, 3 prompt tokens, 6 generation tokens")
+    assert lines[1].startswith(f"POST {path} 400 ")
+    spans = {span.name: span for span in kept.get_finished_spans() if f"{span.context.trace_id:032x}" == trace}
+    assert spans.keys() == {f"POST {path}", "text_completion tiny", "queue", "prefill", "decode"}
+    assert spans[f"POST {path}"].attributes["http.response.status_code"] == 200
+    assert spans["text_completion tiny"].attributes["gen_ai.usage.output_tokens"] == 6
+
+
 def test_events_of_the_kv_cache(make_door: Any, tmp_path: Path) -> None:
     events: list[KVCacheEvent] = []
 

@@ -20,7 +20,7 @@ __all__ = ["AccessLog"]
 
 _logger = logging.getLogger("quire_server.access")
 
-PROBES = ("/health", "/ping", "/ready", "/metrics")
+PROBES = ("/health", "/ping", "/ready", "/metrics", "/HealthCheck")
 """Ends of paths that are asked for every few seconds by machines."""
 MAX_PATH_CHARS = 200
 CLIENT_GONE = 499

@@ -287,6 +287,7 @@ def _traced(app: ASGIApp, context: ServerContext) -> ASGIApp:
     from quire_server.tracing import SpanSender, Tracing
 
     sender = SpanSender(context.config.otlp_traces_endpoint or "")
+    context.state.span_sender = sender
     context.state.background.append(sender.run)
     return Tracing(app, sender, context.model_names[0])
 

@@ -31,6 +31,7 @@ from quire_server.value_count import ValueBounds
 
 if TYPE_CHECKING:
     from quire_server.live_settings import LiveSettings
+    from quire_server.tracing import SpanSender
 
 __all__ = ["OwnAdapter", "ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
 
@@ -55,6 +56,8 @@ class ServerState:
     """What other API processes of this server may tell -> who hears it (`HubClient.tell_others`)."""
     live_settings: LiveSettings | None = None
     """Settings that change while the server runs; None before its routes are made."""
+    span_sender: SpanSender | None = None
+    """Sends the spans of requests; None where they are not traced."""
     has_changed_level: bool = False
     """What is logged was changed since the start."""
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)

@@ -49,6 +49,7 @@ _SILENT = (*PROBES, "/load")
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _OPERATIONS = (
     ("/embeddings", "embeddings"), ("/embed", "embeddings"), ("/pooling", "embeddings"), ("/encode", "embeddings"),
+    ("/Embed", "embeddings"),
     ("/rerank", "rerank"), ("/score", "rerank"), ("/classify", "classify"), ("/predict", "classify"),
     ("/chat", "chat"), ("/messages", "chat"), ("/responses", "chat"),
 )  # fmt: skip

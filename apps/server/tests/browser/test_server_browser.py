@@ -176,6 +176,9 @@ def test_what_is_no_image_is_refused_by_page_and_server(open_page: Any, seeing: 
     page = open_page(f"{seeing.url}/")
     page.run(TRANSFER, "drop", "data:,AAEC", "notes.bin", "application/octet-stream")
     page.wait(lambda: page.find("#note").text == "notes.bin is neither a text nor a picture, sound or video")
+    page.run(TRANSFER, "drop", "data:,JVBERi0=", "paper.PDF", "application/octet-stream")
+    words = "paper.PDF is a PDF, which neither this page nor tiny reads: send pictures of its pages, or its text"
+    page.wait(lambda: page.find("#note").text == words)
     page.run(TRANSFER, "drop", "data:,aGk=", "broken.png", "image/png")
     page.wait(lambda: len(page.all("#files figure")) == 1)
     page.ask("What is it?")

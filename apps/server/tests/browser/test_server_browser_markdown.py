@@ -145,6 +145,19 @@ def test_code_is_coloured_and_copied(page: Any) -> None:
         ("html", '<a href="x">y</a><!-- c -->'),
         ("css", ".a { color: #fff; width: 10px } /* x */"),
         ("yaml", "a: 1\nb: [true] # x"),
+        ("rb", "def f(a)\n  @b = :c # x\n  nil\nend"),
+        ("php", '<?php function f($a) { return "x"; } // y'),
+        ("lua", 'local a = f("x") -- y\nreturn nil'),
+        ("perl", 'my $a = f("x"); # y'),
+        ("r", 'f <- function(a) return(TRUE) # y "'),
+        ("julia", "@time function f(a) return 1.5 end # y"),
+        ("haskell", "f :: Int -> Maybe Int\nf x = case x of 1 -> Nothing -- y"),
+        ("elixir", '@doc "x"\ndef f(a), do: :ok # y'),
+        ("powershell", "if ($a) { Get-Item -Path 'x' } # y"),
+        ("clojure", '(defn f [a] "x" :b nil) ; y'),
+        ("latex", "\\begin{a} $x$ \\b{c} % y\n\\end{a}"),
+        ("proto", 'message A { string b = 1; } // "x"'),
+        ("graphql", 'query f($a: Int) @b { c(d: "x") } # y'),
     ]
     expected = [
         "meta keyword call string number comment",
@@ -159,6 +172,19 @@ def test_code_is_coloured_and_copied(page: Any) -> None:
         "keyword key string comment",
         "type key number comment",
         "key number literal comment",
+        "keyword variable literal comment",
+        "meta keyword variable string comment",
+        "keyword call string comment literal",
+        "keyword variable call string comment",
+        "keyword literal comment",
+        "meta keyword call number comment",
+        "type keyword number literal comment",
+        "meta string keyword variable comment",
+        "keyword variable call meta string comment",
+        "keyword string literal comment",
+        "keyword type string call comment",
+        "keyword type number comment",
+        "keyword variable type meta string comment",
     ]
     for (is_whole, kinds), wanted, sample in zip(page.run(coloured, samples), expected, samples, strict=True):
         assert is_whole, sample
@@ -181,6 +207,19 @@ FORMULAS = {
     r"f'(x)": "<msup><mi>f</mi><mo>′</mo></msup>",
     r"\binom{n}{k}": '<mfrac linethickness="0">',
     r"\int_0^1": '<msubsup><mo largeop="true">∫</mo><mn>0</mn><mn>1</mn></msubsup>',
+    r"{a \atop b}": '<mfrac linethickness="0"><mi>a</mi><mi>b</mi></mfrac>',
+    r"{a \brack b}": '<mo>[</mo><mfrac linethickness="0">',
+    r"\textcolor{red}{x}": '<mstyle mathcolor="red"><mi>x</mi></mstyle>',
+    r"{\color{#0a0} x + y}": '<mstyle mathcolor="#0a0"><mi>x</mi><mo>+</mo><mi>y</mi></mstyle>',
+    r"\phantom{x}": "<mphantom><mi>x</mi></mphantom>",
+    r"\cancel{x}": '<mrow class="cancelled"><mi>x</mi></mrow>',
+    r"\mathrel{R}": "<mi>R</mi>",
+    r"a\hspace{2em}b": '<mspace width="2em"></mspace>',
+    r"a\mkern 9mu b": '<mspace width="0.5em"></mspace>',
+    r"\ket{\psi}": '<mo fence="true" stretchy="true">|</mo><mi>ψ</mi><mo fence="true" stretchy="true">⟩</mo>',
+    r"\xRightarrow{f}": '<mo stretchy="true" minsize="2em">⇒</mo>',
+    r"\overleftrightarrow{AB}": "<mo>↔</mo>",
+    r"a \nleq b": "<mo>≰</mo>",
     r"\overline{x}": '<mover accent="true"><mi>x</mi><mo>¯</mo></mover>',
 }
 
@@ -212,6 +251,8 @@ def test_what_is_no_known_formula_is_shown_as_its_source(page: Any) -> None:
         r"\begin{pmatrix} a",
         "a & b",
         r"\def\x{y}",
+        r"\textcolor{url(x)}{y}",
+        r"\hspace{9999em}",
     ):
         shown = page.run(SHOWN, f"$${source}$$")
         assert "<math" not in shown, source

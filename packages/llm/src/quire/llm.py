@@ -205,7 +205,8 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none goes on.
         """
-        options = {"chat_template": chat_template, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        options: dict[str, Any] = {"chat_template": chat_template, "tools": tools}
+        options["chat_template_kwargs"] = chat_template_kwargs
         options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         options["continue_final_message"] = continue_final_message
         prompts = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)

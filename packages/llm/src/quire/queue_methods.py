@@ -106,7 +106,8 @@ class QueueMethods(ABC):
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none is kept.
         """
-        options = {"chat_template": chat_template, "tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        options: dict[str, Any] = {"chat_template": chat_template, "tools": tools}
+        options["chat_template_kwargs"] = chat_template_kwargs
         options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         options["continue_final_message"] = continue_final_message
         parsed = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)

@@ -152,6 +152,7 @@ class StepProfiler:
             Path(paths[1]).write_text(table, encoding="utf-8")
         if self._config.torch_profiler_layer_tree:
             paths.append(f"{place}.layers.txt")
-            events = running.profiler.kineto_results.experimental_event_tree() if running.profiler else []
+            results = running.profiler.kineto_results if running.profiler else None
+            events = results.experimental_event_tree() if results is not None else []
             Path(paths[-1]).write_text(layer_tree(events), encoding="utf-8")
         return paths

@@ -8,20 +8,27 @@ import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire_interfaces import OverloadedError, QuireError
 from quire_observability import current_request_id
+from quire_server.access_log import AccessLog
 from quire_server.callers import Caller
+from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, status_of
 from quire_server.request_ids import request_id_of
 
-__all__ = ["STATUS_CODES", "EndlessCalls", "answering", "caller_of", "refuse"]
+if TYPE_CHECKING:
+    from quire_server.tracing import SpanSender
+
+__all__ = ["STATUS_CODES", "CallWatch", "EndlessCalls", "answering", "caller_of", "refuse"]
 
 _logger = logging.getLogger(__name__)
 
@@ -99,21 +106,82 @@ def caller_of(context: ServerContext, rpc: RPC) -> Caller:
 
 
 def answering(method: Method[Service, Answer]) -> Method[Service, Answer]:
-    """The method, whose errors end the call with the status code that belongs to them."""
+    """The method, whose errors end the call with the status code that belongs to them. A service with a `watch` has
+    its calls logged and traced."""
 
     @functools.wraps(method)
     async def answered(self: Service, request: Any, rpc: RPC) -> Answer:
-        try:
-            return await method(self, request, rpc)
-        except QuireError as error:
-            refusal: Exception = error
-        except Exception as error:
-            _logger.exception("the call of %s failed", method.__name__)
-            refusal = error
-        await refuse(rpc, refusal)
-        raise AssertionError("refuse() raises")
+        refusal: Exception | None = None
+        answer: list[Answer] = []
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal refusal
+            try:
+                answer.append(await method(self, request, rpc))
+            except QuireError as error:
+                refusal = error
+            except Exception as error:
+                _logger.exception("the call of %s failed", method.__name__)
+                refusal = error
+            await send({"type": "http.response.start", "status": 200 if refusal is None else status_of(refusal)})
+
+        watch: CallWatch | None = getattr(self, "watch", None)
+        if watch is None:
+            await call({}, _nothing, _unsent)
+        else:
+            await watch(call)(_scope_of(rpc, f"/{watch.service}/{method.__name__}"), _nothing, _unsent)
+        if refusal is not None:
+            await refuse(rpc, refusal)
+        return answer[0]
 
     return answered
+
+
+class CallWatch:
+    """The layers of HTTP that log and trace a call, around a call of gRPC: to them it is a POST to `/service/method`
+    whose answer has the status of HTTP that belongs to its own.
+
+    Args:
+        service: Full name of the service.
+        config: What is logged.
+        sender: Makes the spans; None where calls are not traced.
+        model: Name under which the model is served.
+    """
+
+    def __init__(self, service: str, config: ServerConfig, sender: SpanSender | None, model: str) -> None:
+        self.service, self._config, self._sender, self._model = service, config, sender, model
+
+    def __call__(self, call: ASGIApp) -> ASGIApp:
+        """The call in its layers."""
+        if self._config.access_log:
+            call = AccessLog(call, self._config.disable_access_log_for_endpoints)
+        if self._sender is not None:
+            from quire_server.tracing import Tracing  # needs the extra otel
+
+            call = Tracing(call, self._sender, self._model)
+        return call
+
+
+def _scope_of(rpc: RPC, path: str) -> Scope:
+    metadata = [(name, value) for name, value in rpc.invocation_metadata() or () if isinstance(value, str)]
+    kind, _, address = unquote(rpc.peer() or "").partition(":")
+    host, _, port = address.rpartition(":")
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "scheme": "grpc",
+        "headers": [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in metadata],
+        "client": (host.strip("[]"), int(port)) if kind.startswith("ipv") and port.isdigit() else None,
+    }
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _unsent(message: Message) -> None:
+    """The answer goes over gRPC."""
 
 
 async def refuse(rpc: RPC, error: Exception) -> None:

@@ -22,7 +22,7 @@ from quire_engine import RequestOutput
 from quire_interfaces import Modality, PoolingParams, QuireError, RenderedPrompt, RequestError
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError
-from quire_server.grpc_service.calls import RPC, EndlessCalls, answering, caller_of
+from quire_server.grpc_service.calls import RPC, CallWatch, EndlessCalls, answering, caller_of
 from quire_server.grpc_service.generation import GeneratedMessages, request_fields, token_params
 from quire_server.grpc_service.kv_events import kv_event_batches
 from quire_server.grpc_service.tokenizer_archive import TokenizerArchive
@@ -58,6 +58,8 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mi
 
     def __init__(self, context: ServerContext, endless: EndlessCalls) -> None:
         self._context, self._endless = context, endless
+        name = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+        self.watch = CallWatch(name, context.config, context.state.span_sender, context.model_names[0])
         self._start_s = time.monotonic()
         self._archive = TokenizerArchive(context.llm.folder)
 

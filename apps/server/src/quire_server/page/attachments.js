@@ -19,6 +19,10 @@ export async function attachmentOf(file, modalities, model) {
     if (!modalities.includes(kind)) throw new Error(`${model} takes no ${kind === "image" ? "images" : kind === "audio" ? "sounds" : "videos"}: ${name} cannot be sent`);
     return { kind, name, url: await dataUrl(file) };
   }
+  if (file.type === "application/pdf" || /\.pdf$/i.test(name)) {
+    const instead = modalities.includes("image") ? "send pictures of its pages, or its text" : "send its text";
+    throw new Error(`${name} is a PDF, which neither this page nor ${model} reads: ${instead}`);
+  }
   if (file.size > MAX_TEXT_BYTES) throw new Error(`${name} is too long to be sent as text (${MAX_TEXT_BYTES >> 20} MB at most)`);
   const bytes = await file.arrayBuffer();
   try {

@@ -98,6 +98,90 @@ const LANGUAGES = {
     literal: "true false None Some Ok Err",
   }),
   bash: BASH,
+  ruby: language({
+    comment: `${HASH_COMMENT}|^=begin[\\s\\S]*?(?:^=end|$)`,
+    more: "(?<variable>@{1,2}\\w+|\\$\\w+|(?<!:):[A-Za-z_]\\w*[?!]?)",
+    flags: "m",
+    keyword: `alias and attr_accessor attr_reader attr_writer begin break case class def defined? do else elsif end ensure extend for
+      if in include module next not or private protected public raise redo require require_relative rescue retry return self super
+      then undef unless until when while yield`,
+    literal: "true false nil",
+  }),
+  php: language({
+    comment: `${C_COMMENT}|${HASH_COMMENT}`,
+    more: "(?<meta><\\?(?:php|=)?|\\?>)|(?<variable>\\$\\w+)",
+    keyword: `abstract and array as break case catch class clone const continue declare default do echo else elseif enum extends final
+      finally fn for foreach function global if implements include include_once instanceof interface match namespace new or print
+      private protected public readonly require require_once return static switch throw trait try use var while xor yield`,
+    literal: "true false null TRUE FALSE NULL",
+  }),
+  lua: language({
+    comment: String.raw`--\[\[[\s\S]*?(?:\]\]|$)|--[^\n]*`,
+    string: `\\[\\[[\\s\\S]*?(?:\\]\\]|$)|${STRING}`,
+    keyword: "and break do else elseif end for function goto if in local not or repeat return then until while",
+    literal: "true false nil self",
+  }),
+  perl: language({
+    comment: HASH_COMMENT,
+    more: "(?<variable>[$@%]\\w+)",
+    keyword: `and bless die do else elsif eq exit for foreach given if last local lt my ne next no not or our package print printf push
+      redo require return say shift sub unless until use when while`,
+    literal: "undef",
+  }),
+  r: language({
+    comment: HASH_COMMENT,
+    keyword: "break else for function if in library next repeat require return source while",
+    literal: "TRUE FALSE NULL NA NaN Inf",
+  }),
+  julia: language({
+    comment: `#=[\\s\\S]*?(?:=#|$)|${HASH_COMMENT}`,
+    string: `"""[\\s\\S]*?(?:"""|$)|${STRING}`,
+    more: "(?<meta>@\\w+)",
+    keyword: `abstract baremodule begin break catch const continue do else elseif end export finally for function global if import in let
+      local macro module mutable primitive quote return struct try type using where while`,
+    literal: "true false nothing missing Inf NaN",
+  }),
+  haskell: language({
+    comment: String.raw`\{-[\s\S]*?(?:-\}|$)|--[^\n]*`,
+    string: String.raw`"(?:\\[\s\S]|[^"\\\n])*"?|'(?:\\.|[^'\\\n])'`,
+    keyword: "as case class data default deriving do else family forall hiding if import in infix infixl infixr instance let module newtype of qualified then type where",
+    literal: "True False Nothing otherwise",
+  }),
+  elixir: language({
+    comment: HASH_COMMENT,
+    string: `"""[\\s\\S]*?(?:"""|$)|${STRING}`,
+    more: "(?<meta>@\\w+)|(?<variable>(?<!:):[a-z_]\\w*)",
+    keyword: `after alias and case catch cond def defimpl defmacro defmodule defp defprotocol defstruct do else end fn for if import in not or
+      quote raise receive require rescue try unless unquote use when with`,
+    literal: "true false nil",
+  }),
+  powershell: language({
+    comment: `<#[\\s\\S]*?(?:#>|$)|${HASH_COMMENT}`,
+    more: "(?<variable>\\$[\\w:]+)|(?<call>\\b[A-Z]\\w+-[A-Z]\\w+)|(?<meta>(?<=\\s)-[A-Za-z]\\w*)",
+    flags: "i",
+    keyword: "begin break catch class continue do else elseif end exit filter finally for foreach function if in param process return switch throw trap try until using while",
+    literal: "true false null",
+    plain: true,
+  }),
+  lisp: language({
+    comment: ";[^\\n]*",
+    string: String.raw`"(?:\\[\s\S]|[^"\\])*"?`,
+    more: "(?<literal>(?<![\\w-])(?::[\\w-]+|#[tf]\\b))",
+    keyword: "begin cond def define defmacro defn defun else fn if lambda let letrec loop ns quote recur require set! setq",
+    literal: "nil t true false",
+    plain: true,
+  }),
+  latex: /(?<comment>(?<!\\)%[^\n]*)|(?<keyword>\\(?:begin|end)\b)|(?<call>\\(?:[A-Za-z@]+\*?|.))|(?<string>\$[^$\n]*\$)|(?<type>(?<=\\(?:begin|end)\{)[\w*]+)|(?<literal>[{}&])/g,
+  proto: language({
+    keyword: `bool bytes double enum extend extensions fixed32 fixed64 float import int32 int64 map message oneof option optional package public
+      repeated required reserved returns rpc service sfixed32 sfixed64 sint32 sint64 stream string syntax to uint32 uint64`,
+  }),
+  graphql: language({
+    comment: HASH_COMMENT,
+    string: `"""[\\s\\S]*?(?:"""|$)|${STRING}`,
+    more: "(?<meta>@\\w+)|(?<variable>\\$\\w+)",
+    keyword: "directive enum extend fragment implements input interface mutation on query scalar schema subscription type union",
+  }),
   sql: language({
     comment: `--[^\\n]*|\\/\\*[\\s\\S]*?(?:\\*\\/|$)`,
     flags: "i",
@@ -122,7 +206,9 @@ const ALIASES = {
   cu: "c", objc: "c", "c#": "java", cs: "java", csharp: "java", kotlin: "java", kt: "java", scala: "java", swift: "java",
   dart: "java", golang: "go", rs: "rust", sh: "bash", shell: "bash", zsh: "bash", console: "bash", dockerfile: "bash",
   makefile: "bash", jsonc: "json", json5: "json", jsonl: "json", xml: "html", svg: "html", vue: "html", htm: "html",
-  scss: "css", less: "css", yml: "yaml", patch: "diff", ini: "toml", cfg: "toml", postgresql: "sql", mysql: "sql", sqlite: "sql",
+  rb: "ruby", pl: "perl", jl: "julia", hs: "haskell", ex: "elixir", exs: "elixir", ps1: "powershell", pwsh: "powershell",
+  clojure: "lisp", clj: "lisp", scheme: "lisp", elisp: "lisp", racket: "lisp", tex: "latex", protobuf: "proto", gql: "graphql", zig: "rust",
+  hcl: "toml", terraform: "toml", nix: "toml", groovy: "java", gradle: "java", solidity: "javascript", sol: "javascript", scss: "css", less: "css", yml: "yaml", patch: "diff", ini: "toml", cfg: "toml", postgresql: "sql", mysql: "sql", sqlite: "sql",
 };
 
 /**

@@ -15,7 +15,11 @@ const MAX_DEPTH = 40;
 const TOKEN = /\\(?:[A-Za-z]+\*?|[\s\S])|[{}^_&~'$#%]|\s+|\d+(?:\.\d+)?|[\s\S]/gu;
 const DELIMITERS = { "\\{": "{", "\\}": "}", "\\|": "‖", ".": "", "<": "⟨", ">": "⟩" };
 const SIZES = /^\\(?:big|Big|bigg|Bigg)[lrm]?$/;
-const STRETCHY_ARROWS = { "\\xrightarrow": "→", "\\xleftarrow": "←" };
+const STRETCHY_ARROWS = {
+  "\\xrightarrow": "→", "\\xleftarrow": "←", "\\xleftrightarrow": "↔", "\\xRightarrow": "⇒", "\\xLeftarrow": "⇐", "\\xmapsto": "↦",
+};
+const FRACTIONS = { "\\over": null, "\\atop": ["", ""], "\\choose": ["(", ")"], "\\brace": ["{", "}"], "\\brack": ["[", "]"] };
+const COLOURS = /^(?:[A-Za-z]{3,20}|#[\da-fA-F]{3}(?:[\da-fA-F]{3})?)$/;
 
 class Unsupported extends Error {}
 
@@ -86,11 +90,17 @@ class Parser {
     if (this.depth > MAX_DEPTH) throw new Unsupported("too deep");
     const nodes = [];
     for (let token = this.#peek(); token !== undefined && token !== "}" && !ends(token); token = this.#peek()) {
-      if (token === "\\over" || token === "\\choose") {
+      if (Object.hasOwn(FRACTIONS, token)) {
         this.place += 1;
-        const below = row(this.#until(ends));
+        const below = row(this.#until(ends)), marks = FRACTIONS[token];
         this.depth -= 1;
-        return [token === "\\over" ? node("mfrac", {}, row(nodes), below) : binomial(row(nodes), below)];
+        return [marks ? stacked(row(nodes), below, marks) : node("mfrac", {}, row(nodes), below)];
+      }
+      if (token === "\\color") {  // holds to the end of the group
+        this.place += 1;
+        const colour = this.#colour();
+        nodes.push(node("mstyle", { mathcolor: colour }, ...this.#until(ends)));
+        continue;
       }
       nodes.push(this.#scripted());
     }
@@ -206,6 +216,20 @@ class Parser {
       case "\\operatorname": case "\\operatorname*": return this.#function(this.#text());
       case "\\left": return this.#fenced();
       case "\\begin": return this.#environment();
+      case "\\textcolor": { const colour = this.#colour(); return node("mstyle", { mathcolor: colour }, this.#argument()); }
+      case "\\phantom": return node("mphantom", {}, this.#argument());
+      case "\\hphantom": return node("mpadded", { height: "0", depth: "0" }, node("mphantom", {}, this.#argument()));
+      case "\\vphantom": return node("mpadded", { width: "0" }, node("mphantom", {}, this.#argument()));
+      case "\\smash": return node("mpadded", { height: "0", depth: "0" }, this.#argument());
+      case "\\cancel": case "\\bcancel": case "\\xcancel": case "\\sout": return node("mrow", { class: "cancelled" }, this.#argument());
+      case "\\mathop": case "\\mathbin": case "\\mathrel": case "\\mathord": case "\\mathopen": case "\\mathclose": case "\\mathpunct":
+      case "\\mathinner": case "\\ensuremath": return this.#argument();
+      case "\\hspace": case "\\hspace*": case "\\mspace": case "\\kern": case "\\mkern": return this.#space();
+      case "\\bra": return node("mrow", {}, fence("⟨"), this.#argument(), fence("|"));
+      case "\\ket": return node("mrow", {}, fence("|"), this.#argument(), fence("⟩"));
+      case "\\braket": return node("mrow", {}, fence("⟨"), this.#argument(), fence("⟩"));
+      case "\\abs": return node("mrow", {}, fence("|"), this.#argument(), fence("|"));
+      case "\\norm": return node("mrow", {}, fence("‖"), this.#argument(), fence("‖"));
       case "\\overset": case "\\stackrel": { const above = this.#argument(); return node("mover", {}, this.#argument(), above); }
       case "\\underset": { const below = this.#argument(); return node("munder", {}, this.#argument(), below); }
       case "\\not": return this.#negated();
@@ -217,6 +241,22 @@ class Parser {
       case "\\displaystyle": case "\\textstyle": case "\\scriptstyle": case "\\nolimits": case "\\limits": return node("mrow");
       default: throw new Unsupported(token);
     }
+  }
+
+  #colour() {
+    const colour = this.#text();
+    if (!COLOURS.test(colour)) throw new Unsupported(colour);
+    return colour;
+  }
+
+  /** A width in braces, or behind \kern without. */
+  #space() {
+    let text = "";
+    if (this.#peek() === "{") text = this.#text();
+    else while (/^(?:[-+.\d\s]+|[a-z])$/.test(this.tokens[this.place] ?? "") && !/[a-z]{2}$/.test(text)) text += this.tokens[this.place++];
+    const [, width, unit] = /^\s*(-?\d*\.?\d+)\s*(em|ex|pt|px|cm|mm|in|mu)\s*$/.exec(text) ?? [];
+    if (width === undefined || Math.abs(Number(width)) > 200) throw new Unsupported(text);
+    return node("mspace", { width: unit === "mu" ? `${Number(width) / 18}em` : `${width}${unit}` });
   }
 
   /** A name like "sin", with the space that LaTeX puts behind it. */
@@ -325,7 +365,12 @@ class Parser {
   }
 }
 
-/** @param {Element} above @param {Element} below */
-function binomial(above, below) {
-  return node("mrow", {}, node("mo", {}, "("), node("mfrac", { linethickness: "0" }, above, below), node("mo", {}, ")"));
+const fence = (mark) => node("mo", { fence: "true", stretchy: "true" }, mark);
+
+const binomial = (above, below) => stacked(above, below, ["(", ")"]);
+
+/** @param {Element} above @param {Element} below @param {string[]} marks  On the left and on the right. */
+function stacked(above, below, [left, right]) {
+  const pair = node("mfrac", { linethickness: "0" }, above, below);
+  return left ? node("mrow", {}, node("mo", {}, left), pair, node("mo", {}, right)) : pair;
 }

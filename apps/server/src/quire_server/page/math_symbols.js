@@ -19,7 +19,10 @@ export const OPERATORS = pairs(`
   nmid:∤ parallel:∥ perp:⊥ to:→ rightarrow:→ leftarrow:← gets:← leftrightarrow:↔ Rightarrow:⇒ Leftarrow:⇐ Leftrightarrow:⇔
   implies:⟹ impliedby:⟸ iff:⟺ mapsto:↦ longmapsto:⟼ longrightarrow:⟶ longleftarrow:⟵ Longrightarrow:⟹ uparrow:↑ downarrow:↓
   updownarrow:↕ Uparrow:⇑ Downarrow:⇓ nearrow:↗ searrow:↘ hookrightarrow:↪ hookleftarrow:↩ rightleftharpoons:⇌ leadsto:⇝
-  models:⊨ vdash:⊢ dashv:⊣ therefore:∴ because:∵ coloneqq:≔ triangleq:≜ doteq:≐ asymp:≍ bowtie:⋈ amalg:⨿ uplus:⊎
+  models:⊨ vdash:⊢ dashv:⊣ curlyeqprec:⋞ lll:⋘ ggg:⋙ nleq:≰ ngeq:≱ nless:≮ ngtr:≯ nsim:≁ ncong:≇ nparallel:∦ nvdash:⊬ Vdash:⊩ vDash:⊨
+  trianglelefteq:⊴ trianglerighteq:⊵ vartriangleleft:⊲ vartriangleright:⊳ subseteqq:⫅ supseteqq:⫆ eqqcolon:≕ longleftrightarrow:⟷
+  Longleftrightarrow:⟺ Longleftarrow:⟸ twoheadrightarrow:↠ rightharpoonup:⇀ leftharpoonup:↼ rightleftarrows:⇄ circlearrowleft:↺
+  curvearrowright:↷ boxplus:⊞ boxtimes:⊠ diamond:⋄ wr:≀ therefore:∴ because:∵ coloneqq:≔ triangleq:≜ doteq:≐ asymp:≍ bowtie:⋈ amalg:⨿ uplus:⊎
   colon:∶ sqcap:⊓ sqcup:⊔ sqsubseteq:⊑ sqsupseteq:⊒ lesssim:≲ gtrsim:≳ leqslant:⩽ geqslant:⩾ nsubseteq:⊈ ltimes:⋉ rtimes:⋊ dagger:†
   backslash:\\ lt:< gt:> And:& Vert:‖ vert:| lbrace:{ rbrace:} langle:⟨ rangle:⟩ lfloor:⌊ rfloor:⌋ lceil:⌈ rceil:⌉ lvert:|
   rvert:| lVert:‖ rVert:‖ lbrack:[ rbrack:] ulcorner:⌜ urcorner:⌝`);
@@ -38,10 +41,10 @@ export const LIMITS = new Set("argmax argmin det gcd inf lim liminf limsup max m
 
 /** Marks above a letter. @type {Record<string, string>} */
 export const ACCENTS = pairs(`
-  hat:^ widehat:^ bar:¯ overline:¯ vec:→ overrightarrow:→ overleftarrow:← dot:˙ ddot:¨ dddot:⃛ tilde:~ widetilde:~ check:ˇ breve:˘
+  hat:^ widehat:^ bar:¯ overline:¯ vec:→ overrightarrow:→ overleftarrow:← overleftrightarrow:↔ overparen:⏜ overbracket:⎴ dot:˙ ddot:¨ dddot:⃛ tilde:~ widetilde:~ check:ˇ breve:˘
   acute:´ grave:\` mathring:˚ overbrace:⏞`);
 /** Marks below. @type {Record<string, string>} */
-export const UNDER_ACCENTS = pairs("underline:_ underbrace:⏟");
+export const UNDER_ACCENTS = pairs("underline:_ underbrace:⏟ underbar:_ underbracket:⎵ underparen:⏝ underrightarrow:→ underleftarrow:←");
 
 /** Widths of spaces. @type {Record<string, string>} */
 export const SPACES = {
