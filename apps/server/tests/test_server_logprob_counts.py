@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire_server.logprobs import EchoedTokens
@@ -112,3 +114,47 @@ def test_an_echo_of_several_completions_scores_the_prompt_in_each(scripted: Any)
         assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"])
         assert choice["logprobs"]["token_logprobs"][0] is None
         assert None not in choice["logprobs"]["token_logprobs"][1:]
+
+
+def unpacked(packed: dict[str, Any]) -> list[dict[str, float]]:
+    """Name -> log probability of each place, the likeliest first."""
+    assert (packed["token_ids_dtype"], packed["logprobs_dtype"]) == ("<i4", "<f4")
+    num_tokens, width = packed["shape"]
+    ids = np.frombuffer(base64.b64decode(packed["token_ids_b64"]), "<i4").reshape(num_tokens, width)
+    values = np.frombuffer(base64.b64decode(packed["logprobs_b64"]), "<f4").reshape(num_tokens, width)
+    return [
+        {f"token_id:{token_id}": float(value) for token_id, value in zip(*row, strict=True)}
+        for row in zip(ids, values, strict=True)
+    ]
+
+
+def test_packed_candidates_are_the_named_ones(live: Any) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 1.5, "seed": 3, "logprobs": 2, "ignore_eos": True}
+    body["return_tokens_as_token_ids"] = True
+    (named,) = live.post("/v1/completions", body).json()["choices"]
+    (packed,) = live.post("/v1/completions", {**body, "packed_top_logprobs": True}).json()["choices"]
+    assert packed["logprobs"]["token_logprobs"] == named["logprobs"]["token_logprobs"]
+    assert packed["logprobs"]["top_logprobs"] == []
+    found = unpacked(packed["logprobs"]["packed_top_logprobs"])
+    for place, row in enumerate(found):
+        names = named["logprobs"]["top_logprobs"][place]
+        likeliest = sorted(names, key=lambda name: -names[name])[:2]
+        assert list(row) == likeliest
+        assert list(row.values()) == pytest.approx([names[name] for name in likeliest], abs=1e-6)
+    assert any(named["logprobs"]["tokens"][place] not in row for place, row in enumerate(found)), "all were likely"
+    streamed = []
+    for event in live.events("/v1/completions", {**body, "packed_top_logprobs": True}):
+        for choice in event["choices"]:
+            if choice["logprobs"] is not None:
+                streamed += unpacked(choice["logprobs"]["packed_top_logprobs"])
+    assert streamed == found
+
+
+@pytest.mark.parametrize(
+    "other", [{"echo": True}, {"use_beam_search": True}, {"logprobs": 0}, {"logprob_token_ids": [1]},
+              {"return_tokens_as_token_ids": False}]
+)  # fmt: skip
+def test_what_cannot_be_packed_is_refused(live: Any, other: dict[str, Any]) -> None:
+    body = {"prompt": [5], "logprobs": 2, "packed_top_logprobs": True, "return_tokens_as_token_ids": True, **other}
+    response = live.post("/v1/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "packed_top_logprobs")

@@ -246,6 +246,7 @@ class CompletionAnswer:
                 text_offset=len(echoed_text),
                 echoed=self._echoed(prompt, positions) if echoes else None,
                 as_ids=self.context.names_tokens_by_id(self.body),
+                num_packed=(self.body.logprobs or 0) if self.body.packed_top_logprobs else 0,
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from quire_engine import CompletionOutput, Logprob
 from quire_interfaces import Tokenizer
 from quire_renderers import IncrementalDetokenizer
-from quire_server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from quire_server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PackedLogprobs, TopLogprob
 
 __all__ = ["EchoedTokens", "chat_logprobs", "completion_logprobs", "id_as_text", "prompt_logprobs"]
 
@@ -72,7 +74,12 @@ class EchoedTokens:
 
 
 def completion_logprobs(
-    output: CompletionOutput, *, text_offset: int = 0, echoed: EchoedTokens | None = None, as_ids: bool = False
+    output: CompletionOutput,
+    *,
+    text_offset: int = 0,
+    echoed: EchoedTokens | None = None,
+    as_ids: bool = False,
+    num_packed: int = 0,
 ) -> CompletionLogprobs | None:
     """For completions: parallel lists.
 
@@ -81,10 +88,13 @@ def completion_logprobs(
         text_offset: Where the output begins in the returned text.
         echoed: The prompt's tokens, which come first when the prompt is echoed.
         as_ids: Name tokens by their ids, not by their texts.
+        num_packed: Pack so many of the most likely tokens of each place, in place of their names; 0 for names.
     """
     if output.logprobs is None:
         return None
     result = CompletionLogprobs([], [], [], [])
+    if num_packed:
+        result.packed_top_logprobs = _packed(output.logprobs, num_packed)
     if echoed is not None:
         result.text_offset += echoed.offsets
         result.tokens += echoed.names
@@ -95,8 +105,25 @@ def completion_logprobs(
         result.text_offset.append(text_offset + offset)
         result.tokens.append(_name(candidates[0], as_ids))
         result.token_logprobs.append(max(candidates[0].logprob, LOWEST))
-        result.top_logprobs.append(_by_name(candidates, as_ids))
+        if not num_packed:
+            result.top_logprobs.append(_by_name(candidates, as_ids))
     return result
+
+
+def _packed(positions: Sequence[list[Logprob]], width: int) -> PackedLogprobs:
+    """The `width` most likely tokens of each place, the likeliest first. The chosen one is among them by its rank
+    alone."""
+    rows = [
+        sorted({each.token_id: each for each in candidates}.values(), key=lambda each: each.rank)[:width]
+        for candidates in positions
+    ]
+    token_ids = [each.token_id for row in rows for each in row]
+    values = [each.logprob for row in rows for each in row]
+    return PackedLogprobs(
+        b64encode(struct.pack(f"<{len(token_ids)}i", *token_ids)).decode(),
+        b64encode(struct.pack(f"<{len(values)}f", *values)).decode(),
+        (len(rows), width),
+    )
 
 
 def _by_name(candidates: list[Logprob], as_ids: bool) -> dict[str, float]:

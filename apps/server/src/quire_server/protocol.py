@@ -7,6 +7,7 @@ no engine and no web framework. Unknown fields are accepted and ignored, as Open
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -230,7 +231,7 @@ class SamplingFields(
         if self.stop is not None:
             values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.logit_bias is not None:
-            values["logit_bias"] = {_token_id("logit_bias", key): bias for key, bias in self.logit_bias.items()}
+            values["logit_bias"] = _by_token_id("logit_bias", self.logit_bias)
         if self.logits_processors is not None:
             values["extra_args"] = {"logits_processors": self.logits_processors}
         if self.kv_transfer_params:
@@ -297,10 +298,12 @@ def _breakers(value: list[str] | str) -> tuple[str, ...]:
     return tuple(parsed)
 
 
-def _token_id(param: str, key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 10):
-        raise RequestError(f"{param} keys must be token ids, got {reprlib.repr(key)}", param=param)
-    return int(key)
+def _by_token_id(param: str, values: Mapping[str, float]) -> dict[int, float]:
+    wrong = [key for key in values if not (key.isascii() and key.isdigit() and len(key) < 10)]
+    if wrong:
+        shown = ", ".join(map(reprlib.repr, wrong[:10]))
+        raise RequestError(f"{param} keys must be token ids, got {shown}", param=param)
+    return {int(key): value for key, value in values.items()}
 
 
 class CompletionRequest(SamplingFields):
@@ -313,6 +316,7 @@ class CompletionRequest(SamplingFields):
     logprobs: Int | None = None
     echo: bool = False
     suffix: str | None = None
+    packed_top_logprobs: bool = False
 
     @property
     def is_large(self) -> bool:
@@ -358,6 +362,18 @@ class CompletionRequest(SamplingFields):
             name = next(name for name in wrong if wrong[name])
             raise RequestError(
                 f"{name} cannot be combined with prompt_embeds, which have no text; leave one of them out", param=name
+            )
+        if self.packed_top_logprobs and (
+            (self.logprobs or 0) < 1
+            or not self.return_tokens_as_token_ids
+            or self.echo
+            or self.use_beam_search
+            or self.logprob_token_ids
+        ):
+            raise RequestError(
+                "packed_top_logprobs needs logprobs of at least 1 and return_tokens_as_token_ids, and neither echo, "
+                "use_beam_search nor logprob_token_ids",
+                param="packed_top_logprobs",
             )
         if self.suffix and self.echo:
             raise RequestError("echo cannot be combined with suffix; leave one of them out", param="echo")

@@ -85,6 +85,17 @@ class Usage(msgspec.Struct):
         )
 
 
+class PackedLogprobs(msgspec.Struct):
+    """The most likely tokens of each place as two arrays, row by row, in base64; vLLM's form."""
+
+    token_ids_b64: str
+    logprobs_b64: str
+    shape: tuple[int, int]
+    """Tokens, candidates of each."""
+    token_ids_dtype: str = "<i4"
+    logprobs_dtype: str = "<f4"
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Parallel lists, one element per token."""
 
@@ -92,6 +103,8 @@ class CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
+    """Empty where they are packed."""
+    packed_top_logprobs: PackedLogprobs | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):

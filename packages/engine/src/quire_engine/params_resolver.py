@@ -143,7 +143,7 @@ def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> 
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{param} holds token id {token_id}, but this model's vocabulary has the ids 0 to {vocab_size - 1}",
+                f"{param} holds token id {token_id}, but this model's vocabulary has {vocab_size} ids, from 0 on",
                 param=param,
                 code="token_id_out_of_vocabulary",
             )

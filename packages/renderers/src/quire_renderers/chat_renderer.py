@@ -324,7 +324,8 @@ class ChatRenderer:
         for index, token_id in enumerate(token_ids):
             if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                 raise RequestError(
-                    f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}",
+                    f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}, which "
+                    "is out of vocabulary",
                     param=f"prompt[{index}]",
                 )
 
