@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 import soundfile
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from quire.assemble import FACTORY as REAL_FACTORY
 from quire.config import QuireConfig
@@ -91,11 +95,39 @@ def test_a_recording_over_http(tiny: Any) -> None:
     spans = [(each.word, each.start, each.end) for each in timed.words or ()]
     assert (len(spans), spans[-1]) == (23, ("old.", pytest.approx(8.56, abs=0.04), pytest.approx(8.9, abs=0.04)))
     events = list(client.audio.transcriptions.create(stream=True, **arguments))
-    assert "".join(each.delta for each in events if each.type == "transcript.text.delta") == verbose.text
+    deltas = [each.delta for each in events if each.type == "transcript.text.delta"]
+    assert "".join(deltas) == verbose.text
+    assert len(deltas) > 20  # words, not segments
+    assert deltas[:2] == ["The", " price"]
     files = {"file": ("river.ogg", SOUND.read_bytes())}
     refused = tiny.client.post("/v1/audio/translations", files=files, data={"model": "tiny"})
     assert refused.status_code == 400
     assert "does not translate" in refused.json()["error"]["message"]
+
+
+def test_log_probabilities_of_tokens(tiny: Any) -> None:
+    """Their texts are the transcript, and their values those that a segment's mean is of, but for its times."""
+    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="-")
+    arguments: dict[str, Any] = {"file": SOUND, "model": "tiny", "temperature": 0}
+    whole = client.audio.transcriptions.create(include=["logprobs"], **arguments)
+    tokens = whole.logprobs or []
+    assert "".join(each.token or "" for each in tokens).strip() == whole.text == f"{FIRST} {SECOND}"
+    assert b"".join(bytes(map(int, each.bytes or ())) for each in tokens).decode().strip() == whole.text
+    assert all(-20 < (each.logprob or 0) <= 0 for each in tokens)
+    done = None
+    streamed: list[Any] = []
+    for event in client.audio.transcriptions.create(include=["logprobs"], stream=True, **arguments):
+        if event.type == "transcript.text.delta":
+            assert "".join(each.token or "" for each in event.logprobs or ()).strip() == event.delta.strip()
+            streamed += event.logprobs or ()
+        else:
+            done = event
+    pairs = [(each.token, pytest.approx(each.logprob, abs=1e-4)) for each in tokens]
+    assert done is not None
+    assert [(each.token, each.logprob) for each in streamed] == pairs
+    assert [(each.token, each.logprob) for each in done.logprobs or ()] == pairs
+    with pytest.raises(openai.BadRequestError, match="response_format json"):
+        client.audio.transcriptions.create(include=["logprobs"], response_format="verbose_json", **arguments)
 
 
 def test_silence_is_an_empty_text(tiny: Any) -> None:
@@ -129,6 +161,33 @@ def test_live_sound(tiny: Any) -> None:
 
     words = re.findall(r"\w+", asyncio.run(told()).lower())
     assert words == re.findall(r"\w+", f"{FIRST} {SECOND}".lower())
+
+
+def test_browsers_open_sessions_by_secrets(tiny: Any) -> None:
+    settings: Any = {
+        "type": "transcription",
+        "audio": {"input": {"transcription": {"model": "tiny", "prompt": "Ada"}, "turn_detection": None}},
+    }
+    client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none")
+    secret = client.realtime.client_secrets.create(
+        session=settings, expires_after={"anchor": "created_at", "seconds": 30}
+    )
+    assert 0 < secret.expires_at - time.time() <= 31
+    assert secret.session.type == "transcription"
+    protocols = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{secret.value}")]
+    with connect(f"{tiny.url.replace('http', 'ws')}/v1/realtime", subprotocols=protocols) as socket:
+        assert socket.subprotocol == "realtime"
+        created = json.loads(socket.recv())["session"]["audio"]["input"]
+        assert (created["transcription"]["prompt"], created["turn_detection"]) == ("Ada", None)
+    beta = tiny.client.post("/v1/realtime/transcription_sessions", json={"input_audio_format": "g711_ulaw"}).json()
+    assert (beta["input_audio_format"], beta["client_secret"]["value"][:3]) == ("g711_ulaw", "ek_")
+    for body, param in (
+        ({"session": {"type": "realtime"}}, "session.type"),
+        ({"expires_after": {"seconds": 1}}, "expires_after.seconds"),
+        ({"session": {"type": "transcription", "audio": {"input": {"transcription": {"model": "nobody"}}}}}, "model"),
+    ):
+        refused = tiny.client.post("/v1/realtime/client_secrets", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) in ((400, param), (404, param))
 
 
 def test_nothing_tells_speakers_apart(tiny: Any) -> None:

@@ -89,6 +89,14 @@ class APIKeys:
         """Whether requests need no key: there is none, or there are those of administrators only."""
 
     @property
+    def sealing_key(self) -> bytes:
+        """Secret where the keys are: made of them, the same in all processes of the server and after a restart."""
+        whole = hashlib.blake2b(person=b"quire-sealing")
+        for key, _ in self._callers:
+            whole.update(len(key).to_bytes(4, "little") + key)
+        return whole.digest()
+
+    @property
     def has_admins(self) -> bool:
         """Whether some are administrators'."""
         return any(caller.is_admin for _, caller in self._callers)

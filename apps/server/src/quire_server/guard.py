@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire_observability import current_request_id
 from quire_server.callers import KEYLESS, APIKeys
+from quire_server.client_secrets import PREFIX, read_client_secret
 from quire_server.errors import HTTPError, error_response
 from quire_server.request_ids import request_id_of
 
@@ -18,6 +19,11 @@ PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready"})
 PAGE_FILES = "/page/"
 """Paths of the chat page's scripts and styles begin so. They are the same everywhere, and browsers ask for them without
 headers of the page's own."""
+
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Before the key, in the subprotocol by which browsers send one to a websocket."""
+SECRETS_OPEN = "/v1/realtime"
+"""All that a client secret is for."""
 
 
 class Guard:
@@ -58,11 +64,16 @@ class Guard:
             scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
         key = _given_key(scope, path, headers)
         caller = self._keys.caller_of(key)
+        if scope["type"] == "websocket" and key.startswith(PREFIX.encode()) and caller in (None, KEYLESS):
+            secret = read_client_secret(self._keys, key) if path == SECRETS_OPEN else None
+            caller = None if secret is None else self._keys.caller_of_owner(secret.owner)
+            state["realtime_update"] = None if secret is None else secret.update
         if caller is None and (path in PUBLIC_PATHS or path.startswith(PAGE_FILES)):
             caller = KEYLESS
         if caller is None and scope["type"] == "websocket":
             await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
+            reason = "the API key is missing, wrong, or has expired"
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
             return
         if caller is None:
             await error_response(_refusal(key), scope)(scope, receive, send_with_id)
@@ -77,6 +88,10 @@ def _given_key(scope: Scope, path: str, headers: Headers) -> bytes:
     key = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
     if not key:  # as Anthropic's clients send it
         key = headers.get("x-api-key", "").strip().encode("latin-1")
+    if not key and scope["type"] == "websocket":  # as browsers send it, which send no other header
+        offered = (each.strip() for each in headers.get("sec-websocket-protocol", "").split(","))
+        keys = (each.removeprefix(KEY_PROTOCOL) for each in offered if each.startswith(KEY_PROTOCOL))
+        key = next(keys, "").encode("latin-1")
     if not key and path == "/":
         key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
     return key

@@ -79,6 +79,12 @@ class ChatTranscriber:
                 param="timestamp_granularities",
                 code="unsupported",
             )
+        if options.logprobs:
+            raise RequestError(
+                f"{self._engine.info.model} tells no log probabilities; leave include out",
+                param="include",
+                code="unsupported",
+            )
         if options.beam_size > 1:
             raise RequestError("beams are for models of Whisper's kind; leave them out", param="n", code="unsupported")
         cutter, index = SpeechWindows(self._window_s), 0

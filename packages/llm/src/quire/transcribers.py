@@ -5,12 +5,13 @@ A transcriber gets sound piece by piece and gives segments as they are heard. Kn
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire_interfaces import RequestOptions
-from quire_speech import Segment, Transcription, TranscriptionOptions
+from quire_speech import Segment, TokenLogprob, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
     Pieces = AsyncIterator[NDArray[np.float32]]
 
-__all__ = ["Hearing", "Transcriber", "text_of_segments", "transcription_of"]
+__all__ = ["Hearing", "TextDelta", "Transcriber", "segments_of", "text_of_segments", "transcription_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text of a segment that is still to come."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None
+    """Of its tokens; None where they were not asked for."""
 
 
 @dataclass(slots=True)
@@ -31,6 +41,8 @@ class Hearing:
     num_prompt_tokens: int = 0
     """Tokens of all prompts so far, those of the sound included."""
     num_generation_tokens: int = 0
+    wants_deltas: bool = False
+    """Set by whoever wants text before its segment is there, where the transcriber can tell it (`TextDelta`)."""
 
 
 class Transcriber(Protocol):
@@ -43,8 +55,10 @@ class Transcriber(Protocol):
 
     def transcribe(
         self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
-    ) -> AsyncGenerator[Segment, None]:
-        """The segments of a recording, in order, as soon as each is certain. Closing it ends its requests.
+    ) -> AsyncGenerator[Segment | TextDelta, None]:
+        """The segments of a recording, in order, as soon as each is certain. Closing it ends its requests. Where
+        `hearing.wants_deltas`, a segment may be told of by parts of its text before; where a window had to be heard
+        again, the segment may say something else, and counts.
 
         Args:
             pieces: Float32 [samples] at 16 kHz, one channel; read no faster than they are heard.
@@ -56,6 +70,16 @@ class Transcriber(Protocol):
             RequestError: an option that this model does not know.
         """
         ...
+
+
+async def segments_of(
+    stream: AsyncGenerator[Segment | TextDelta, None],
+) -> AsyncGenerator[Segment, None]:
+    """The segments alone. Closing it closes the stream."""
+    async with contextlib.aclosing(stream):
+        async for each in stream:
+            if isinstance(each, Segment):
+                yield each
 
 
 def text_of_segments(segments: list[Segment]) -> str:

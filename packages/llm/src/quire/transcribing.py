@@ -6,13 +6,20 @@ Knows both sides and no route. Each window is an ordinary request, so that those
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import quire_speech
 from quire.media import HeldMedia, MediaFront
-from quire_engine import BeamSearchParams, PooledRequestOutput, RequestOutput, alignment_params
+from quire_engine import (
+    BeamSearchParams,
+    CompletionOutput,
+    Logprob,
+    PooledRequestOutput,
+    RequestOutput,
+    alignment_params,
+)
 from quire_interfaces import (
     CheckpointError,
     PoolingParams,
@@ -24,12 +31,22 @@ from quire_interfaces import (
     read_json,
 )
 from quire_models.config import ModelConfig
-from quire_speech import TranscriptionOptions
+from quire_speech import TokenLogprob, TranscriptionOptions
 
 if TYPE_CHECKING:
-    from quire_speech import Alignment, AlignTokens, Decode, Decoded, Probe, Recording, SpeechVocabulary, Transcriber
+    from quire_speech import (
+        Alignment,
+        AlignTokens,
+        Decode,
+        Decoded,
+        PartialText,
+        Probe,
+        Recording,
+        SpeechVocabulary,
+        Transcriber,
+    )
 
-__all__ = ["SpeechFront", "WindowRequests", "speech_front"]
+__all__ = ["SpeechFront", "WindowRequests", "speech_front", "token_logprobs"]
 
 _logger = logging.getLogger(__name__)
 
@@ -90,14 +107,14 @@ class SpeechFront:
 
     def requests(self) -> WindowRequests:
         """What makes requests of the steps of one recording."""
-        return WindowRequests(self._media, self.vocabulary)
+        return WindowRequests(self._media, self.vocabulary, self._tokenizer.decode)
 
 
 class WindowRequests:
     """Requests of one recording, which holds the spectrogram of its present window until `release`."""
 
-    def __init__(self, media: MediaFront, vocabulary: SpeechVocabulary) -> None:
-        self._media, self._vocabulary = media, vocabulary
+    def __init__(self, media: MediaFront, vocabulary: SpeechVocabulary, decode: Callable[[Sequence[int]], str]) -> None:
+        self._media, self._vocabulary, self._decode = media, vocabulary, decode
         self._held: HeldMedia | None = None
         self._features: Any = None
 
@@ -174,13 +191,13 @@ class WindowRequests:
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             extra_args=extra,
-            detokenize=False,
+            detokenize=options.logprobs,
         )
 
     def decoded(self, step: Decode, output: RequestOutput) -> Decoded:
         """The best transcript of an answer. Raises QuireError where there is none."""
         penalty = 1.0 if step.options.length_penalty is None else step.options.length_penalty
-        found = []
+        found: list[tuple[float, Decoded]] = []
         for completion in output.outputs:
             if completion.error is not None:
                 raise QuireError(f"a window could not be transcribed: {completion.error}")
@@ -188,9 +205,28 @@ class WindowRequests:
             if token_ids and token_ids[-1] == self._vocabulary.end_of_text:
                 token_ids = token_ids[:-1]
             total = completion.cumulative_logprob or 0.0
-            found.append((total / max(1, len(token_ids)) ** penalty, total, token_ids))
-        _, total, token_ids = max(found, key=lambda each: each[0])
-        return quire_speech.Decoded(tuple(token_ids), total)
+            logprobs = token_logprobs(completion.logprobs) if step.options.logprobs else None
+            decoded = quire_speech.Decoded(tuple(token_ids), total, logprobs and logprobs[: len(token_ids)])
+            found.append((total / max(1, len(token_ids)) ** penalty, decoded))
+        return max(found, key=lambda each: each[0])[1]
+
+    def partial(self, step: Decode) -> PartialText:
+        """What can be told of the answer to `decode` while it comes."""
+        known = self._vocabulary
+        return quire_speech.PartialText(
+            self._decode, step.telling, step.options, known.end_of_text, known.timestamp_begin
+        )
+
+    def text_logprobs(self, completion: CompletionOutput) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of those of its tokens that are text."""
+        pairs = zip(completion.token_ids, token_logprobs(completion.logprobs), strict=True)
+        return tuple(each for token, each in pairs if token < self._vocabulary.end_of_text)
+
+
+def token_logprobs(logprobs: Sequence[Sequence[Logprob]] | None) -> tuple[TokenLogprob, ...]:
+    """Of the tokens that were chosen."""
+    chosen = [each[0] for each in logprobs or ()]
+    return tuple(TokenLogprob(each.decoded_token, each.logprob, each.token_bytes) for each in chosen)
 
 
 def _logprobs(output: RequestOutput, index: int) -> Any:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import quire_speech
 from quire.logprob_bound import resolved_max_logprobs
+from quire.transcribers import TextDelta
 from quire.transcribing import SpeechFront, WindowRequests
 from quire_engine import AsyncEngine, BeamSearchParams, RequestOutput
 from quire_interfaces import OutputKind, RenderedPrompt, RequestOptions, SamplingParams
-from quire_speech import Segment, Transcription, TranscriptionOptions
+from quire_speech import Segment, TokenLogprob, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
     from quire.transcribers import Hearing, Pieces
-    from quire_speech import Recording, Step
+    from quire_speech import Decode, Decoded, Recording, Step
 
 __all__ = ["WhisperTranscriber"]
 
@@ -41,7 +42,7 @@ class WhisperTranscriber:
 
     async def transcribe(
         self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
-    ) -> AsyncGenerator[Segment, None]:
+    ) -> AsyncGenerator[Segment | TextDelta, None]:
         """As `Transcriber` says."""
         request_options = dataclasses.replace(request_options, output_kind=OutputKind.FINAL_ONLY)
         recording, requests = self._front.recording(), self._front.requests()
@@ -60,6 +61,13 @@ class WhisperTranscriber:
                     yield step
                 elif isinstance(step, quire_speech.MoreSound):
                     await _hear(recording, source)
+                elif hearing.wants_deltas and isinstance(step, quire_speech.Decode) and step.telling != "nothing":
+                    async with contextlib.aclosing(self._telling(step, requests, request_options, hearing)) as parts:
+                        async for part in parts:
+                            if isinstance(part, TextDelta):
+                                yield part
+                            else:
+                                answer = part
                 else:
                     answer = await self._answer(step, requests, request_options, hearing)
         finally:
@@ -78,6 +86,30 @@ class WhisperTranscriber:
         hearing.num_generation_tokens += output.num_generation_tokens
         return requests.decoded(step, output)
 
+    async def _telling(
+        self, step: Decode, requests: WindowRequests, options: RequestOptions, hearing: Hearing
+    ) -> AsyncGenerator[TextDelta | Decoded, None]:
+        """The text of a window as it is written, then the answer."""
+        prompt, params = requests.prompt(step.features, step.prompt), requests.decode(step)
+        partial = requests.partial(step)
+        assert isinstance(params, SamplingParams)
+        options = dataclasses.replace(options, output_kind=OutputKind.DELTA)
+        whole: RequestOutput | None = None
+        logprobs: list[TokenLogprob] = []
+        async with contextlib.aclosing(self._engine.generate(prompt, params, options)) as outputs:
+            async for output in outputs:
+                (new,) = output.outputs
+                num_told = partial.num_told
+                logprobs += requests.text_logprobs(new) if step.options.logprobs else ()
+                if text := partial.add(new.token_ids, new.cumulative_logprob or 0.0):
+                    told = tuple(logprobs[num_told : partial.num_told]) if step.options.logprobs else None
+                    yield TextDelta(text, told)
+                whole = output if whole is None else _joined(whole, output)
+        assert whole is not None
+        hearing.num_prompt_tokens += len(prompt.token_ids) + len(step.prompt)
+        hearing.num_generation_tokens += len(whole.outputs[0].token_ids)
+        yield requests.decoded(step, whole)
+
     async def _run(
         self,
         prompt: RenderedPrompt,
@@ -89,6 +121,14 @@ class WhisperTranscriber:
             return await self._engine.beam_search(prompt, params, options, max_logprobs=self._max_logprobs)
         async with contextlib.aclosing(self._engine.generate(prompt, params, options)) as outputs:
             return await anext(outputs)
+
+
+def _joined(whole: RequestOutput, new: RequestOutput) -> RequestOutput:
+    """The first completion with what is new of it."""
+    (before,), (after,) = whole.outputs, new.outputs
+    after.token_ids = before.token_ids + after.token_ids
+    after.logprobs = [*(before.logprobs or ()), *(after.logprobs or ())]
+    return new
 
 
 def _advance(steps: Any, answer: Any) -> Step | Transcription:

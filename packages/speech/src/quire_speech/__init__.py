@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire_speech.languages import LANGUAGES, language_code
 from quire_speech.options import TranscriptionOptions
-from quire_speech.results import Segment, Transcription, Word
+from quire_speech.partial_text import PartialText
+from quire_speech.results import Segment, TokenLogprob, Transcription, Word
 
 if TYPE_CHECKING:
     from quire_speech.features import SAMPLES_PER_S, log_mel, window_log_mel
@@ -29,11 +30,13 @@ __all__ = [
     "Decode",
     "Decoded",
     "MoreSound",
+    "PartialText",
     "Probe",
     "Recording",
     "Segment",
     "SpeechVocabulary",
     "Step",
+    "TokenLogprob",
     "Transcriber",
     "Transcription",
     "TranscriptionOptions",

@@ -42,6 +42,8 @@ class TranscriptionOptions:
     """Factor of the number of finished beams that end a search (arXiv 2204.05424)."""
     length_penalty: float | None = None
     """Exponent of the length that divides the log probability of texts that are compared; None is 1."""
+    logprobs: bool = False
+    """Whether log probabilities of tokens are told."""
     word_timestamps: bool = False
     """Whether words get times."""
     timestamps: bool = True
@@ -94,6 +96,12 @@ class TranscriptionOptions:
             if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
                 raise wrong_value("suppress_tokens", self.suppress_tokens, "be a list of token ids")
             object.__setattr__(self, "suppress_tokens", ids)
+        if self.logprobs and self.beam_size > 1:
+            raise RequestError(
+                "log probabilities of tokens are not told of beams; leave one of them out",
+                param="logprobs",
+                code="unsupported_combination",
+            )
         if self.word_timestamps and not self.timestamps:
             raise RequestError(
                 "word_timestamps need times of segments; leave timestamps at true",
@@ -114,7 +122,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_FLAGS = ("word_timestamps", "timestamps", "condition_on_previous_text", "suppress_blank")
+_FLAGS = ("logprobs", "word_timestamps", "timestamps", "condition_on_previous_text", "suppress_blank")
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[float], bool]:

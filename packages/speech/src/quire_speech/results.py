@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Segment", "Transcription", "Word"]
+__all__ = ["Segment", "TokenLogprob", "Transcription", "Word"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a text, and how probable it was."""
+
+    token: str
+    """Its text; what is no whole character as U+FFFD."""
+    logprob: float
+    token_bytes: bytes
+    """What it adds to the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,8 @@ class Segment:
     """Probability that there is no speech in the window."""
     words: tuple[Word, ...] | None = None
     """None where they were not asked for."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the tokens of the text; None where they were not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

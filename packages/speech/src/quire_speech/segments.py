@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from quire_speech.features import FRAMES_PER_S
-from quire_speech.results import Word
+from quire_speech.results import TokenLogprob, Word
 from quire_speech.vocabulary import SECONDS_PER_TIMESTAMP
 
 __all__ = ["Piece", "Timed", "Used", "split_window"]
@@ -22,6 +22,8 @@ class Piece(NamedTuple):
     start_s: float
     end_s: float
     token_ids: tuple[int, ...]
+    first: int
+    """Place of the first of them among the window's tokens."""
 
 
 class Used(NamedTuple):
@@ -45,6 +47,7 @@ class Timed:
     compression_ratio: float
     no_speech_prob: float
     words: tuple[Word, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 def split_window(
@@ -71,12 +74,12 @@ def split_window(
         times = [token for token, each in zip(tokens, is_time, strict=True) if each]
         if times and times[-1] != timestamp_begin:
             end_s = seconds(times[-1])
-        return [Piece(0.0, end_s, tuple(tokens))], Used(num_frames, ends_in_silence)
+        return [Piece(0.0, end_s, tuple(tokens), 0)], Used(num_frames, ends_in_silence)
     borders = [0, *ends, *([len(tokens)] if ends_in_silence else [])]
     pieces = []
     for begin, end in pairwise(borders):
         own = tokens[begin:end]
-        pieces.append(Piece(seconds(own[0]), seconds(own[-1]), tuple(own)))
+        pieces.append(Piece(seconds(own[0]), seconds(own[-1]), tuple(own), begin))
     if ends_in_silence:
         return pieces, Used(num_frames, True)
     return pieces, Used((tokens[ends[-1] - 1] - timestamp_begin) * _FRAMES_PER_TIMESTAMP, False)

@@ -12,7 +12,6 @@ what becomes of the answers. Knows no engine: whoever drives it answers.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,9 +22,10 @@ from numpy.typing import NDArray
 from quire_interfaces import RequestError
 from quire_speech.features import FRAMES_PER_S
 from quire_speech.options import TranscriptionOptions
+from quire_speech.partial_text import Telling, compression_ratio
 from quire_speech.recording import Recording
-from quire_speech.results import Segment, Transcription
-from quire_speech.segments import Timed, split_window
+from quire_speech.results import Segment, TokenLogprob, Transcription
+from quire_speech.segments import Piece, Timed, split_window
 from quire_speech.vocabulary import SpeechVocabulary
 from quire_speech.words import Alignment, WordTimes
 
@@ -67,6 +67,7 @@ class Decode:
     """`extra_args.transcript_rules`."""
     options: TranscriptionOptions
     """Beams at temperature 0, samples above, and penalties."""
+    telling: Telling = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Decoded:
     """Without the end of text."""
     sum_logprob: float
     """Of all tokens, the end of text included."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of each token, where the options ask for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +196,8 @@ class Transcriber:
         probed = (*before, vocabulary.start_of_transcript)
         logprobs: Mapping[int, float] = yield Probe(features, probed, (vocabulary.no_speech,))
         no_speech_prob = math.exp(logprobs[vocabulary.no_speech])
-        best = yield from self._decode(features, (*before, *start), no_speech_prob)
+        is_last = self._recording.is_finished and seek + size >= self._recording.num_known
+        best = yield from self._decode(features, (*before, *start), no_speech_prob, is_last=is_last)
         if self._is_silence(no_speech_prob, best.avg_logprob):
             return [], seek + size
         pieces, used = split_window(
@@ -209,6 +213,7 @@ class Transcriber:
                 avg_logprob=best.avg_logprob,
                 compression_ratio=best.compression_ratio,
                 no_speech_prob=no_speech_prob,
+                logprobs=self._logprobs(best.decoded, piece),
             )
             for piece in pieces
         ]
@@ -224,7 +229,7 @@ class Transcriber:
         return kept, following
 
     def _decode(
-        self, features: NDArray[np.float32], prompt: tuple[int, ...], no_speech_prob: float
+        self, features: NDArray[np.float32], prompt: tuple[int, ...], no_speech_prob: float, *, is_last: bool
     ) -> Generator[Step, Any, _Attempt]:
         """The window at the first temperature whose text is neither repetitive nor improbable."""
         options, room = self._options, self._vocabulary.max_tokens - len(prompt)
@@ -232,7 +237,10 @@ class Transcriber:
         rules = self._vocabulary.rules(options, len(prompt))
         attempts: list[_Attempt] = []
         for temperature in options.temperatures:
-            decoded: Decoded = yield Decode(features, prompt, temperature, max_tokens, rules, options)
+            telling: Telling = "nothing"
+            if not attempts and options.beam_size == 1 and self._is_heard(no_speech_prob):
+                telling = "tokens" if is_last or not options.timestamps else "segments"
+            decoded: Decoded = yield Decode(features, prompt, temperature, max_tokens, rules, options, telling)
             text = self._text(decoded.token_ids).strip()
             avg_logprob = decoded.sum_logprob / (len(decoded.token_ids) + 1)
             attempt = _Attempt(decoded, temperature, avg_logprob, compression_ratio(text))
@@ -244,6 +252,11 @@ class Transcriber:
         chosen = [each for each in attempts if not self._is_repetitive(each)] or attempts
         best = max(chosen, key=lambda each: each.avg_logprob)
         return _Attempt(best.decoded, attempts[-1].temperature, best.avg_logprob, best.compression_ratio)
+
+    def _is_heard(self, no_speech_prob: float) -> bool:
+        """Whether what is decoded counts, however probable it is."""
+        bound = self._options.no_speech_threshold
+        return bound is None or no_speech_prob <= bound
 
     def _is_repetitive(self, attempt: _Attempt) -> bool:
         bound = self._options.compression_ratio_threshold
@@ -273,6 +286,14 @@ class Transcriber:
         alignment: Alignment = yield AlignTokens(features, start, text_ids, size)
         return self._words.add(timed, alignment, self.language)
 
+    def _logprobs(self, decoded: Decoded, piece: Piece) -> tuple[TokenLogprob, ...] | None:
+        """Of the text's tokens in a piece."""
+        if decoded.logprobs is None:
+            return None
+        own = decoded.logprobs[piece.first : piece.first + len(piece.token_ids)]
+        ids = zip(piece.token_ids, own, strict=True)
+        return tuple(each for token, each in ids if token < self._vocabulary.end_of_text)
+
     def _previous(self) -> tuple[int, ...]:
         """What a window reads before its own transcript."""
         if self._vocabulary.start_of_previous is None or not (self._history or self._hotwords):
@@ -299,10 +320,5 @@ class Transcriber:
             compression_ratio=timed.compression_ratio,
             no_speech_prob=timed.no_speech_prob,
             words=timed.words if self._options.word_timestamps else None,
+            logprobs=timed.logprobs,
         )
-
-
-def compression_ratio(text: str) -> float:
-    """Bytes of a text divided by those that zlib makes of them: above 2.4, it mostly repeats itself."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))

@@ -53,7 +53,7 @@ _encoder = msgspec.json.Encoder()
 
 async def live_socket(service: SpeechService, context: ServerContext, socket: WebSocket) -> None:
     """Serve one connection until the client or the server leaves."""
-    await socket.accept()
+    await socket.accept("realtime" if "realtime" in socket.scope["subprotocols"] else None)
     try:
         refuse_while_draining(context)
         context.check_awake()
@@ -61,6 +61,8 @@ async def live_socket(service: SpeechService, context: ServerContext, socket: We
         session = LiveConnection(context, socket, service.transcriber(context), service.pace)
         if model is not None:
             session.check_model(model)
+        if (update := getattr(socket.state, "realtime_update", None)) is not None:
+            session.begin_with(update)
     except QuireError as error:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_text(
@@ -168,6 +170,10 @@ class LiveConnection:
                 param="type",
                 code="unsupported_event",
             )
+
+    def begin_with(self, update: dict[str, Any]) -> None:
+        """Begin with the settings of an event. Raises RequestError."""
+        self._settings = self._settings.updated(update)
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFoundError where it is not served."""

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from quire.transcribers import Hearing, Transcriber, text_of_segments
+from quire.transcribers import Hearing, Transcriber, segments_of, text_of_segments
 from quire_interfaces import RequestOptions
 from quire_server.speech.live_pace import LivePace
 from quire_speech import Segment, TranscriptionOptions
@@ -221,4 +221,4 @@ class LiveTurn:
                 yield piece
 
         self.hearing = Hearing()
-        return self._transcriber.transcribe(sound(), options, self._request_options, self.hearing)
+        return segments_of(self._transcriber.transcribe(sound(), options, self._request_options, self.hearing))

@@ -27,7 +27,7 @@ _LISTS = (
 )  # fmt: skip
 _OBJECTS = ("chunking_strategy", "vad_config", "vllm_xargs")
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z -]{1,40}")
-_NAMES = {"temperatures": "temperature", "beam_size": "n", "max_tokens": "max_completion_tokens"}
+_NAMES = {"temperatures": "temperature", "beam_size": "n", "max_tokens": "max_completion_tokens", "logprobs": "include"}
 """The engine's name of a field -> the form's."""
 
 
@@ -98,12 +98,11 @@ class SpeechRequest(BaseModel):
                 f"timestamp_granularities needs response_format verbose_json, got {self.response_format}",
                 param="timestamp_granularities",
             )
-        if self.include:
+        if self.include and self.response_format != "json":
             raise RequestError(
-                "log probabilities of tokens are not told; leave include out and take response_format verbose_json, "
-                "whose segments have avg_logprob",
+                f"include needs response_format json, got {self.response_format}; the segments of verbose_json have "
+                "avg_logprob",
                 param="include",
-                code="unsupported",
             )
         for name in ("language", "to_language"):
             value = getattr(self, name)
@@ -162,6 +161,7 @@ class SpeechRequest(BaseModel):
                 beam_size=self.n if self.use_beam_search else 1,
                 length_penalty=self.length_penalty,
                 word_timestamps="word" in self.timestamp_granularities,
+                logprobs=bool(self.include),
                 max_tokens=self.max_completion_tokens,
                 seed=self.seed,
                 top_p=self.top_p,

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.async_llm import AsyncLLM
-from quire.transcribers import Hearing, Transcriber, transcription_of
+from quire.transcribers import Hearing, TextDelta, Transcriber, segments_of, transcription_of
 from quire_engine import EngineInfo
 from quire_interfaces import OutputKind, OverloadedError, RequestError
 from quire_multimodal import MediaError
@@ -145,7 +145,7 @@ class SpeechService:
             context.check_priority(body.priority)
             sound = stack.enter_context(await self._opened(file.fileno()))
             request_options = dataclasses.replace(context.request_options(body), output_kind=OutputKind.FINAL_ONLY)
-            hearing = Hearing()
+            hearing = Hearing(wants_deltas=bool(body.stream) and body.response_format in ("json", "text"))
             recording = Recording(sound, body.voice(), keeps_samples=diarizer is not None)
             segments = recording.segments(transcriber.transcribe(recording.pieces(), options, request_options, hearing))
             if not body.stream:
@@ -281,11 +281,16 @@ class Recording:
         for part in () if self._filter is None else self._filter.finish():
             yield part
 
-    async def segments(self, segments: AsyncGenerator[Segment, None]) -> AsyncGenerator[Segment, None]:
+    async def segments(
+        self, segments: AsyncGenerator[Segment | TextDelta, None]
+    ) -> AsyncGenerator[Segment | TextDelta, None]:
         """The segments with their times in the recording."""
         async with contextlib.aclosing(segments):
             async for segment in segments:
-                yield segment if self._filter is None else self._moved(segment, self._filter)
+                if self._filter is None or isinstance(segment, TextDelta):
+                    yield segment
+                else:
+                    yield self._moved(segment, self._filter)
 
     @staticmethod
     def _moved(segment: Segment, kept: Any) -> Segment:
@@ -330,8 +335,8 @@ async def _diarized(
         raise HTTPError(500, "the plug-in that tells speakers apart failed, the server's log says why") from None
 
 
-async def _all(segments: AsyncIterator[Segment]) -> list[Segment]:
-    return [each async for each in segments]
+async def _all(segments: AsyncGenerator[Segment | TextDelta, None]) -> list[Segment]:
+    return [each async for each in segments_of(segments)]
 
 
 async def _closing(
