@@ -84,7 +84,7 @@ def test_every_route_that_there_is_is_tried(recorded):
     without_engine = (
         "render", "tokenize", "load_lora", "conversations", "cancel", "abort", "tokens", "ping", "decode",
         "apply-template", "/api/blobs", "/api/copy", "/api/create", "/api/pull", "/api/push", "/api/show",
-        "/lora-adapters", "/props", "/slots", "/v1/files", "/v1/batches",
+        "/lora-adapters", "/props", "/slots", "/v1/files", "/v1/batches", "/v1/realtime/",
     )  # fmt: skip
     # Not by this engine: it pools and hears nothing, and its tokenizer has no tokens for what is in the middle.
     pools = ("audio", "embed", "rerank", "score", "classify", "pooling", "predict", "similarity", "/encode", "/infill")
