@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from quire_server.logprobs import EchoedTokens
+from quire_engine import CompletionOutput, Logprob
+from quire_server.logprobs import EchoedTokens, completion_logprobs
 
 PROMPT = "the quire é 🚀 gathers"
 
@@ -141,13 +143,27 @@ def test_packed_candidates_are_the_named_ones(live: Any) -> None:
         likeliest = sorted(names, key=lambda name: -names[name])[:2]
         assert list(row) == likeliest
         assert list(row.values()) == pytest.approx([names[name] for name in likeliest], abs=1e-6)
-    assert any(named["logprobs"]["tokens"][place] not in row for place, row in enumerate(found)), "all were likely"
     streamed = []
     for event in live.events("/v1/completions", {**body, "packed_top_logprobs": True}):
         for choice in event["choices"]:
             if choice["logprobs"] is not None:
                 streamed += unpacked(choice["logprobs"]["packed_top_logprobs"])
     assert streamed == found
+
+
+def test_a_chosen_token_is_packed_by_its_rank_alone() -> None:
+    def position(chosen: int, rank: int) -> list[Logprob]:
+        likely = {2: -0.5, 3: -1.5}
+        first = Logprob(chosen, likely.get(chosen, -4.0), rank)
+        return [first, *(Logprob(token_id, value, place) for place, (token_id, value) in enumerate(likely.items(), 1))]
+
+    output = CompletionOutput(index=0, text="", logprobs=[position(9, 3), position(2, 1)], text_offsets=[0, 1])
+    result = completion_logprobs(output, as_ids=True, num_packed=2)
+    assert result is not None
+    assert result.token_logprobs == [-4.0, -0.5]
+    packed = msgspec.to_builtins(result.packed_top_logprobs)
+    assert unpacked(packed) == [{"token_id:2": -0.5, "token_id:3": -1.5}] * 2
+    assert list(unpacked(packed)[1]) == ["token_id:2", "token_id:3"]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def _packed(positions: Sequence[list[Logprob]], width: int) -> PackedLogprobs:
     """The `width` most likely tokens of each place, the likeliest first. The chosen one is among them by its rank
     alone."""
     rows = [
-        sorted({each.token_id: each for each in candidates}.values(), key=lambda each: each.rank)[:width]
+        sorted({each.token_id: each for each in candidates}.values(), key=lambda each: each.rank or 0)[:width]
         for candidates in positions
     ]
     token_ids = [each.token_id for row in rows for each in row]
