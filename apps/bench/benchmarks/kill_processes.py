@@ -7,6 +7,11 @@
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what store --store
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what api-server --api-servers 3
     python apps/bench/benchmarks/kill_processes.py --kills 200 --what engine,store,api --engines 2 --store
+    python apps/bench/benchmarks/kill_processes.py --kills 1000 --minutes 20 --engines 2 --ranks 2 --api-servers 2 \\
+        --store --what engine,rank,store,api-server,api                              # a fleet of every kind
+
+A kind that `--what` names twice is killed twice as often; with `--minutes` it ends then, and says how many kills there
+were of each kind.
 
 `engine`, `all-engines`, `rank` (one beside rank 0) and `api-server` (one of several that answer HTTP) are started again
 by the server, `store` (`quire kv-serve`) and `api` (the server's own process, and all with it) by this program, as a
@@ -35,6 +40,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -443,31 +449,40 @@ def _difference(name: str, ours: Answer, right: Answer) -> str:
     return f"{name} has choices {sorted(ours)}, not {sorted(right)}"
 
 
-async def kill_processes(fleet: Fleet, load: Load, what: Sequence[str], num_kills: int, chance: random.Random) -> None:
-    """Kill, each time a moment of chance after tokens have come again; also processes that are only just starting."""
+async def kill_processes(fleet: Fleet, load: Load, args: argparse.Namespace) -> Counter[str]:
+    """Kill, each time a moment of chance after tokens have come again; also processes that are only just starting.
+
+    Returns:
+        Number of kills of each kind.
+    """
+    chance, num_killed = random.Random(args.seed), Counter[str]()
     start_s = time.monotonic()
-    for number in range(1, num_kills + 1):
+    for number in range(1, args.kills + 1):
+        if time.monotonic() - start_s > 60.0 * args.minutes:
+            break
         num_tokens = load.num_tokens
         deadline_s = time.monotonic() + 2 * START_S
         while load.num_tokens == num_tokens:
             await asyncio.sleep(0.005)
             if time.monotonic() > deadline_s:
                 load.wrong.append(f"no tokens at all for {2 * START_S:g} s before kill {number}")
-                return
+                return num_killed
         await asyncio.sleep(chance.uniform(0.0, 1.0))
-        kind = chance.choice(what)
+        kind = chance.choice(args.what)
         while not (pids := fleet.victims(kind)):
             await asyncio.sleep(0.01)
         fleet.kill(kind, pids if kind == "all-engines" else [chance.choice(pids)])
         if kind in ("api", "store"):
             await asyncio.sleep(chance.uniform(0.0, 0.5))
             fleet.start()
+        num_killed[kind] += 1
         seconds = time.monotonic() - start_s
         print(
-            f"{number}/{num_kills} {kind} at {seconds:.0f} s; {load.num_streams} streams, {load.num_tokens} tokens, "
+            f"{number}/{args.kills} {kind} at {seconds:.0f} s; {load.num_streams} streams, {load.num_tokens} tokens, "
             f"longest wait {load.longest_wait_s:.1f} s, {len(load.wrong)} wrong",
             flush=True,
         )
+    return num_killed
 
 
 async def undisturbed(flags: Sequence[str], num_streams: int) -> tuple[list[Answer], float]:
@@ -527,7 +542,7 @@ async def measure(args: argparse.Namespace) -> int:
             load.waits.clear()
             workers = [asyncio.create_task(load.keep_streaming()) for _ in range(args.streams)]
             start_s = time.monotonic()
-            await kill_processes(fleet, load, args.what, args.kills, random.Random(args.seed))
+            num_killed = await kill_processes(fleet, load, args)
             load.is_over = True
             await asyncio.gather(*workers)
             seconds = time.monotonic() - start_s
@@ -537,8 +552,9 @@ async def measure(args: argparse.Namespace) -> int:
         words = fleet.last_lines()
         fleet.close()
     is_slow = load.longest_wait_s > args.hang_s + calm_wait_s
+    kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(num_killed.items()))
     print(
-        f"{args.kills} kills of {', '.join(args.what)} in {seconds:.0f} s: {load.num_streams} streams with "
+        f"{num_killed.total()} kills ({kinds}) in {seconds:.0f} s: {load.num_streams} streams with "
         f"{load.num_tokens} tokens, {load.num_retries} sent again, longest gap {load.longest_gap_s:.1f} s, longest "
         f"wait beyond restarts {load.longest_wait_s:.1f} s (undisturbed {calm_wait_s:.1f} s); {len(load.wrong)} wrong, "
         f"{len(left)} left behind"
@@ -561,6 +577,7 @@ def _kinds(text: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end then, with fewer kills")
     parser.add_argument("--what", type=_kinds, default=["engine"], help=f"some of {','.join(WHAT)}")
     parser.add_argument("--engines", type=int, default=1, help="--data-parallel-size")
     parser.add_argument("--ranks", type=int, default=1, help="--tensor-parallel-size")

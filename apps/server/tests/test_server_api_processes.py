@@ -205,18 +205,23 @@ def test_a_background_response_is_read_and_cancelled_by_any_of_them(launch: Any,
     assert fresh(url, "GET", path).json()["status"] == "cancelled"
 
 
-def test_they_end_with_the_process_that_has_the_engines(launch: Any, tmp_path: Path) -> None:
+def test_they_end_with_the_process_that_has_the_engines(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = launch(ENGINE, server={"api_server_count": 2})
     url = process.url()
     stream = Stream(url)
     until(lambda: stream.num_events > 2)
     everybody = psutil.Process(process.popen.pid).children(recursive=True)
     assert len(everybody) >= 3
+    assert len(list(tmp_path.glob("quire-*"))) == 1  # of the sockets of API processes
     process.popen.kill()
     stream.join()
     assert not stream.is_done
     psutil.wait_procs(everybody, 30)
     assert not any(each.is_running() for each in everybody)
+    assert not list(tmp_path.glob("quire-*"))
 
 
 def test_a_wrong_template_ends_the_server_with_the_status_of_a_wrong_setting(launch: Any) -> None:

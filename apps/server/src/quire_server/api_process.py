@@ -10,6 +10,7 @@ import multiprocessing
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from quire import AsyncLLM, QuireConfig
@@ -23,7 +24,7 @@ from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.exit_status import ExitStatus, exit_status_of
 from quire_server.serve import serve_http
-from quire_server.stopping import stopping_on_signals
+from quire_server.stopping import Stopping, stopping_on_signals
 
 __all__ = ["main"]
 
@@ -34,7 +35,7 @@ REPORT_INTERVAL_S = 1.0
 def main() -> int:
     """Serve until told to stop; the exit status."""
     with stopping_on_signals() as stopping:
-        spec = read_spec(APIProcessSpec, lambda _: stopping.end_now(ExitStatus.ENGINE_DEAD))
+        spec = read_spec(APIProcessSpec, partial(_end_with_hub, stopping))
         multiprocessing.current_process().name = f"server {spec.number}"
         config = QuireConfig.from_dict(spec.config)
         values: dict[str, Any] = {
@@ -60,6 +61,11 @@ def main() -> int:
                 return exit_status_of(error)
             except KeyboardInterrupt:
                 return ExitStatus.OK
+
+
+def _end_with_hub(stopping: Stopping, spec: APIProcessSpec) -> None:
+    spec.addresses.remove_folder()
+    stopping.end_now(ExitStatus.ENGINE_DEAD)
 
 
 class _FrontMetrics(EngineMetrics):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,6 +63,10 @@ class FrontAddresses(NamedTuple):
 
     to_hub: str
     from_hub: str
+
+    def remove_folder(self) -> None:
+        """Remove the folder of the hub's sockets: for a hub that was killed, which can do it no more."""
+        shutil.rmtree(os.path.dirname(self.to_hub.removeprefix("ipc://")), ignore_errors=True)
 
 
 class EngineHub:
