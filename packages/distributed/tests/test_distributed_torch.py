@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from quire_distributed import Collectives, Mesh, SingleRank, TorchRendezvous
+from quire_distributed import Collectives, Mesh, SingleRank, TorchRendezvous, run_thread_ranks, subgroup
 from quire_interfaces import ConfigError, RankDeadError
 
 RANK = """
@@ -119,3 +119,26 @@ def test_a_group_of_one_needs_nobody() -> None:
     assert isinstance(rendezvous.group("tp", (0,)), SingleRank)
     with pytest.raises(ValueError, match="rank 0 is none of the group's"):
         rendezvous.group("pp", (1, 2))
+
+
+def test_some_ranks_have_groups_of_their_own() -> None:
+    port = free_port()
+
+    def run(thread: Collectives) -> list[list[int]]:
+        mesh = Mesh(tp=2, pp=2, rank=thread.rank)
+        world = TorchRendezvous("127.0.0.1", port, mesh.rank, 4).group("ranks", range(4))
+        groups = [world, subgroup(world, mesh.group("tp")), subgroup(world, mesh.group("pp"))]
+        try:
+            return [group.all_gather(torch.tensor([mesh.rank]), dim=0).tolist() for group in groups]
+        finally:
+            thread.barrier()
+            for group in groups:
+                group.close()
+
+    everyone = [0, 1, 2, 3]
+    assert run_thread_ranks(4, run) == [
+        [everyone, [0, 1], [0, 2]],
+        [everyone, [0, 1], [1, 3]],
+        [everyone, [2, 3], [0, 2]],
+        [everyone, [2, 3], [1, 3]],
+    ]

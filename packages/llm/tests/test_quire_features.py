@@ -85,11 +85,6 @@ class Engines:
     prefill: LLM | None = None
     """Computes prompts first, whose blocks the other one reads."""
 
-    @property
-    def is_text_only(self) -> bool:
-        """Whether there are no towers."""
-        return self.llm.media is None
-
     def generate(self, prompts: list[Any], params: list[SamplingParams], adapters: list[str | None]) -> list[Any]:
         if self.prefill is not None:
             first = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
@@ -119,11 +114,9 @@ def answers(engine: Engines) -> dict[tuple[str, str], Answer]:
     """Of each pair, all in one batch."""
     beams, others = BeamSearchParams(beam_width=3, max_tokens=6), ["beam search", "LoRA adapter", "media"]
     prompts, adapters = [prompt(0), prompt(1), prompt(2, num_images=1)], [None, "demo-capitals", None]
-    count = 2 if engine.is_text_only else 3
-    outputs = engine.llm.beam_search(prompts[:count], beams, lora_request=adapters[:count])
-    found = {("beam search", other): _seen(output) for other, output in zip(others, outputs, strict=False)}
-    pairs = [pair for pair, request in REQUESTS.items() if not (engine.is_text_only and request.num_images)]
-    return answers_of(engine, pairs) | found
+    outputs = engine.llm.beam_search(prompts, beams, lora_request=adapters)
+    found = {("beam search", other): _seen(output) for other, output in zip(others, outputs, strict=True)}
+    return answers_of(engine, list(REQUESTS)) | found
 
 
 def answers_of(engine: Engines, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Answer]:
@@ -181,9 +174,8 @@ def test_features_go_together(row: dict[str, str | None], models: dict[str, dict
             llm.engine.core.parts.check_integrity()
         else:
             llm.check_integrity()
-        if llm.media is not None:
-            llm.media.reset()
-            assert llm.media.preparer.num_bytes == 0, "items are held by requests that have ended"
+        llm.media.reset()
+        assert llm.media.preparer.num_bytes == 0, "items are held by requests that have ended"
     own = {name: value for name, value in paths.items() if name != "speculative_model"}
     dtype = settings(row).get("dtype", "auto")
     wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), dtype=dtype, **own)
@@ -228,8 +220,6 @@ def test_settings_that_do_not_go_together_are_refused(pair: frozenset[str], mode
         key: value for kind in ENGINE.values() for name in pair & kind.keys() for key, value in kind[name].items()
     }
     place = models["expert parallel" if "expert parallel" in pair else ""]["model"]
-    if "media" in pair:
-        chosen |= {"language_model_only": False, "model": place}
     with pytest.raises(ConfigError, match="does not go with") as refusal:
         LLM(**{**PLAIN, "model": place, **chosen})
     assert refusal.value.field in chosen

@@ -29,7 +29,7 @@ from pathlib import Path
 from quire import QuireConfig
 from quire.host_ranks import run_node
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
-config = QuireConfig.of(model=str(folder), tensor_parallel_size=2, nnodes=2, node_rank=1, master_port=port,
+config = QuireConfig.of(model=str(folder), pipeline_parallel_size=2, nnodes=2, node_rank=1, master_port=port,
                         headless=True, node_secret="of these hosts", num_threads=1)
 run_node(config, folder, threading.Event())
 """
@@ -76,12 +76,12 @@ def test_two_hosts_give_the_tokens_of_one_also_when_a_rank_is_killed() -> None:
         finally:
             await alone.shutdown()
         hosts = QuireConfig.of(
-            tensor_parallel_size=2, nnodes=2, master_port=port, node_secret="of these hosts", **SETTINGS
+            pipeline_parallel_size=2, nnodes=2, master_port=port, node_secret="of these hosts", **SETTINGS
         )
         llm = AsyncLLM(hosts)
         try:
             info = await llm.ready()
-            assert info.choices["ranks"].startswith("2, on 2 hosts")
+            assert info.choices["stages"].startswith("2, on 2 hosts")
             assert await tokens_of(llm, kill_rank) == expected
             assert llm.client.num_restarts == 1
             kill_rank()  # and one that is idle
@@ -142,6 +142,10 @@ def test_a_host_with_another_model_is_refused_on_both_sides(tmp_path: Path) -> N
             "ray does not go with nnodes 2; mp does",
         ),
         ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "data_parallel_size 2 does not go with"),
+        (
+            {"nnodes": 2, "tensor_parallel_size": 2, "enable_prompt_embeds": True},
+            "nnodes does not go with tensor_parallel_size 2: media and embeddings lie in the memory of node 0",
+        ),
     ],
 )
 def test_settings_of_hosts_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:

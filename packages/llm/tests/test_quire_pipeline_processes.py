@@ -61,6 +61,9 @@ def test_tensors_and_layers_are_shared_by_processes() -> None:
         ({"tensor_parallel_size": 2, "num_threads": 2}, 2, 2),
         ({"data_parallel_size": 2, "num_threads": 4}, 4, 1),
         ({"num_threads": 100}, 100, 1),
+        ({"nnodes": 2}, 8, 2),  # a stage on each host
+        ({"nnodes": 2, "tensor_parallel_size": 4}, 2, 2),
+        ({"nnodes": 4, "tensor_parallel_size": 4}, 4, 2),  # two ranks on each host
     ],
 )
 def test_as_many_steps_are_on_their_way_as_there_are_cores_for(
@@ -109,13 +112,10 @@ def test_a_stage_that_is_killed_costs_no_token() -> None:
     [
         ({"async_scheduling": True}, "async_scheduling does not go with pipeline_parallel_size 2"),
         ({"distributed_executor_backend": "uni"}, "one process, not the 2 of pipeline_parallel_size; take mp"),
-        ({"speculative_method": "draft_model"}, "speculative_method does not go with .* take ngram, suffix or none"),
-        ({"enable_prompt_embeds": True}, "enable_prompt_embeds does not go with pipeline_parallel_size 2"),
-        ({"runner": "pooling"}, "runner does not go with pipeline_parallel_size 2: stages generate"),
         ({"pipeline_parallel_size": 6}, "pipeline_parallel_size is 6, and the network has 5 layers"),
     ],
 )
-def test_what_stages_cannot_do_yet_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_what_stages_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
     config = QuireConfig.of(**({"pipeline_parallel_size": 2, "max_model_len": 256} | settings))
     with pytest.raises(ConfigError, match=message):
         make_plan(config, ModelConfig.from_path(checkpoint_path()))
@@ -131,3 +131,20 @@ def test_the_plan_says_what_each_stage_has() -> None:
     _, first, last = stage_notes(config, model, plan)
     assert first.startswith("stage 0: layers 0 to 2, embedding; weights ")
     assert last.startswith("stage 1: layers 3 to 4, final norm and LM head; weights ")
+    drafting = QuireConfig.of(
+        pipeline_parallel_size=2, max_model_len=256, num_gpu_blocks_override=64, speculative_method="draft_model"
+    )
+    *_, last = stage_notes(drafting, model, make_plan(drafting, model, free_bytes=1 << 33))
+    assert "final norm and LM head, what drafts; weights " in last
+
+
+def test_stages_of_several_hosts_have_the_memory_of_all() -> None:
+    """Each host has as much as this one."""
+    model = ModelConfig.from_path(checkpoint_path())
+
+    def budget(**settings: Any) -> int:
+        config = QuireConfig.of(pipeline_parallel_size=2, max_model_len=256, **settings)
+        return make_plan(config, model, free_bytes=1 << 30).free_bytes
+
+    assert (budget(), budget(nnodes=2)) == (1 << 30, 1 << 31)
+    assert budget(nnodes=2, tensor_parallel_size=2) == 1 << 30  # two ranks on each host

@@ -15,9 +15,10 @@ from models_quantized import make
 from torch import Tensor
 
 from quire_distributed import Collectives, Mesh, run_thread_ranks, thread_group
-from quire_interfaces import ConfigError
+from quire_interfaces import ConfigError, Modality
 from quire_models import ModelConfig, build_model, load_model
 from quire_models.layers.stage_lm import StageLM
+from quire_models.media_spec import MediaSpec
 from quire_models.stages import StageSpec, stage, stage_layers, stage_refusal
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 from quire_testkit.parity.cases import CASES
@@ -144,6 +145,18 @@ def test_a_tied_table_is_on_both_ends(tmp_path: Path) -> None:
     assert [each.has_table for each in stages if isinstance(each, StageSpec)] == [True, False, True]
 
 
+def test_the_last_stage_has_the_table_where_a_drafting_head_reads_it(tmp_path: Path) -> None:
+    tiny_hf_checkpoint(tmp_path, "llama", num_hidden_layers=3, tie_word_embeddings=False)
+    network = dataclasses.replace(ModelConfig.from_path(tmp_path).network, last_stage_embeds=True)
+    stages = [stage(network, rank, 3) for rank in range(3)]
+    assert [isinstance(each, StageSpec) and each.has_table for each in stages] == [True, False, True]
+    assert [isinstance(each, StageSpec) and each.is_elsewhere(network.embedding_name) for each in stages] == [
+        False,
+        True,
+        False,
+    ]
+
+
 def test_the_head_counts_with_the_last_stage(tmp_path: Path) -> None:
     """Layers of some 28,000 weights, and a head of as many as six of them."""
     tiny_hf_checkpoint(tmp_path, "llama", num_hidden_layers=8, hidden_size=64, intermediate_size=128)
@@ -160,4 +173,21 @@ def test_the_head_counts_with_the_last_stage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["Zamba2ForCausalLM", "BartForConditionalGeneration"])
 def test_networks_whose_layers_see_more_are_refused(architecture: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, architecture, CASES[architecture])
-    assert "serve it with one stage" in stage_refusal(ModelConfig.from_path(tmp_path))
+    assert "serve it with one stage" in stage_refusal(ModelConfig.from_path(tmp_path), 2)
+
+
+def test_media_that_other_stages_read_are_refused(tmp_path: Path) -> None:
+    tiny_hf_checkpoint(tmp_path, "llama", num_hidden_layers=4, tie_word_embeddings=True)
+    text = ModelConfig.from_path(tmp_path)
+    first = len(stage_layers(text.network, 2)[0])
+
+    def refusal(**media: tuple[int, ...]) -> str:
+        spec = MediaSpec(architecture="Some", modalities=(Modality.IMAGE,), width=64, **media)  # type: ignore[arg-type]
+        return stage_refusal(dataclasses.replace(text, media=spec), 2)
+
+    assert refusal() == ""
+    assert refusal(deepstack_layers=(1, first)) == ""
+    assert f"in front of layer {first + 1}, and the stage that has the towers has {first} layers" in refusal(
+        deepstack_layers=(1, first + 1)
+    )
+    assert "layers of all stages attend to media" in refusal(cross_attention_layers=(1,))

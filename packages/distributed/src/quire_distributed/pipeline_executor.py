@@ -20,7 +20,7 @@ from quire_distributed.collectives import Collectives
 from quire_distributed.mesh import Mesh
 from quire_distributed.rank_executor import IDLE_S, RankExecutor
 from quire_distributed.rank_handle import AGREE_S, RankHandle
-from quire_interfaces import KVTransferOutput, RankDeadError
+from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["PipelineExecutor", "RunsStage"]
@@ -47,8 +47,8 @@ class _PendingStep:
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
     own_error: Exception | None = None
     """What it raised on rank 0."""
-    own_transfers: KVTransferOutput | None = None
-    """What rank 0 reported of its parts of blocks."""
+    own_result: ModelRunnerOutput | None = None
+    """What rank 0 gave: what became of media and of its parts of blocks."""
     is_done_here: threading.Event = field(default_factory=threading.Event)
     """Rank 0 has computed its stage."""
 
@@ -96,7 +96,7 @@ class PipelineExecutor(RankExecutor):
             for rank in self._ranks:
                 rank.check()
                 rank.send(("result" if rank.rank == self._leader else "step", output))
-            step.own_transfers = self._runner.run(output).kv_transfer
+            step.own_result = self._runner.run(output)
         except RankDeadError as error:
             self._die(error)
         except Exception as error:  # the stages behind fail, too, and the last one says so
@@ -144,13 +144,18 @@ class PipelineExecutor(RankExecutor):
             if step is None:
                 return
             self._sampled.append((result.step_id, step.output.rows, result.sampled_token_ids))
-        if self.merge_transfers is not None:
+        if self.merge_transfers is not None or step.output.encode:
             step.is_done_here.wait()
+        own = step.own_result
+        if own is not None and step.output.encode:  # the towers are those of the first stage
+            result.failed_media, result.encoded_media = own.failed_media, own.encoded_media
+            result.encode_seconds = own.encode_seconds
+        if self.merge_transfers is not None:
             reports = [
                 result.kv_transfer if rank.rank == self._leader else rank.transfers_of(step.output)
                 for rank in self._ranks
             ]
-            result.kv_transfer = self.merge_transfers(step.output, [step.own_transfers, *reports])
+            result.kv_transfer = self.merge_transfers(step.output, [None if own is None else own.kv_transfer, *reports])
         with contextlib.suppress(InvalidStateError):  # a rank was found dead meanwhile
             step.future.set_result(result)
 

@@ -106,7 +106,7 @@ class TorchCollectives(ExchangeCollectives):
 
     def __init__(self, store: Any, rank: int, size: int, *, host: str, silence_s: float = 10.0) -> None:
         super().__init__(rank, size)
-        self._store = store
+        self._store, self._host, self._silence_s = store, host, silence_s
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = store.timeout
@@ -114,6 +114,18 @@ class TorchCollectives(ExchangeCollectives):
         self._gloo._set_default_timeout(_FOREVER)
         self._nccl: Any = None
         self._liveness = self._watch(host, silence_s)
+
+    def subgroup(self, members: Sequence[int]) -> Collectives:
+        """The group of some of these ranks, this one among them; each of them calls this. `SingleRank` of one.
+
+        Raises:
+            RuntimeError: The others did not come in time.
+        """
+        if len(members) == 1:
+            return SingleRank()
+        store = _dist.PrefixStore("of " + " ".join(map(str, members)), self._store)
+        own = list(members).index(self._rank)
+        return TorchCollectives(store, own, len(members), host=self._host, silence_s=self._silence_s)
 
     def _watch(self, host: str, silence_s: float) -> Liveness:
         peers = [peer for peer in range(self._size) if peer != self._rank]

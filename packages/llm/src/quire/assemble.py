@@ -30,7 +30,7 @@ from quire.live_config import Reconfigure
 from quire.logits_processors import named_processors
 from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
-from quire.pipeline_parallel import num_steps_in_flight
+from quire.pipeline_parallel import num_steps_in_flight, tap_stage, with_table_at_end
 from quire.plan import MemoryPlan, make_plan
 from quire.poolers import (
     PoolingChoice,
@@ -134,7 +134,7 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         model = model.with_tower_weights(config.model.mm_encoder_quantization)
     if config.media.enable_prompt_embeds:
         check_prompt_embeds(model)
-    return model
+    return model if config.parallel.pipeline_parallel_size == 1 else with_table_at_end(config, model)
 
 
 def media_folder(config: QuireConfig, folder: Path) -> Path:
@@ -344,7 +344,7 @@ def _plan_engine(
 
 
 def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | None) -> LoadedNetworks:
-    """Load the weights of a rank; the drafting network is whole on each."""
+    """Load the weights of a rank; the drafting network is whole on each of the last stage."""
     start = time.perf_counter()
     report("importing torch", 0.0)
     from quire_models import load_model
@@ -376,7 +376,8 @@ def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | No
     if blueprint.compilation is not None:
         report(f"compiling by {blueprint.compilation}", 0.0)
         compile_network(cast("TransformersLM", network), blueprint.compilation)
-    draft_network = None if plan.draft is None else _load_draft(config, plan.draft, plan.max_model_len)
+    draft = plan.draft if groups is None or groups.pp is None else tap_stage(network, groups, plan.draft)
+    draft_network = None if draft is None else _load_draft(config, draft, plan.max_model_len)
     loaded = time.perf_counter()
     timings = {"import": imported - start, "weights": loaded - imported}
     return LoadedNetworks(
@@ -431,7 +432,7 @@ def _build_device_side(
         make_transfer_worker=None if tiers is None else tiers.make_worker,
         encoder_connector=None if tiers is None else tiers.encoder_cache,
         adapters=adapters,
-        pooler=_load_pooler(blueprint, network),
+        pooler=_load_pooler(blueprint, network) if blueprint.pooler or blueprint.model.num_mel_bins else None,
     )
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device, is_host = config.runner.device, platform_of(config.runner.device).is_host
@@ -461,7 +462,7 @@ def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | AlignmentPo
     from quire_pooling import Pooler, load_pooler_weights
 
     spec, folder = blueprint.pooler, blueprint.folder
-    if spec is None:
+    if spec is None or not network.config.network.is_last:
         return alignment_pooler(blueprint, network) if blueprint.model.num_mel_bins else None
     stored = load_pooler_weights(spec, folder, network_folder(folder), blueprint.model.language_names)
     return Pooler(spec, {**network.head_weights, **stored}, network.device)

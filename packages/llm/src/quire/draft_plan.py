@@ -34,6 +34,8 @@ class DraftPlan:
     dtype: str
     linear_method: str
     weight_bytes: int
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target whose input it reads."""
     feature_width: int = 0
     """Elements that it reads of the target's hidden states of each token."""
 
@@ -101,12 +103,13 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
     if settings.method == "draft_model":
         draft = ModelConfig.from_path(folder)
         _check_vocabulary(draft, folder, target, target_folder)
-        num_features = 0
+        layers, num_features = tuple[int, ...](), 0
     else:
         draft = read_eagle_config(folder, settings.method)
         _check_head(draft, folder, target)
         layers = draft.feature_layers or default_feature_layers(target.num_layers)
-        num_features = len(layers) if settings.method == "eagle3" else 1
+        layers = layers if settings.method == "eagle3" else ()
+        num_features = len(layers) or 1
     method = resolved_linear_method(settings.quantization, draft, field="speculative_quantization")
     return DraftPlan(
         folder=folder,
@@ -114,6 +117,7 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         dtype=dtype,
         linear_method=method,
         weight_bytes=sum(weight_ledger(draft, dtype, method).values()),
+        feature_layers=layers,
         feature_width=num_features * target.hidden_size,
     )
 

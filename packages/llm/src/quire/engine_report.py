@@ -236,16 +236,16 @@ def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:
 
 def _parts_of_ranks(config: QuireConfig, network: Network) -> dict[str, str]:
     size, rows = config.parallel.tensor_parallel_size, dict[str, str]()
+    where = "processes of this host" if config.hosts.nnodes == 1 else f"on {config.hosts.nnodes} hosts"
+    if config.parallel.distributed_executor_backend == "ray":
+        where = "placed by Ray"
     if size > 1:
         shared, whole = network.shared_parts
         parts = f"shared: {', '.join(shared)}; whole on each: {', '.join(whole)}"
-        where = "processes of this host" if config.hosts.nnodes == 1 else f"on {config.hosts.nnodes} hosts"
-        if config.parallel.distributed_executor_backend == "ray":
-            where = "placed by Ray"
         rows["ranks"] = f"{size}, {where}; {parts}"
     if isinstance(stage := network.config.network, StageSpec):
         first = f"this process has the first {len(stage.layers)} layers"
-        rows["stages"] = f"{stage.num_stages}, processes of this host; {first}"
+        rows["stages"] = f"{stage.num_stages}, {where}; {first}"
     return rows
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
+from quire.tensor_parallel import ranks_of_host
 from quire_distributed.host_ranks import start_ranks_of_hosts
 from quire_distributed.node import serve_node
 from quire_distributed.rank_handle import RankHandle
@@ -103,8 +104,8 @@ def run_node(config: QuireConfig, folder: Path, is_stopping: threading.Event) ->
 
 def _localizer(config: QuireConfig, folder: Path) -> Callable[[RankSpec], RankSpec]:
     """What gives a rank this host's place of the model, and its cores."""
-    per_host = config.parallel.num_ranks // config.hosts.nnodes
-    num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // per_host)
+    sharers = ranks_of_host(config)[0]
+    num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // sharers)
     tokenizer = config.model.tokenizer
 
     def localize(spec: RankSpec) -> RankSpec:

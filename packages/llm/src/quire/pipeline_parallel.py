@@ -1,60 +1,69 @@
-"""Pipeline parallelism: how many steps are on their way through the stages, and what stages cannot do yet.
+"""Pipeline parallelism: how many steps are on their way through the stages, where drafts are made, and which networks
+have no stages.
 
 Knows settings and plans; importing this module loads no torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from typing import TYPE_CHECKING, cast
 
 from quire.config import QuireConfig
+from quire.draft_plan import DraftPlan
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
-from quire_models.stages import stage_layers, stage_refusal
+from quire_models.stages import stage_refusal
+from quire_spec_decode import HEAD_METHODS
 
-__all__ = ["check_stages", "num_steps_in_flight"]
+if TYPE_CHECKING:
+    from quire.rank_groups import RankGroups
+    from quire_models import Network
+    from quire_models.layers.stage_lm import StageLM
+
+__all__ = ["check_stages", "num_steps_in_flight", "tap_stage", "with_table_at_end"]
 
 
 def check_stages(config: QuireConfig, model: ModelConfig) -> None:
-    """Refuse what stages cannot do yet, by name.
+    """Refuse a model that cannot be cut into so many stages.
 
     Raises:
-        ConfigError: a setting, or a model, that goes with one stage only.
+        ConfigError: its layers need more than what the stage before gives, or there are too few.
     """
     size = config.parallel.pipeline_parallel_size
-    refusals = {
-        "nnodes": (config.hosts.nnodes > 1, "stages are processes of one host so far; leave it out"),
-        "distributed_executor_backend": (
-            config.parallel.distributed_executor_backend == "ray",
-            "stages are processes of one host so far; take mp",
-        ),
-        "speculative_method": (
-            config.speculative.method not in ("none", "ngram", "suffix"),
-            f"{config.speculative.method} drafts with a network, which no stage has; take ngram, suffix or none",
-        ),
-        "enable_prompt_embeds": (config.media.enable_prompt_embeds, "stages read token ids; leave it out"),
-        "runner": (
-            config.model.runner == "pooling" or config.model.convert in ("embed", "classify", "reward"),
-            "stages generate; serve embeddings and scores with one stage",
-        ),
-    }
-    for field, (is_set, reason) in refusals.items():
-        if is_set:
-            raise ConfigError(f"{field} does not go with pipeline_parallel_size {size}: {reason}", field=field)
-    if reason := stage_refusal(model):
+    if reason := stage_refusal(model, size):
         raise ConfigError(f"model does not go with pipeline_parallel_size {size}: {reason}", field="model")
-    stage_layers(model.network, size)  # refuses more stages than layers
+
+
+def with_table_at_end(config: QuireConfig, model: ModelConfig) -> ModelConfig:
+    """The model, of which the last stage has the table of tokens, too, where what drafts there reads it."""
+    if config.speculative.method not in HEAD_METHODS:
+        return model
+    return dataclasses.replace(model, network=dataclasses.replace(model.network, last_stage_embeds=True))
+
+
+def tap_stage(network: Network, groups: RankGroups, draft: DraftPlan | None) -> DraftPlan | None:
+    """Have a stage hand on what the network that drafts reads of it.
+
+    Returns:
+        What drafts here, which is the last stage.
+    """
+    if draft is None:
+        return None
+    cast("StageLM", network).tapped_layers = tuple(sorted(draft.feature_layers))
+    return draft if groups.mesh.is_last_stage else None
 
 
 def num_steps_in_flight(config: QuireConfig) -> int:
     """Number of steps that are on their way through the stages at once, each with its share of the requests: as many as
     there are cores for, at most one for each stage. Where the stages have the same cores, that is one: then a step
-    takes all requests, and reads the weights once for them.
+    takes all requests, and reads the weights once for them. Hosts are taken to have as many cores as this one.
 
     Args:
         config: Settings of each rank (`config_of_ranks`).
     """
-    parallel = config.parallel
-    num_ranks = parallel.tensor_parallel_size * config.data_parallel.data_parallel_size
-    num_threads = num_ranks * (config.runner.num_threads or 1)
-    return max(1, min(parallel.pipeline_parallel_size, len(os.sched_getaffinity(0)) // num_threads))
+    parallel, num_engines = config.parallel, config.data_parallel.data_parallel_size
+    num_threads = num_engines * parallel.tensor_parallel_size * (config.runner.num_threads or 1)
+    num_cores = len(os.sched_getaffinity(0)) * config.hosts.nnodes
+    return max(1, min(parallel.pipeline_parallel_size, num_cores // num_threads))

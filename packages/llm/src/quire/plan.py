@@ -19,7 +19,7 @@ from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
 from quire.routed_experts_config import check_routed_experts
-from quire.tensor_parallel import check_parallel, model_of_rank
+from quire.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
 from quire_interfaces import (
     ConfigError,
     CrossAttentionSpec,
@@ -156,7 +156,7 @@ def make_plan(
     if config.model.enable_return_routed_experts:
         check_routed_experts(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
-    free //= max(1, config.parallel.tensor_parallel_size // config.hosts.nnodes)  # ranks of one host share it
+    free = free if parallel.num_ranks == 1 else memory_of_rank(config, free)
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)

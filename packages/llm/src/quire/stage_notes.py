@@ -25,11 +25,20 @@ def stage_notes(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> li
         own = stage_of_rank(model, number * tp, config.parallel)
         layers = range(first, first + len(own.layers))
         first = layers.stop
-        ledger = weight_ledger(dataclasses.replace(model, network=own), plan.dtype, plan.linear_method, num_ranks=tp)
+        here = dataclasses.replace(model, network=own, media=model.media if own.is_first else None)
+        ledger = weight_ledger(here, plan.dtype, plan.linear_method, num_ranks=tp)
         if isinstance(own, StageSpec) and not own.has_table:
             ledger["embedding"] = 0
         cache = kv_plan_of_layers(plan.kv_plan, own.cache_names()).total_bytes
-        ends = {0: ", embedding", size - 1: ", final norm and LM head"}.get(number, "")
+        ends = ""
+        if own.is_first:
+            ends = ", embedding" if model.media is None else ", embedding, towers"
+        elif own.is_last:
+            ends = ", final norm and LM head" if own.has_lm_head else ", final norm"
+            if plan.draft is not None:
+                ends += ", what drafts"
+                ledger["draft"] = plan.draft.weight_bytes
+                cache += plan.ledger_bytes["KV cache: draft"]
         has = f"weights {format_bytes(sum(ledger.values()))}, KV cache {format_bytes(cache)}"
         notes.append(f"stage {number}: layers {layers.start} to {layers.stop - 1}{ends}; {has}")
     return notes

@@ -31,8 +31,10 @@ __all__ = [
     "config_of_ranks",
     "interleaved",
     "kv_plan_of_rank",
+    "memory_of_rank",
     "mesh_of",
     "model_of_rank",
+    "ranks_of_host",
     "stage_of_rank",
 ]
 
@@ -78,6 +80,11 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
             config.engine.async_scheduling is True,
             "steps of several ranks are run one by one on the CPU; leave it out",
         ),
+        "nnodes": (
+            ranks_of_host(config)[0] < size and (model.media is not None or config.media.enable_prompt_embeds),
+            "media and embeddings lie in the memory of node 0, and the first stage has ranks elsewhere; give each host "
+            "whole stages, or serve the language model alone, with --language-model-only",
+        ),
         "mm_encoder_only": (config.model.mm_encoder_only, "towers are not shared; serve them with one rank"),
         "model": (
             model.is_encoder or (stages > 1 and not model.is_native),
@@ -104,12 +111,25 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
     """The settings of each of several ranks: a share of this machine's cores, and drafts of fixed lengths. Adaptive
     ones follow a clock, which differs between ranks. Stages have the same cores: one computes while the others wait."""
-    size = config.parallel.tensor_parallel_size // config.hosts.nnodes  # of this host
+    size = ranks_of_host(config)[0]
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
     # Each rank would bind its threads to the same cores.
     runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")
     speculative = dataclasses.replace(config.speculative, adaptive=False)
     return dataclasses.replace(config, runner=runner, speculative=speculative)
+
+
+def ranks_of_host(config: QuireConfig) -> tuple[int, int]:
+    """Of the ranks of a host: how many share a stage, and number of stages."""
+    tp, num_ranks = config.parallel.tensor_parallel_size, config.parallel.num_ranks // config.hosts.nnodes
+    return min(tp, num_ranks), max(1, num_ranks // tp)
+
+
+def memory_of_rank(config: QuireConfig, free_bytes: int) -> int:
+    """Of this host's free memory what a rank has, taken for all stages together: ranks of one host share it, and
+    stages of several hosts have as much on each."""
+    sharers, num_stages = ranks_of_host(config)
+    return free_bytes * config.parallel.pipeline_parallel_size // (num_stages * sharers)
 
 
 def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
@@ -146,6 +166,6 @@ def kv_plan_of_rank(
 ) -> KVCachePlan:
     """The KV cache of a rank: the blocks of the engine's, with the rank's own heads and layers."""
     mesh = mesh_of(parallel, rank)
-    network = model_of_rank(model, mesh.tp_rank, parallel).network
-    whole = plan_kv_cache(network.kv_cache_specs(block_size, cache_dtype), num_blocks=plan.num_blocks)
+    specs = model_of_rank(model, mesh.tp_rank, parallel).kv_cache_specs(block_size, cache_dtype)
+    whole = plan_kv_cache(specs, num_blocks=plan.num_blocks)
     return whole if mesh.pp == 1 else kv_plan_of_layers(whole, stage_of_rank(model, rank, parallel).cache_names())

@@ -192,7 +192,7 @@ def load_model(
         load_weights(model, folder, progress, load_format=load_format)
     if config.media is not None and not language_model_only:
         _check_spans(model)
-        if not model.loads_itself:
+        if not model.loads_itself and model.config.network.is_first:
             is_dummy, where = load_format == "dummy", towers_folder or folder
             model.towers = _towers(config, where, model.dtype, model.device, model.attention_backend, dummy=is_dummy)
     return model

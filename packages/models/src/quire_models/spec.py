@@ -338,10 +338,22 @@ class NetworkSpec:
     """It reads whole texts, in both directions, and keeps no cache."""
     shares_heads: ClassVar[bool] = True
     """Tensor-parallel ranks share out the heads of its attention, where these have a rule."""
+    last_stage_embeds: bool = False
+    """Cut into pipeline stages, the last one has the table of tokens, too: a head that drafts there reads it."""
     caches_by_mixer: bool = False
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
     built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"
     """"module:class" of the network that is made of it."""
+
+    @property
+    def is_first(self) -> bool:
+        """It embeds the tokens, and has the towers: it is the whole network, or its first pipeline stage."""
+        return True
+
+    @property
+    def is_last(self) -> bool:
+        """It computes the hidden states that logits and outputs of poolers are made of."""
+        return True
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:

@@ -29,6 +29,10 @@ class StageSpec(NetworkSpec):
 
     stage: int
     num_stages: int
+    first_layer: int
+    """Number of layers in the stages before."""
+    num_layers: int
+    """Number of layers of all stages."""
     first_cache: int
     """Number of mixers in the stages before."""
     elsewhere: tuple[str, ...]
@@ -37,18 +41,22 @@ class StageSpec(NetworkSpec):
 
     @property
     def is_first(self) -> bool:
-        """It embeds the tokens."""
+        """It embeds the tokens, and has the towers."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """It computes the hidden states that logits are made of."""
+        """It computes the hidden states that logits and outputs of poolers are made of."""
         return self.stage == self.num_stages - 1
 
     @property
     def has_table(self) -> bool:
-        """It has the table of tokens: to embed them, or as the head's matrix."""
-        return self.is_first or (self.has_lm_head and self.head.tied)
+        """It has the table of tokens: to embed them, as the head's or the pooler's matrix, or for a drafting head."""
+        return self.is_first or (self.is_last and keeps_table(self))
+
+    def head_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the tensors of its pooler, which the last stage has."""
+        return NetworkSpec.head_shapes(self) if self.is_last else {}
 
     def cache_names(self) -> tuple[str, ...]:
         """Name of each mixer's cache, as the whole network calls it."""
@@ -68,16 +76,35 @@ class StageSpec(NetworkSpec):
         return f"{name}.".startswith(self.elsewhere)
 
 
-def stage_refusal(model: ModelConfig) -> str:
-    """Why the network cannot be cut into stages; empty where it can."""
+def stage_refusal(model: ModelConfig, size: int) -> str:
+    """Why the network cannot be cut into `size` stages; empty where it can.
+
+    Raises:
+        ConfigError: There are fewer layers than stages.
+    """
     network = model.network
     if type(network) is not NetworkSpec or not model.is_native:
         return f"layers of {model.architecture} take more than what the layer before gives; serve it with one stage"
-    if model.media is not None:
-        return "towers are not handed on to stages yet; serve the language model alone, with --language-model-only"
-    if network.pooler is not None or not network.has_lm_head:
-        return f"{model.architecture} is pooled, which stages do not do yet; serve it with one stage"
+    num_own = len(stage_layers(network, size)[0])
+    if model.media is not None and model.media.cross_attention_layers:
+        return (
+            "layers of all stages attend to media, which the first one alone has; serve the language model by itself, "
+            "with --language-model-only"
+        )
+    deepest = max(model.media.deepstack_layers, default=0) if model.media is not None else 0
+    if deepest > num_own:
+        return (
+            f"features of media are added in front of layer {deepest}, and the stage that has the towers has "
+            f"{num_own} layers; take fewer stages, or serve the language model alone, with --language-model-only"
+        )
     return ""
+
+
+def keeps_table(network: NetworkSpec) -> bool:
+    """Whether the last stage has the table of tokens, too."""
+    is_head = network.has_lm_head and network.head.tied
+    is_pooled = network.pooler is not None and network.embedding_name in network.pooler.shapes()
+    return is_head or is_pooled or network.last_stage_embeds
 
 
 def stage_layers(network: NetworkSpec, size: int) -> tuple[range, ...]:
@@ -125,13 +152,12 @@ def stage(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
     own = stage_layers(network, size)[rank]
     is_first, is_last = rank == 0, rank == size - 1
     elsewhere = [f"{layer.name}." for i, layer in enumerate(network.layers) if i not in own]
-    keeps_table = is_first or (is_last and network.head.tied)
-    if not keeps_table:
+    if not is_first and not (is_last and keeps_table(network)):
         elsewhere.append(f"{network.embedding_name}.")
     if not is_first:
         elsewhere += [f"{weight.name}." for weight in inside(network.body, network.embedding.weights())]
     if not is_last:
-        elsewhere.append(f"{network.head.name}.")
+        elsewhere += [f"{name}." for name in (network.head.name, *network.head_shapes())]
         ends = [] if network.final_norm is None else [*inside(network.body, network.final_norm.weights())]
         if network.head.project_out is not None:
             ends += inside(network.body, network.head.project_out.weights("LM head"))
@@ -148,6 +174,8 @@ def stage(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
         part,
         stage=rank,
         num_stages=size,
+        first_layer=own.start,
+        num_layers=len(network.layers),
         first_cache=sum(len(layer.mixers) for layer in network.layers[: own.start]),
         elsewhere=tuple(elsewhere),
     )

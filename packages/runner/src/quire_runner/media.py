@@ -28,7 +28,7 @@ from quire_runner.inputs import HostPlan
 from quire_runner.media_arrays import read_arrays
 from quire_runner.protocols import EncodeMedia
 
-__all__ = ["EncodedMedia", "EncoderCache"]
+__all__ = ["EncodedMedia", "EncoderCache", "MediaPlaces"]
 
 _logger = logging.getLogger(__name__)
 
@@ -140,6 +140,10 @@ class EncoderCache:
                 self._connector.save_embeds(item.key, _bytes_of(self._embeds[item.key]))
         return items
 
+    def rows_of(self, key: str, first: int, last: int) -> Tensor:
+        """Embeddings [last - first, W] of a part of an item, which is there."""
+        return self._embeds[key][first:last]
+
     def embeds_of(self, media: PromptMedia) -> Tensor:
         """Embeddings [num_embeds, W] of all items of a prompt, which are there."""
         return torch.cat([self._embeds[span.item.key] for span in media.spans])
@@ -177,7 +181,7 @@ class EncoderCache:
             for span in of_row.spans:
                 first, last = span.embeds_between(start, end)
                 if first < last:
-                    embeds.append(self._embeds[span.item.key][first:last])
+                    embeds.append(self.rows_of(span.item.key, first, last))
                     tokens += [offset + token for token in span.tokens_between(start, end)]
         if tokens:
             index = to_device(np.array(tokens, dtype=np.int64), batch.positions.device)
@@ -214,3 +218,20 @@ class EncoderCache:
                 positions[:, begin:behind] = to_device(of_step, positions.device)
             positions[..., behind:end] += media.position_delta
         batch.positions = positions
+
+
+class MediaPlaces(EncoderCache):
+    """Where media stand in the steps of a pipeline stage behind the first one, which has their embeddings: positions,
+    and which tokens see one another."""
+
+    def update(self, output: SchedulerOutput) -> EncodedMedia:
+        """Nothing: the first stage encodes, and says what became of it."""
+        return EncodedMedia([], {}, DeviceTimer(self._device))
+
+    def missing(self, output: SchedulerOutput, failed: dict[str, str]) -> dict[int, RequestFailure]:
+        """None: the first stage leaves such rows out."""
+        return {}
+
+    def rows_of(self, key: str, first: int, last: int) -> Tensor:
+        """[last - first, 0]: embeddings without width."""
+        return torch.empty(last - first, 0, device=self._device)

@@ -17,14 +17,18 @@ from quire_interfaces import RankDeadError
 from quire_interfaces.device import Drafter, RequestDrafter
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models.layers.stage_lm import StageLM
+from quire_pooling import Pooler
+from quire_runner.compaction import compact_accepted_kv
 from quire_runner.general_step import GeneralStep
-from quire_runner.inputs import forward_batch, write_drafts
+from quire_runner.inputs import HostPlan, forward_batch, write_drafts
+from quire_runner.media import MediaPlaces
 from quire_runner.output import Failures, PendingResult, ReadyResult, without_entries
 from quire_runner.protocols import RunnableNetwork
 from quire_runner.runner import ModelRunner
 from quire_runner.stage_link import StageFailedError, StageLink
 from quire_runner.states import HeldStates
 from quire_runner.step import Step, StepPath
+from quire_spec_decode import nodes_of
 
 __all__ = ["PipelineRunner"]
 
@@ -39,6 +43,10 @@ class _Sampled(NamedTuple):
     """Position of each row's first new token."""
     held: HeldStates | None
     """States of rows with drafts, which are stored when it is known which drafts were right."""
+    plan: HostPlan | None
+    """Of a step with trees of drafts, of which what was right is put into one line then."""
+    trees: dict[int, tuple[list[int], list[int]]]
+    """Row -> its tree: tokens, and what each of them follows."""
 
 
 class PipelineRunner(ModelRunner):
@@ -49,19 +57,25 @@ class PipelineRunner(ModelRunner):
         network: RunnableNetwork,
         *args: Any,
         drafter: Drafter | RequestDrafter | None = None,
+        pooler: Pooler | None = None,
         **more: Any,
     ) -> None:
         stage = cast(StageLM, network)
         self._link = stage.neighbours = StageLink(stage.stage_group)
+        self._is_first = stage.config.network.is_first
         self._part: SchedulerOutput
         """The step that runs, without what stages before have left out."""
-        self._like = torch.empty(0, stage.config.hidden_size, dtype=stage.dtype, device=stage.device)
+        self._like = torch.empty(0, stage.received_width, dtype=stage.dtype, device=stage.device)
         self._sampling_steps: dict[int, _Sampled] = {}
         """Steps whose tokens are not known here yet."""
-        super().__init__(network, *args, drafter=drafter if self._link.is_last else None, **more)
+        is_last = self._link.is_last
+        drafter, pooler = drafter if is_last else None, pooler if is_last else None
+        super().__init__(network, *args, drafter=drafter, pooler=pooler, **more)
 
     def _make_paths(self, network: RunnableNetwork) -> list[StepPath]:
         """The last stage runs steps as any network does; the others compute their layers."""
+        if not self._is_first:
+            self._media = MediaPlaces(network.encode_media, self._rows.media, self._device)
         if self._link.is_last:
             return super()._make_paths(network)
         chunk = self._config.logits_chunk_tokens
@@ -129,6 +143,11 @@ class PipelineRunner(ModelRunner):
         result.failed_rows = earlier | result.failed_rows
         return result
 
+    def _begin_pooling(self, output: SchedulerOutput) -> None:
+        """The last stage pools."""
+        if self._link.is_last:
+            super()._begin_pooling(output)
+
     def _run(self, output: SchedulerOutput) -> PendingResult:
         """Start a step, whose rows that failed here have been left out."""
         self._drop_failed(output.rows)
@@ -147,8 +166,11 @@ class PipelineRunner(ModelRunner):
         ends = [start + count - len(drafts.get(row, ())) for row, start, count in entries]
         (path,) = self._paths
         assert isinstance(path, _LayersOnly)
-        fills, held, path.held = self._rows.fills(output.rows), path.held, None
-        self._sampling_steps[output.step_id] = _Sampled(output.rows, fills, ends, held)
+        trees = {row: (drafts[row], parents) for row, parents in output.draft_parents.items() if row in drafts}
+        plan, held = path.plan if trees else None, path.held
+        path.held = path.plan = None
+        sampled = _Sampled(output.rows, self._rows.fills(output.rows), ends, held, plan, trees)
+        self._sampling_steps[output.step_id] = sampled
 
     def take_sampled(self, step_id: int, rows: Sequence[int], token_ids: Sequence[list[int]]) -> None:
         """Write what the last stage sampled in a step behind the known tokens of its rows, on a stage before.
@@ -173,15 +195,21 @@ class PipelineRunner(ModelRunner):
                 own.write(row, end, tokens)
                 own.num_tokens[row] = end + len(tokens)
                 num_computed[row] = end + len(tokens) - 1
-        if sampled.held is not None:
-            with torch.inference_mode():
+                if row in sampled.trees and sampled.plan is not None:
+                    sampled.plan.kept[row] = [0, *(node + 1 for node in nodes_of(tokens, *sampled.trees[row]))]
+        with torch.inference_mode():
+            if sampled.held is not None:
                 sampled.held.store(num_computed)
+            if sampled.plan is not None and sampled.plan.kept:
+                compact_accepted_kv(sampled.plan, own, self._layers)
 
 
 class _LayersOnly(GeneralStep):
     """A `StepPath` of a stage before the last: layers, and nothing behind them."""
 
     held: HeldStates | None = None
+    """Of the step that ran last."""
+    plan: HostPlan | None = None
     """Of the step that ran last."""
 
     def try_run(self, step: Step) -> PendingResult:
@@ -191,6 +219,8 @@ class _LayersOnly(GeneralStep):
             write_drafts(output, plan, self._rows)
         batch = forward_batch(plan, self._rows, self._step_inputs, self._layers, output.new_rows)
         self._add_adapters(step, batch)
-        self.held = plan.held
+        if self._rows.media:
+            self._media.add_to(batch, plan)
+        self.held, self.plan = plan.held, plan
         self._network.forward(batch)
         return ReadyResult(step.empty_result())

@@ -5,7 +5,7 @@ from quire_spec_decode.controller import DraftController
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
 from quire_spec_decode.trees import Draft, Level, best_tree, depths, paths
-from quire_spec_decode.verify import accept_drafts, accept_tree
+from quire_spec_decode.verify import accept_drafts, accept_tree, nodes_of
 
 __version__ = "0.1.0"
 
@@ -23,5 +23,6 @@ __all__ = [
     "best_tree",
     "depths",
     "make_drafter",
+    "nodes_of",
     "paths",
 ]

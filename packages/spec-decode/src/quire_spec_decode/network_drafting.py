@@ -22,6 +22,7 @@ from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
 from quire_models.draft_heads.head import DraftHead
 from quire_models.draft_heads.medusa import MedusaHeads
+from quire_models.stages import StageSpec
 from quire_ops import DecodeRows, OpFunction, SampleTable, to_device
 from quire_spec_decode.draft_cache import AllocateKVCaches, DraftCache, RowSpan
 from quire_spec_decode.medusa_drafting import MedusaDrafting
@@ -223,7 +224,9 @@ class HeadDrafting(RowDrafter):
         self._rows = rows
         self._cache = cache
         self.wants_hidden = head.wants_hidden
-        self.feature_layers = head.feature_layers(target.config.num_layers)
+        spec = target.config.network
+        num_layers = spec.num_layers if isinstance(spec, StageSpec) else len(spec.layers)
+        self.feature_layers = head.feature_layers(num_layers)
 
     def begin(self, output: SchedulerOutput) -> None:
         """Tell the cache which blocks rows got for this step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["accept_drafts", "accept_tree"]
+__all__ = ["accept_drafts", "accept_tree", "nodes_of"]
 
 
 def accept_drafts(sampled: Sequence[int], drafts: Sequence[int]) -> list[int]:
@@ -72,4 +72,20 @@ def accept_tree(sampled: Sequence[int], drafts: Sequence[int], parents: Sequence
     found: list[int] = []
     while (node := children.get((found[-1] if found else -1, sampled[found[-1] + 1 if found else 0]))) is not None:
         found.append(node)
+    return found
+
+
+def nodes_of(tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The nodes of a draft tree that have come true, where `accept_tree` ran elsewhere: places of those that the tokens
+    pass.
+
+    Args:
+        tokens: What came of the tree: the tokens of these nodes, and the bonus token.
+        drafts: As of `accept_tree`.
+        parents: As of `accept_tree`.
+    """
+    children = {(parent, token): i for i, (parent, token) in enumerate(zip(parents, drafts, strict=True))}
+    found: list[int] = []
+    for token in tokens[:-1]:
+        found.append(children[found[-1] if found else -1, token])
     return found

@@ -58,7 +58,7 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
             "dtype": "float32",
         },
     },
-    "stages": {"pipeline parallel": {"pipeline_parallel_size": 2, "language_model_only": True}},
+    "stages": {"pipeline parallel": {"pipeline_parallel_size": 2}},
     "engines": {"data parallel": {"data_parallel_size": 2}},
     "tier": {
         "KV cache in host memory": {"kv_offloading_size": 0.02, "enable_prefix_caching": True},
@@ -136,15 +136,6 @@ REFUSED_SETTINGS: dict[frozenset[str], str] = {
     for name, why in {
         "adapters in the weights": "ranks would put an adapter into their weights at different steps",
         "steps ahead of the device": "ranks run steps one by one on the CPU, and stages in turn",
-    }.items()
-} | {
-    frozenset({"pipeline parallel", name}): why
-    for name, why in {
-        "draft model": "no stage has the network that drafts",
-        "EAGLE-3 drafts": "no stage has the network that drafts",
-        "MTP drafts": "no stage has the network that drafts",
-        "Medusa drafts": "no stage has the heads that draft",
-        "media": "towers are not handed on to stages; the language model alone is served",
     }.items()
 }
 """Pairs that an engine cannot have -> why. Refused when it starts (ConfigError)."""
