@@ -47,6 +47,15 @@ def test_ranks_that_share_out_experts_give_the_bits_of_one(tmp_path: Path, caplo
     with LLM(folder, **common, **EP, enable_eplb=True, eplb_config=EPLB, all2all_backend="naive") as shared:
         assert answers(shared, adapter) == expected
         stats = shared.stats()
+        before = shared.collective_rpc("expert_load")
+        moved = shared.collective_rpc("rebalance_experts")
+        after = shared.collective_rpc("expert_load")
+        assert answers(shared, adapter) == expected
+    assert [each["rank"] for each in before] == [0, 1]
+    assert all(each["layers"][0]["expert_tokens"] == before[0]["layers"][0]["expert_tokens"] for each in before)
+    assert sum(before[0]["layers"][0]["expert_tokens"]) > 0
+    assert moved[0] == moved[1]
+    assert after[0]["balancedness"] == after[1]["balancedness"] >= before[0]["balancedness"]
     assert 0 < stats.num_expert_rebalances_total <= stats.num_moved_experts_total
     assert 0 < stats.expert_balancedness <= 1
     assert set(stats.expert_rank_tokens_total) == {"0", "1"}

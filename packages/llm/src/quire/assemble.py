@@ -316,7 +316,9 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     device = _build_device_side(
         blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
     )
-    return RankWorker(device.runner, device.store, device.tiers, RankCalls(config, collectives.rank, device.runner))
+    calls = RankCalls(config, collectives.rank, device.runner)
+    calls.balancer = device.balancer
+    return RankWorker(device.runner, device.store, device.tiers, calls)
 
 
 def _plan_engine(
@@ -453,6 +455,7 @@ def _build_device_side(
         store=store,
         tiers=tiers,
         add_stats=tuple(add_stats),
+        balancer=network.expert_balancer,
         timings_s=timings,
     )
 

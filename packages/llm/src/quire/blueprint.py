@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quire.rank_groups import RankGroups
     from quire_lora import AdapterStore
     from quire_models import Network
+    from quire_models.layers.expert_parallel import ExpertBalancer
     from quire_runner import ModelRunner
 
 __all__ = ["Blueprint", "DeviceSide", "LoadedNetworks"]
@@ -76,5 +77,7 @@ class DeviceSide:
     tiers: EngineTiers | None
     add_stats: tuple[Callable[[SchedulerStats], None], ...]
     """Each adds its numbers to a step's statistics."""
+    balancer: ExpertBalancer | None
+    """Moves experts between ranks; None where they stay where they are."""
     timings_s: dict[str, float]
     """Stage of the start -> seconds."""

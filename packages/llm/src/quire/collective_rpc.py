@@ -23,6 +23,7 @@ from quire_runner.profiler_config import ProfilerConfig
 
 if TYPE_CHECKING:
     from quire.config import QuireConfig
+    from quire_models.layers.expert_parallel import ExpertBalancer
     from quire_runner.profiler import StepProfiler
     from quire_runner.protocols import RunsSteps
 
@@ -37,6 +38,9 @@ class RankCalls:
         rank: Of the engine's ranks.
         runner: Runs the rank's steps; None where they cannot be counted.
     """
+
+    balancer: ExpertBalancer | None = None
+    """Moves experts between ranks; None where they stay where they are."""
 
     def __init__(self, config: QuireConfig, rank: int = 0, runner: RunsSteps | None = None) -> None:
         self._config, self._rank, self._runner = config, rank, runner
@@ -135,6 +139,28 @@ class RankCalls:
         self._start_profile(profile_prefix)
         return None
 
+    def _expert_load(self) -> dict[str, Any]:
+        """How the experts of the rank's layers are loaded and placed."""
+        balancer = self._experts()
+        return {
+            "rank": self._rank,
+            "balancedness": balancer.balancedness,
+            "rank_tokens": balancer.rank_tokens.tolist(),
+            "layers": balancer.load(),
+        }
+
+    def _rebalance_experts(self) -> int:
+        """Number of experts that came to another rank."""
+        return self._experts().rebalance()
+
+    def _experts(self) -> ExpertBalancer:
+        if self.balancer is None:
+            raise RequestError(
+                "experts are not counted and moved here: start with --enable-expert-parallel and --enable-eplb",
+                code="unsupported",
+            )
+        return self.balancer
+
 
 class _CountedLaunch:
     """`launch` of a runner while steps say when to record: it stands before the method of the class."""
@@ -157,9 +183,11 @@ def _resident_bytes() -> int:
 
 RANK_CALLS: dict[str, Callable[..., Any]] = {
     "check_health": RankCalls._check_health,
+    "expert_load": RankCalls._expert_load,
     "memory_usage": RankCalls._memory_usage,
     "profile": RankCalls._profile,
     "rank_info": RankCalls._rank_info,
+    "rebalance_experts": RankCalls._rebalance_experts,
     "start_profile": RankCalls._start_profile,
     "stop_profile": RankCalls._stop_profile,
 }
@@ -176,7 +204,7 @@ class CollectiveRPC:
     """
 
     def __init__(self, config: QuireConfig, executor: Executor, runner: RunsSteps | None = None) -> None:
-        self._own, self._executor = RankCalls(config, runner=runner), executor
+        self.own, self._executor = RankCalls(config, runner=runner), executor
 
     def __call__(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """What each rank returned, rank 0 first.
@@ -185,13 +213,13 @@ class CollectiveRPC:
             RequestError: there is no such call, it takes other arguments, or a rank could not do it.
         """
         if not isinstance(self._executor, RankExecutor):
-            return [self._own(method, arguments, named)]
+            return [self.own(method, arguments, named)]
         # What is wrong with a call is wrong on all ranks, which all do it: they begin and end together.
         answers = self._executor.ask("collective_rpc", method, arguments, named)
         failure: Exception | None = None
         result = None
         try:
-            result = self._own(method, arguments, named)
+            result = self.own(method, arguments, named)
         except Exception as error:
             failure = error
         try:

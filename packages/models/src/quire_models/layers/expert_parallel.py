@@ -230,10 +230,27 @@ class ExpertBalancer:
         if self._is_logged and self.num_steps and self.num_steps % settings.log_balancedness_interval == 0:
             logger.info("expert balancedness %.3f after %d steps", self.balancedness, self.num_steps)
         if self.num_steps and self.num_steps % settings.step_interval == 0:
-            before = self.balancedness
-            moved = sum(each.rebalance() for each in self._layers)
-            self.num_moved += moved
-            self.num_rebalances += moved > 0
-            if self._is_logged:
-                logger.info("moved %d experts: balancedness %.3f, was %.3f", moved, self.balancedness, before)
+            self.rebalance()
         self.num_steps += 1
+
+    def rebalance(self) -> int:
+        """Move experts by the tokens of the last steps; all ranks call this, between two steps or two layers. Number of
+        experts that came to another rank."""
+        before = self.balancedness
+        moved = sum(each.rebalance() for each in self._layers)
+        self.num_moved += moved
+        self.num_rebalances += moved > 0
+        if self._is_logged:
+            logger.info("moved %d experts: balancedness %.3f, was %.3f", moved, self.balancedness, before)
+        return moved
+
+    def load(self) -> list[dict[str, list[int]]]:
+        """Of each layer with routed experts: tokens of each expert in the last steps, and the expert in each slot of
+        this rank."""
+        return [
+            {
+                "expert_tokens": torch.stack(tuple(layer.counts)).sum(0).tolist() if layer.counts else [],
+                "slots": list(layer.own),
+            }
+            for layer in self._layers
+        ]
