@@ -28,6 +28,7 @@ LOCAL_IMPORTS = {
     "quire.collective_rpc": "loads torch",
     "quire.kernel_builds": "loads torch",
     "quire.chat_transcriber": "loads numpy",
+    "quire.speech_methods": "loads numpy",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
     "quire.expert_parallel": "loads torch",

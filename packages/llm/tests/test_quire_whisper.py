@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 import soundfile
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from scipy.ndimage import median_filter
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.shared_engine import OfflineRequest
 from quire_engine import alignment_params
 from quire_interfaces import PoolingParams, RequestError, RequestOptions
@@ -186,3 +189,29 @@ def test_int8_weights_hear_nearly_the_same(reference: tuple[Path, WhisperForCond
         assert sum(same) >= 6
     finally:
         llm.close()
+
+
+def test_adapters_reach_encoder_and_decoder(
+    reference: tuple[Path, WhisperForConditionalGeneration], tmp_path: Path
+) -> None:
+    """As weights with the adapter added, in Transformers."""
+    folder, model = reference
+    merged = copy.deepcopy(model)
+    chooser, tensors = torch.Generator().manual_seed(1), {}
+    for name, module in merged.named_modules():
+        if name.endswith(("q_proj", "v_proj", "fc1")):
+            outputs, inputs = module.weight.shape
+            a, b = (torch.randn(shape, generator=chooser) * 0.2 for shape in ((4, inputs), (outputs, 4)))
+            tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+            module.weight.data += 2 * b @ a
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "fc1"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    adapter = LoRARequest("voice", 1, str(tmp_path))
+    with LLM(str(folder), dtype="float32", max_num_seqs=4, max_num_batched_tokens=250, enable_lora=True) as llm:
+        outputs = llm.generate(
+            [prompt(sound(1)), prompt(sound(1))], GREEDY, use_tqdm=False, lora_request=[None, adapter]
+        )
+    found = [list(output.outputs[0].token_ids) for output in outputs]
+    assert found == [expected(model, sound(1)), expected(merged, sound(1))]
+    assert found[0] != found[1]

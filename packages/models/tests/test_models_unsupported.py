@@ -27,7 +27,11 @@ def refusal(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("architecture", "model_type", "kind", "nearest"),
     [
-        ("Wav2Vec2ForCTC", "wav2vec2", "hears or speaks", ""),
+        ("Wav2Vec2Model", "wav2vec2", "hears or speaks", ""),
+        ("MoonshineForConditionalGeneration", "moonshine", "transcribes speech, as Whisper, Qwen3-ASR", ""),
+        ("CanaryForConditionalGeneration", "canary", "transcribes speech", ""),
+        ("CohereAsrForConditionalGeneration", "cohere_asr", "transcribes speech", ""),
+        ("ParakeetForCTC", "parakeet_ctc", "transcribes speech", ""),
         ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),

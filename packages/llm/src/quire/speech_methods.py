@@ -6,6 +6,7 @@ Knows arguments and results; `quire_speech` knows windows, and `SharedEngine` ru
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,10 @@ from quire.lora_request import LoRAChoice
 from quire.per_prompt import one_each
 from quire.prompts import ParsedPrompt, naming_prompt
 from quire.shared_engine import OfflineRequest, SharedEngine
+from quire.speech_questions import RATE, SpeechQuestions
 from quire.transcribing import SpeechFront, WindowRequests, speech_front
 from quire_engine import BeamSearchParams, EngineInfo, RequestOutput
-from quire_interfaces import RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import QuireError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_speech import Segment, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
@@ -62,6 +64,16 @@ class SpeechMethods(ABC):
     ) -> list[Any]:
         """As `LLM.beam_search`, of prompts that were rendered."""
 
+    @abstractmethod
+    def chat(self, *args: Any, **kwargs: Any) -> list[RequestOutput]:
+        """As `LLM.chat`."""
+
+    @cached_property
+    def _hears(self) -> bool:
+        """Whether the model takes sounds in conversations."""
+        is_decoder = self.engine_info.runner == "generate" and not self.engine_info.max_encoder_len
+        return is_decoder and self.media is not None and "audio" in self.media.placeholders
+
     def transcribe(
         self,
         recordings: Any,
@@ -83,13 +95,15 @@ class SpeechMethods(ABC):
         Raises:
             RequestError: a recording cannot be read, or an option is not for this model; the message says which one.
         """
-        if self._speech is None:
+        if self._speech is None and not self._hears:
             raise RequestError(
                 f"{self.engine_info.model} transcribes nothing; take a Whisper", param="model", code="unsupported"
             )
         many = recordings if isinstance(recordings, list) else [recordings]
         given: TranscriptionOptions | Sequence[TranscriptionOptions] = options or TranscriptionOptions()
         each_options: list[TranscriptionOptions] = one_each("options", given, len(many), TranscriptionOptions)
+        if self._speech is None:
+            return [self._transcribe_by_questions(i, each, each_options[i], len(many)) for i, each in enumerate(many)]
         for index, each in enumerate(each_options):
             with naming_prompt(index, len(many), "recordings"):
                 self._transcriber(self._speech.recording(), each)  # which refuses what it cannot do
@@ -134,6 +148,50 @@ class SpeechMethods(ABC):
         assert self._speech is not None
         return self._speech.transcriber(recording, options, aligns_words=self.engine_info.aligns_words)
 
+    def _transcribe_by_questions(
+        self, index: int, source: Any, options: TranscriptionOptions, count: int
+    ) -> Transcription:
+        """One of `count` recordings, each stretch of speech as a question."""
+        # Most models do not hear in conversations: numpy is loaded for those that do.
+        from quire_speech.voice_activity import SpeechWindows
+
+        questions = SpeechQuestions(self.model_folder)
+        with naming_prompt(index, count, "recordings"):
+            questions.check(options, self.engine_info.model)
+            samples, pieces = self._pieces(source)
+            cutter, segments, language = SpeechWindows(questions.window_s), list[Segment](), options.language or ""
+            num_samples = 0
+            for piece in itertools.chain(pieces if samples is None else [samples], [None]):
+                windows = cutter.finish() if piece is None else cutter.feed(piece)
+                num_samples += 0 if piece is None else len(piece)
+                asked = [questions.messages(each, options) for _, each in windows]
+                if not asked:
+                    continue
+                begun = asked[0][1]
+                outputs = self.chat(
+                    [messages for messages, _ in asked],
+                    questions.params(options),
+                    use_tqdm=False,
+                    add_generation_prompt=not begun,
+                    continue_final_message=begun,
+                )
+                for (start_s, window), output in zip(windows, outputs, strict=True):
+                    (completion,) = output.outputs
+                    if completion.error is not None:
+                        raise QuireError(f"a part of the recording failed in the engine: {completion.error}")
+                    text, named = questions.read(completion.text)
+                    language = language or named
+                    token_ids, logprob = tuple(completion.token_ids), completion.cumulative_logprob or 0.0
+                    made = (len(segments), start_s, len(window), text, token_ids, logprob, options)
+                    segments.append(questions.segment(*made))
+        return Transcription(
+            text="".join(segment.text for segment in segments).strip(),
+            language=language,
+            language_probability=1.0,
+            duration_s=num_samples / RATE,
+            segments=tuple(segments),
+        )
+
     def _answer(self, step: Any, requests: WindowRequests) -> Any:
         if isinstance(step, quire_speech.AlignTokens):
             prompt, pooling = requests.align(step)
@@ -157,14 +215,19 @@ class SpeechMethods(ABC):
     def _opened(self, source: Any) -> tuple[Recording, Iterator[Any]]:
         """A recording, and the pieces that are still to come. Raises MediaError."""
         assert self._speech is not None
+        samples, pieces = self._pieces(source)
+        return self._speech.recording(samples), pieces
+
+    def _pieces(self, source: Any) -> tuple[Any, Iterator[Any]]:
+        """Samples of one channel, or None and pieces of them. Raises MediaError."""
         samples = _samples(source)
         if samples is not None:
-            return self._speech.recording(samples), iter(())
+            return samples, iter(())
         file, max_seconds = _file(source), quire_multimodal.MediaConfig().media_max_seconds
         if self.media is not None:
             max_seconds = self.media.preparer.config.media_max_seconds
         sound = quire_multimodal.SoundFile(file, max_seconds=max_seconds)
-        return self._speech.recording(), _pieces_of(sound, file)
+        return None, _pieces_of(sound, file)
 
 
 def _pieces_of(sound: Any, file: Any) -> Iterator[Any]:

