@@ -1,8 +1,10 @@
 """Recordings to compare transcribers with: texts spoken by espeak-ng, with noise, tones and silence.
 
     python apps/bench/benchmarks/spoken_texts.py FOLDER
+    python apps/bench/benchmarks/spoken_texts.py FOLDER --long 300 1800
 
-writes them as FLAC files. Everything is made from the numbers of the recordings, so that a run can be repeated.
+writes 32 of them as FLAC files, or such of so many seconds. Everything is made from the numbers of the recordings, so
+that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -19,28 +21,8 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-RATE = 16_000
-SENTENCES = """The committee will meet again on Thursday morning to discuss the budget.
-Please send the report to every member before the end of the week.
-A heavy storm crossed the coast last night and left many houses without power.
-She opened the window and listened to the birds in the garden.
-The price of bread has gone up by ten percent since January.
-We have three questions, and the second one is the most important.
-My brother works in a small shop near the railway station.
-Water boils at one hundred degrees and freezes at zero.
-The train to London leaves at half past nine from platform four.
-Nobody knew the answer, so the teacher explained it again.
-In the summer we go to the mountains and walk for hours.
-He bought a new computer, but the old one was faster.
-The doctor said that she should rest and drink a lot of water.
-Two weeks later the letter arrived with a red stamp on it.
-Music was playing in the room next to ours until midnight.
-The company opened an office in Berlin and another in Madrid.
-Children under twelve may visit the museum for free.
-They measured the temperature every hour and wrote it down.
-The river is wide here, and the bridge is very old.
-If you turn left after the church, you will see the market.""".splitlines()
-VOICES = ("en-us", "en-gb", "en-us+f3", "en-gb+m3")
+from quire_bench.spoken import RATE, SENTENCES, VOICES
+
 Samples = NDArray[np.float32]
 
 
@@ -78,12 +60,24 @@ def tones(chooser: random.Random, seconds: float) -> Samples:
     return np.concatenate([0.2 * np.sin(2 * np.pi * pitch * time) for pitch in pitches]).astype(np.float32)
 
 
+def long_recording(seconds: int) -> Samples:
+    """Recordings one behind the other."""
+    parts: list[Samples] = []
+    while sum(map(len, parts)) < seconds * RATE:
+        parts.append(recording(100 + len(parts)))
+    return np.concatenate(parts)[: seconds * RATE]
+
+
 def main() -> None:
-    """Write 32 recordings."""
+    """Write the recordings."""
     if shutil.which("espeak-ng") is None:
         raise SystemExit("needs espeak-ng (Debian: apt-get install espeak-ng)")
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
+    if sys.argv[2:3] == ["--long"]:
+        for seconds in map(int, sys.argv[3:]):
+            soundfile.write(folder / f"{seconds}s.flac", long_recording(seconds), RATE)
+        return
     for number in range(32):
         soundfile.write(folder / f"{number:02}.flac", recording(number), RATE)
 
