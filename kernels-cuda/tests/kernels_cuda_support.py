@@ -30,6 +30,15 @@ def poison(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
 
 
+def poisoned_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """A KV cache [num_blocks, 2, num_kv_heads, 4, row] of nonsense, with memory between its blocks, as where layers
+    with states have larger ones."""
+    row = {torch.int8: head_dim + 4, torch.uint8: head_dim // 2 + 4}.get(dtype, head_dim)
+    size = 2 * num_kv_heads * 4 * row * dtype.itemsize
+    memory = torch.full((num_blocks, size + 48), 0x5A, dtype=torch.uint8, device=device)
+    return memory.view(dtype)[:, : size // dtype.itemsize].view(num_blocks, 2, num_kv_heads, 4, row)
+
+
 def here(value: Any) -> Any:
     """Tensors, in tuples too, where the kernels run."""
     if isinstance(value, Tensor):

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels_cuda_support import DTYPES, here, random_tensor
+from kernels_cuda_support import DEVICE, DTYPES, here, poisoned_cache, random_tensor
 
 from quire_kernels_cuda.triton import rotary
 from quire_ops import ops as ref
 
 FORMATS = ("compute", torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 SLOTS = torch.tensor([9, 4, 15, 6, 5, 0])
-
-
-def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-    row = {torch.int8: head_dim + 4, torch.uint8: head_dim // 2 + 4}.get(dtype, head_dim)
-    size = (4, 2, num_kv_heads, 4, row * dtype.itemsize)
-    return torch.full(size, 0x5A, dtype=torch.uint8).view(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -32,7 +26,7 @@ def test_the_bits_are_those_of_the_reference(dtype, cache_dtype, heads, head_dim
     key[5, 0, :4] = torch.tensor([17.0, 19.0, -17.0, -19.0]).to(dtype)  # halves between numbers of fp8
     key = key[:, :heads]  # rows apart, as behind a fused projection
     scale = torch.rand(2, heads) + 0.5 if cache_dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else None
-    wanted, got = empty_cache(heads, head_dim, cache_dtype), here(empty_cache(heads, head_dim, cache_dtype))
+    wanted, got = (poisoned_cache(4, heads, head_dim, cache_dtype, device) for device in ("cpu", DEVICE))
     ref.write_kv_cache(key, value, wanted, SLOTS, scale)
     rotary.write_kv_cache(here(key), here(value), got, here(SLOTS), here(scale))
     for mine, theirs in zip(contents(got.cpu()), contents(wanted), strict=True):
@@ -47,5 +41,5 @@ def contents(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_no_tokens():
-    key, cache = torch.empty(0, 2, 8), empty_cache(2, 8, torch.float32)
+    key, cache = torch.empty(0, 2, 8), poisoned_cache(4, 2, 8, torch.float32, DEVICE)
     rotary.write_kv_cache(here(key), here(key), here(cache), here(torch.empty(0, dtype=torch.int64)), None)

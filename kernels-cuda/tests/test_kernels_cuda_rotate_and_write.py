@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels_cuda_support import check, here, poison, random_tensor
+from kernels_cuda_support import DEVICE, check, here, poison, poisoned_cache, random_tensor
 
 from quire_kernels_cuda.triton import rotary
 from quire_ops import ops as ref
 
 SLOTS = torch.tensor([9, 4])
-
-
-def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-    row = {torch.int8: head_dim + 4, torch.uint8: head_dim // 2 + 4}.get(dtype, head_dim)
-    return torch.full((3, 2, num_kv_heads, 4, row * dtype.itemsize), 0x5A, dtype=torch.uint8).view(dtype)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(3, 3, 8), (5, 1, 96)])
@@ -39,7 +34,7 @@ def test_equals_the_ops_in_turn(monkeypatch, dtype, cache_dtype, heads, kv_heads
     is_fp8 = cache_dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     scale = torch.rand(2, kv_heads) + 0.5 if is_fp8 and normed else None
     kept = cache_dtype or dtype
-    got, wanted = here(empty_cache(kv_heads, head_dim, kept)), empty_cache(kv_heads, head_dim, kept)
+    got, wanted = (poisoned_cache(3, kv_heads, head_dim, kept, device) for device in (DEVICE, "cpu"))
     given = [query, key, value, cos, sin]
     poison(monkeypatch)
     on_device = {name: here(each) for name, each in norms.items()}
@@ -57,5 +52,5 @@ def test_equals_the_ops_in_turn(monkeypatch, dtype, cache_dtype, heads, kv_heads
 def test_no_tokens():
     empty = here(torch.empty(0, 2, 8))
     slots = here(torch.empty(0, dtype=torch.int64))
-    cache = here(empty_cache(2, 8, torch.float32))
+    cache = poisoned_cache(3, 2, 8, torch.float32, DEVICE)
     assert rotary.rope_and_write_kv(empty, empty, empty, empty, empty, cache, slots).shape == (0, 2, 8)

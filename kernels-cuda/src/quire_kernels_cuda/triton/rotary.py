@@ -86,7 +86,7 @@ def _store_row_scale(cache, places, scale, mask):
 
 @triton.jit
 def _store_rows(
-    cache, kv_scale, low, high, slot, which, heads, num_heads, block_size,
+    cache, kv_scale, low, high, slot, which, heads, num_heads, block_size, cache_block,
     D: tl.constexpr, ROW: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Store rows whose first and second halves are low and high [H, HALF], of which D / 2 columns count.
@@ -94,7 +94,7 @@ def _store_rows(
     which: 0 for keys, 1 for values.
     """
     block, offset = slot // block_size, slot % block_size
-    rows = (((block * 2 + which) * num_heads + heads) * block_size + offset) * ROW
+    rows = block * cache_block + ((which * num_heads + heads) * block_size + offset) * ROW
     col = tl.arange(0, HALF)
     mask = (heads < num_heads)[:, None] & (col < D // 2)[None, :]
     low, high = tl.where(mask, low, 0.0), tl.where(mask, high, 0.0)
@@ -169,7 +169,8 @@ def rotary_kernel(
 
 @triton.jit
 def write_kv_cache_kernel(
-    key, value, cache, kv_scale, slots, num_heads, block_size, key_token, key_head, value_token, value_head,
+    key, value, cache, kv_scale, slots, num_heads, block_size, cache_block,
+    key_token, key_head, value_token, value_head,
     D: tl.constexpr, ROW: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FORMAT: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
@@ -178,9 +179,13 @@ def write_kv_cache_kernel(
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     slot = tl.load(slots + token)
     low, high = _load_halves(key, token, heads, num_heads, key_token, key_head, D, HALF)
-    _store_rows(cache, kv_scale, low, high, slot, 0, heads, num_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+    _store_rows(
+        cache, kv_scale, low, high, slot, 0, heads, num_heads, block_size, cache_block, D, ROW, HALF, FORMAT, SCALED
+    )
     low, high = _load_halves(value, token, heads, num_heads, value_token, value_head, D, HALF)
-    _store_rows(cache, kv_scale, low, high, slot, 1, heads, num_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+    _store_rows(
+        cache, kv_scale, low, high, slot, 1, heads, num_heads, block_size, cache_block, D, ROW, HALF, FORMAT, SCALED
+    )
 
 
 @triton.jit
@@ -202,7 +207,7 @@ def _normed(low, high, weight, x, eps, D: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def rotate_and_write_kernel(
     query, key, value, cos, sin, query_norm, key_norm, out, cache, kv_scale, slots,
-    num_heads, num_kv_heads, block_size,
+    num_heads, num_kv_heads, block_size, cache_block,
     query_token, query_head, key_token, key_head, value_token, value_head, eps,
     D: tl.constexpr, ROW: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FORMAT: tl.constexpr,
     SCALED: tl.constexpr, NORMED: tl.constexpr,
@@ -229,9 +234,41 @@ def rotate_and_write_kernel(
             low, high = _normed(low, high, key_norm, key, eps, D, HALF)
         low, high = _rotated(low, high, cos, sin, token, D, D, HALF)
         low, high = _as_in(low, key), _as_in(high, key)
-        _store_rows(cache, kv_scale, low, high, slot, 0, heads, num_kv_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+        _store_rows(
+            cache,
+            kv_scale,
+            low,
+            high,
+            slot,
+            0,
+            heads,
+            num_kv_heads,
+            block_size,
+            cache_block,
+            D,
+            ROW,
+            HALF,
+            FORMAT,
+            SCALED,
+        )
         low, high = _load_halves(value, token, heads, num_kv_heads, value_token, value_head, D, HALF)
-        _store_rows(cache, kv_scale, low, high, slot, 1, heads, num_kv_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+        _store_rows(
+            cache,
+            kv_scale,
+            low,
+            high,
+            slot,
+            1,
+            heads,
+            num_kv_heads,
+            block_size,
+            cache_block,
+            D,
+            ROW,
+            HALF,
+            FORMAT,
+            SCALED,
+        )
 
 
 @implements(ops.rotary_embedding)
@@ -255,9 +292,10 @@ def write_kv_cache(
     if not num_tokens:
         return
     key, value, tile = _dense_rows(key), _dense_rows(value), _tile(head_dim, num_heads)
+    stored = _as_stored(kv_cache)
     write_kv_cache_kernel[(num_tokens, triton.cdiv(num_heads, tile["HEADS"]))](
-        key, value, _as_stored(kv_cache), slot_mapping if kv_scale is None else kv_scale, slot_mapping,
-        num_heads, kv_cache.shape[3], key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        key, value, stored, slot_mapping if kv_scale is None else kv_scale, slot_mapping,
+        num_heads, kv_cache.shape[3], stored.stride(0), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         ROW=kv_cache.shape[4], FORMAT=CACHE_FORMATS.get(kv_cache.dtype, "plain"), SCALED=kv_scale is not None,
         num_warps=2, enable_fp_fusion=False, **tile,
     )  # fmt: skip
@@ -285,12 +323,13 @@ def rope_and_write_kv(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not num_tokens:
         return out
-    tile = _tile(head_dim, num_heads)
+    stored, tile = _as_stored(kv_cache), _tile(head_dim, num_heads)
     pieces = triton.cdiv(num_heads, tile["HEADS"]) + triton.cdiv(num_kv_heads, tile["HEADS"])
     rotate_and_write_kernel[(num_tokens, pieces)](
         query, key, value, cos.contiguous(), sin.contiguous(), query if query_norm is None else query_norm,
-        key if key_norm is None else key_norm, out, _as_stored(kv_cache),
+        key if key_norm is None else key_norm, out, stored,
         slot_mapping if kv_scale is None else kv_scale, slot_mapping, num_heads, num_kv_heads, kv_cache.shape[3],
+        stored.stride(0),
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1), eps,
         ROW=kv_cache.shape[4], FORMAT=CACHE_FORMATS.get(kv_cache.dtype, "plain"), SCALED=kv_scale is not None,
         NORMED=query_norm is not None, num_warps=2, enable_fp_fusion=False, **tile,
