@@ -129,7 +129,7 @@ def test_a_stream_tells_the_program_as_it_is_written_and_what_it_printed(server:
     first = [event for event in first if event.output_index == first[0].output_index]
     *deltas, done = [event for event in first if "_code." in event.type]
     assert {event.type for event in deltas} == {"response.code_interpreter_call_code.delta"}
-    assert len(deltas) > 2
+    assert deltas, "how many there are depends on how many tokens the server reads at once"
     assert "".join(event.delta for event in deltas) == done.code == code
     assert [event.type.rpartition(".")[2] for event in first if "_code." not in event.type] == [
         "in_progress",

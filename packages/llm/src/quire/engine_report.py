@@ -27,6 +27,7 @@ from quire_structured_output import resolve_backend
 if TYPE_CHECKING:
     import torch
 
+    from quire_lora import AdapterSlots
     from quire_models import Network
     from quire_runner import ModelRunner
 
@@ -165,10 +166,7 @@ def _choices(
     if configurations := _configurations(config.runner.device):
         choices["kernel configurations"] = configurations
     if not model.is_native:
-        choices["network"] = "Transformers', with Quire's attention"
-        compilation = chosen_compilation(config, model)
-        if compilation is not None:
-            choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
+        choices["network"] = _fallback_network(config, model)
     if model.media_refusal:
         choices["media"] = f"none: {model.media_refusal}"
     elif network.towers is not None and model.media is not None:
@@ -176,24 +174,39 @@ def _choices(
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:
-        slots = network.adapters
-        choices["adapters"] = (
-            f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
-        )
-        if merges_adapters:
-            choices["adapters"] += f"; in the weights after {config.lora.lora_merge_after} steps alone"
-        elif config.lora.lora_merge_after:
-            choices["adapters"] += "; on top of the weights, which are quantized, whatever --lora-merge-after says"
+        choices["adapters"] = _adapters(config, network.adapters, offered, merges_adapters)
     if config.engine.kv_events.is_published:
         choices["KV events"] = f"published at {config.engine.kv_events.endpoint}"
-    if tiers is not None and tiers.memory is not None:
-        choices["prefixes in host memory"] = f"at most {format_bytes(tiers.memory.size_bytes)}"
     if config.kv_transfer.kv_tier is not None:
         choices["prefixes of other engines"] = f"block store at {config.kv_transfer.kv_tier}"
-    if tiers is not None and (disk := tiers.disk) is not None:
-        choices["prefixes on disk"] = (
-            f"{disk.root}, {format_bytes(disk.used_bytes)} of at most {format_bytes(disk.size_bytes)}"
-        )
+    return choices if tiers is None else choices | _tiers(tiers)
+
+
+def _fallback_network(config: QuireConfig, model: ModelConfig) -> str:
+    """That the network is Transformers' own, and how it is compiled."""
+    compilation = chosen_compilation(config, model)
+    compiled = f"; compiled by torch.compile ({compilation}): the first steps wait for it" if compilation else ""
+    return f"Transformers', with Quire's attention{compiled}"
+
+
+def _adapters(config: QuireConfig, slots: AdapterSlots, offered: dict[str, str], merges: bool) -> str:
+    """Which adapters there are, how many at once, and whether one that is alone moves into the weights."""
+    text = f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
+    if merges:
+        return f"{text}; in the weights after {config.lora.lora_merge_after} steps alone"
+    if config.lora.lora_merge_after:
+        return f"{text}; on top of the weights, which are quantized, whatever --lora-merge-after says"
+    return text
+
+
+def _tiers(tiers: EngineTiers) -> dict[str, str]:
+    """Where prefixes are kept beside the device."""
+    choices = {}
+    if tiers.memory is not None:
+        choices["prefixes in host memory"] = f"at most {format_bytes(tiers.memory.size_bytes)}"
+    if (disk := tiers.disk) is not None:
+        used, size = format_bytes(disk.used_bytes), format_bytes(disk.size_bytes)
+        choices["prefixes on disk"] = f"{disk.root}, {used} of at most {size}"
     return choices
 
 

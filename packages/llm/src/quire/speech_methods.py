@@ -65,7 +65,15 @@ class SpeechMethods(ABC):
         """As `LLM.beam_search`, of prompts that were rendered."""
 
     @abstractmethod
-    def chat(self, *args: Any, **kwargs: Any) -> list[RequestOutput]:
+    def chat(
+        self,
+        messages: Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams,
+        *,
+        use_tqdm: bool,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> list[Any]:
         """As `LLM.chat`."""
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from quire_renderers.format_families import States, json_calls, named_calls, python_calls, tagged_calls
@@ -76,32 +77,50 @@ def _tagged(
     if not bare_inner:
         after[inner] = "name"  # several calls inside of one outer pair
 
-    def states() -> States:
-        made = tagged_calls(
-            {inner: "name"},
-            call=inner,
-            name_exits={name_end: "parameters"},
-            parameter=parameter,
-            key_exits=key_exits,
-            value_end=value_end,
-            call_end=call_end,
-            after=after,
-        )
-        ends: dict[str, Go | str] = {} if section is None else {section[1]: Go("content", commits=True)}
-        if section is not None:
-            made["section"] = Expect({outer[0]: "open", **ends})
-        made["again"] = Until(Sink.CONTENT, {**openers, **ends})
-        return made
-
+    ways = _TaggedWays(outer[0], inner, name_end, section, openers, after)
     return ToolFormat(
         name=name,
         models=models,
         content=openers,
-        states=states,
+        states=partial(_tagged_states, ways, parameter, key_exits, value_end, call_end),
         options={"strips_newline": strips_newline, "untyped_values": untyped},
         prefix=f"{section[0] if section else ''}{outer[0]}\n{inner}NAME{name_end}\n",
         fingerprints=fingerprints,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _TaggedWays:
+    """Where a tagged format's markers lead."""
+
+    outer: str
+    inner: str
+    name_end: str
+    section: tuple[str, str] | None
+    openers: Mapping[str, Go | str]
+    after: Mapping[str, Go | str]
+
+
+def _tagged_states(
+    ways: _TaggedWays, parameter: str, key_exits: Mapping[str, Go | str], value_end: str, call_end: str
+) -> States:
+    """The states behind a tagged format's markers."""
+    made = tagged_calls(
+        {ways.inner: "name"},
+        call=ways.inner,
+        name_exits={ways.name_end: "parameters"},
+        parameter=parameter,
+        key_exits=key_exits,
+        value_end=value_end,
+        call_end=call_end,
+        after=ways.after,
+    )
+    ends: dict[str, Go | str] = {}
+    if ways.section is not None:
+        ends = {ways.section[1]: Go("content", commits=True)}
+        made["section"] = Expect({ways.outer: "open", **ends})
+    made["again"] = Until(Sink.CONTENT, {**ways.openers, **ends})
+    return made
 
 
 _DEEPSEEK_OPEN = {"<｜tool▁calls▁begin｜>": "section", "<｜tool▁call▁begin｜>": "kind"}
