@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-API_MODULES, API_LIBRARIES = 570, {
+API_MODULES, API_LIBRARIES = 580, {
     "annotated_doc", "annotated_types", "anyio", "brotli", "click", "fastapi", "h11", "httptools", "jinja2",
     "markupsafe", "msgspec", "opentelemetry", "prometheus_client", "pydantic", "pydantic_core", "python_multipart",
     "sniffio", "starlette", "tokenizers", "typing_extensions", "typing_inspection", "uvicorn", "uvloop", "websockets",
