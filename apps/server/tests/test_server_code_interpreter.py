@@ -120,10 +120,11 @@ def test_a_stream_tells_the_program_as_it_is_written_and_what_it_printed(server:
     code = 'print("a\\tb" * 2)\n'
     call = json.dumps({"name": "python", "arguments": {"code": code}})
     text = f"¤<tool_call>\n{call}\n</tool_call>¥"
-    client = server.openai()
-    with client.responses.create(
-        model="tiny", input=text, tools=[TOOL], max_tool_calls=1, stream=True, include=["code_interpreter_call.outputs"]
-    ) as stream:
+    asked = {"model": "tiny", "input": text, "tools": [TOOL], "max_tool_calls": 1}
+    with (
+        server.openai() as client,
+        client.responses.create(**asked, stream=True, include=["code_interpreter_call.outputs"]) as stream,
+    ):
         events = list(stream)
     first = [event for event in events if event.type.startswith("response.code_interpreter_call")]
     first = [event for event in first if event.output_index == first[0].output_index]
