@@ -37,7 +37,7 @@ def test_stages_answer_over_http_and_outlive_one_of_them(quire_serve: Any) -> No
     told = [at[token].logprob for token, at in zip(expected.token_ids, expected.logprobs or [], strict=True)]
     assert answer["choices"][0]["logprobs"]["token_logprobs"] == told
 
-    chat = {"messages": [{"role": "user", "content": "A number"}], "max_tokens": 40}
+    chat = {"messages": [{"role": "user", "content": "A number"}], "max_tokens": 100, "temperature": 0}
     form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
     answer = httpx.post(f"{url}/v1/chat/completions", json={**chat, **form}, timeout=60).raise_for_status().json()
     assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"a"}

@@ -133,6 +133,7 @@ class ServerContext:
         self.fingerprint = fingerprint_of(self.config, self.llm.config, self.llm.engine.info)
         bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
+        self.state.background.append(self.inspector.close_at_end)
 
     @property
     def modalities(self) -> tuple[str, ...]:

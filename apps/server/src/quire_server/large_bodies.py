@@ -165,6 +165,20 @@ class BodyInspector:
                 code="grammar_too_large",
             )
 
+    async def close_at_end(self) -> None:
+        """Wait until this task is cancelled, as a server's end does, and end the other process."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with self._lock:
+                self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
     def _find(self, data: bytes) -> TooMany | TooLarge | None:
         is_small = len(data) <= self._max_bytes
         return None if is_small and not may_exceed(data, self._bounds) else self._ask(data)
@@ -175,10 +189,7 @@ class BodyInspector:
             for _ in range(2):  # once more if it died, of this body or long ago
                 with contextlib.suppress(OSError, struct.error):
                     return self._answer(data)
-                if self._process is not None:
-                    self._process.kill()
-                    self._process.communicate()
-                    self._process = None
+                self._end_process()
         raise RequestError(
             "the request body is too large or too deeply nested to be looked into; make it smaller",
             param="body",
