@@ -48,7 +48,10 @@ def compile_builds(builds: Iterable[str], folder: Path, compiler: str = "g++") -
     def compiled(build: str) -> Path:
         library, header = folder / f"kernels_{build}-emulated.so", folder / f"{build}.h"
         header.write_text(RECIPE["build_header"](csrc))
+        exports = folder / f"{build}.map"
+        exports.write_text(RECIPE["EXPORTS"])
         flags = [*emulating_flags(build), "-include", str(header), "-Werror", "-fPIC", "-fvisibility=hidden", "-shared"]
+        flags.append(f"-Wl,--version-script={exports}")
         subprocess.run([compiler, *flags, str(csrc / "kernels.cpp"), "-o", str(library)], check=True)
         return library
 
