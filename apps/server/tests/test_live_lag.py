@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,16 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     """Whose clock goes on where there is nothing to do."""
 
     now_s = 0.0
+    _ready: Any
+    _scheduled: Any
 
     def time(self) -> float:
         return self.now_s
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
+        if not self._ready and self._scheduled:
+            self.now_s = max(self.now_s, self._scheduled[0].when())
+        super()._run_once()  # type: ignore[misc]  # asyncio's own step, which its types leave out
 
 
 class OneStepAtATime:
@@ -110,9 +112,9 @@ async def session(
     return num_deltas
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        return runner.run(work())  # type: ignore[arg-type]
+        return runner.run(work())
 
 
 def bound_s(length_s: float) -> float:
