@@ -17,7 +17,15 @@ from quire_models.transformers_backend.config import fallback_spec
 from quire_models.unsupported import unsupported_architecture
 from quire_pooling.spec import PoolerSpec
 
-__all__ = ["ARCHITECTURES", "DUAL_ENCODERS", "NATIVE_TYPES", "Architecture", "architecture_entry", "architecture_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "DUAL_ENCODERS",
+    "NATIVE_TYPES",
+    "OWN_CODE",
+    "Architecture",
+    "architecture_entry",
+    "architecture_of",
+]
 
 
 class Architecture(NamedTuple):
@@ -207,10 +215,36 @@ _BODIES: tuple[tuple[str, frozenset[HeadKind]], ...] = (
 _ALIASES = {"New": "Gte"}
 """What classes that came with code of their own are called -> Transformers' classes of the same network."""
 
-_OWN_CODE: dict[str, Architecture] = {
+OWN_CODE: dict[str, Architecture] = {
+    "AquilaForCausalLM": Architecture("llama"),
+    "AquilaModel": Architecture("llama"),
+    "BailingMoeForCausalLM": Architecture("bailing_moe"),
+    "BailingMoeV2ForCausalLM": Architecture("bailing_moe"),
+    "ChatGLMForConditionalGeneration": Architecture("chatglm"),
+    "ChatGLMModel": Architecture("chatglm"),
+    "DeciLMForCausalLM": Architecture("decilm"),
+    "DeepseekForCausalLM": Architecture("deepseek"),
+    "ExaoneForCausalLM": Architecture("exaone"),
     "GritLM": Architecture("mistral", head="none", is_bidirectional=True),
+    "IQuestCoderForCausalLM": Architecture("llama"),
     "InternLM2ForCausalLM": Architecture("internlm2"),
     "InternLM2ForRewardModel": Architecture("internlm2", head="value_head"),
+    "InternLM3ForCausalLM": Architecture("internlm3", "internlm", "spec_of_internlm3"),
+    "InternLMForCausalLM": Architecture("internlm"),
+    "LLaMAForCausalLM": Architecture("llama"),
+    "MiMoForCausalLM": Architecture("mimo"),
+    "MiniCPMForCausalLM": Architecture("minicpm"),
+    "OrionForCausalLM": Architecture("orion"),
+    "PanguEmbeddedForCausalLM": Architecture("pangu", "internlm", "spec_of_pangu"),
+    "Param2MoEForCausalLM": Architecture("bailing_moe"),
+    "Plamo3ForCausalLM": Architecture("plamo3"),
+    "SarvamMoEForCausalLM": Architecture("bailing_moe"),
+    "TeleChat2ForCausalLM": Architecture("telechat2"),
+    "TeleChat3ForCausalLM": Architecture("llama"),
+    "TeleChatForCausalLM": Architecture("telechat2"),
+    "TeleFLMForCausalLM": Architecture("teleflm", "minicpm", "spec_of_teleflm"),
+    "XverseForCausalLM": Architecture("llama"),
+    "YiForCausalLM": Architecture("llama"),
 }
 """Classes that came with code of their own, and of which Transformers has none to be held to."""
 
@@ -234,7 +268,7 @@ def with_head(architecture: str) -> Architecture | None:
     end = max((end for end in HEADS if architecture.endswith(end)), key=len, default="")
     stem, head = architecture.removesuffix(end), HEADS.get(end)
     stem = _ALIASES.get(stem, stem)
-    if (own := _OWN_CODE.get(architecture) or DUAL_ENCODERS.get(architecture)) is not None:
+    if (own := OWN_CODE.get(architecture) or DUAL_ENCODERS.get(architecture)) is not None:
         return own
     if stem in _FALLBACK_BODIES and head in ("text_classifier", "token_classifier"):
         return FALLBACK._replace(head=head)

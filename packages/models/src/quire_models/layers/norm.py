@@ -49,19 +49,21 @@ class RMSNorm:
 
 
 class OffsetRMSNorm:
-    """x [..., size] -> like x: an RMS norm whose weight is stored as its distance from one (Gemma)."""
+    """x [..., size] -> like x: an RMS norm whose weight is stored as its distance from one (Gemma), or from another
+    number (PLaMo 3)."""
 
-    __slots__ = ("_norm", "_parameter", "eps", "weight")
+    __slots__ = ("_norm", "_offset", "_parameter", "eps", "weight")
 
-    def __init__(self, scope: Scope, size: int, eps: float) -> None:
+    def __init__(self, scope: Scope, size: int, eps: float, offset: float = 1.0) -> None:
         self._norm = scope.op(ops.rms_norm)
+        self._offset = offset
         self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        self.weight = self._parameter.take().float() + 1.0
+        self.weight = self._parameter.take().float() + self._offset
 
     def fused_weights(self) -> NormWeights:
         """The norm as data for ops that compute several parts of a layer."""
@@ -187,6 +189,5 @@ def make_norm(spec: NormSpec, scope: Scope) -> Callable[[Tensor], Tensor]:
     if not spec.has_weight:
         return WeightlessRMSNorm(inner, spec.size, spec.eps)
     if spec.offset:
-        assert spec.offset == 1.0
-        return OffsetRMSNorm(inner, spec.size, spec.eps)
+        return OffsetRMSNorm(inner, spec.size, spec.eps, spec.offset)
     return RMSNorm(inner, spec.size, spec.eps)
