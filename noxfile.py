@@ -50,6 +50,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 """Versions that wheels are tried with."""
 ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
+# Images of Python often set it. Then each of the thousand processes that tests start compiles torch and Transformers
+# anew, and pytest rewrites every test file for every worker: a third of the processors' time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "imports", "types", "tests"]
 

@@ -78,6 +78,7 @@ def test_the_image_has_what_its_commands_name() -> None:
     check_serve(yaml.safe_load(words))
     assert (DEPLOY.parent / "apps/server/pyproject.toml").is_file()
     assert '"/source/apps/server[$EXTRAS]"' in text
+    assert "--compile-bytecode" in text, "the user that serves may write no compiled modules"
     project = tomllib.loads((DEPLOY.parent / "apps/server/pyproject.toml").read_text())["project"]
     named = set(re.findall(r"EXTRAS=([\w,]+)", text))
     assert named == {"cpu", "cpu,cuda", "cpu,rocm"}

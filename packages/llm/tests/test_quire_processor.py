@@ -27,7 +27,8 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model") / "half", like="qwen3", dtype="float16")
 
 
-def test_float16_gives_the_log_probabilities_of_transformers(half: Path) -> None:
+def test_float16_gives_the_log_probabilities_of_transformers(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
     with LLM(half, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=4, num_threads=1) as llm:
         outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
@@ -37,6 +38,7 @@ def test_float16_gives_the_log_probabilities_of_transformers(half: Path) -> None
     assert info.batch_invariant == (served["decoder_stack"] == "cpu")
     assert info.choices["matrices"].startswith(served["linear"])
     assert info.choices["layers"] == ("all in one call" if served["decoder_stack"] == "cpu" else "op by op")
+    assert "PYTHONDONTWRITEBYTECODE" in info.choices["modules"]
     assert any("--dtype bfloat16" in note for note in info.extra["notes"])
     network = AutoModelForCausalLM.from_pretrained(half, dtype=torch.float32)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

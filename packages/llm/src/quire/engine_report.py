@@ -6,6 +6,7 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,8 @@ def _choices(
         "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
+    if sys.dont_write_bytecode:  # as images of Python often have it
+        choices["modules"] = "compiled at each start, about half of its time, as PYTHONDONTWRITEBYTECODE asks"
     if config.runner.device != "cpu":
         choices["device"] = platform_of(config.runner.device).description(config.runner.device)
     if configurations := _configurations(config.runner.device):
