@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from quire import QuireConfig
+from quire_server.callers import read_api_keys
+from quire_server.config import ServerConfig
+from quire_server.tenant_bound import sharing_among
+
 KEYS = {"alice": "sk-alice", "bob": "sk-bob"}
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "ignore_eos": True}
 ROUTES = {
@@ -204,3 +209,12 @@ def test_a_flood_is_refused_and_nobody_else(make_live, key_file):
     assert "of your requests wait already" in refused.json()["error"]["message"]
     assert other.status_code == 200
     assert sum(done.result().status_code == 200 for done in flood) >= 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "bound"), [((), None, None), (("a",), None, None), (("a", "b"), None, 1.7), (("a", "b"), 0, 0)]
+)
+def test_several_keys_bound_how_far_tenants_slow_each_other_down(keys, given, bound):
+    config = QuireConfig.of(max_tenant_slowdown=given)
+    server = ServerConfig(api_key=keys, response_store="none")
+    assert sharing_among(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound

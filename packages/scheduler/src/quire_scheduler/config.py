@@ -23,6 +23,11 @@ def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "be true or false"
 
 
+def _slowdown(value: Any) -> str | None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and (value == 0 or value > 1)
+    return None if fine else "be 0, or a number above 1"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(Settings):
     """How much a step may compute, how many requests run and wait, and in which order.
@@ -64,6 +69,13 @@ class SchedulerConfig(Settings):
         help="Most requests of one tenant (the callers of one API key) that run at the same time; 0 sets no bound.",
         unit="requests",
         check=_whole(0),
+    )
+    max_tenant_slowdown: float | None = setting(
+        None,
+        help="How many times as long as alone the steps of one tenant may take because of another one's requests, by "
+        "the time that steps were measured to take; the other one may always run as many requests. Above 1; 0 sets no "
+        "bound. Empty: 1.7 on a server with the keys of several callers, else no bound.",
+        check=_slowdown,
     )
     encoder_cache_size: int | None = setting(
         None,

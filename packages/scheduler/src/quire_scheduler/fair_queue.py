@@ -67,6 +67,11 @@ class FairQueue:
         """Number of rows that this tenant holds."""
         return self._num_running.get(tenant, 0)
 
+    def num_requests(self) -> dict[str | None, int]:
+        """Tenant -> number of its requests that wait or run, of the tenants that have any."""
+        tenants = self._queues.keys() | self._num_running.keys()
+        return {tenant: self.num_waiting(tenant) + self.num_running(tenant) for tenant in tenants}
+
     def turns(self) -> Iterator[RequestState]:
         """The waiting requests in the order in which they may run. What was yielded may be taken out (and admitted)
         before the next is asked for; what is left in was passed over and does not come again."""

@@ -40,6 +40,7 @@ from quire_scheduler.rows import RowPool, new_row
 from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, RuleSet
 from quire_scheduler.running import NO_DECODES, RunningStates, ScheduledStep
 from quire_scheduler.state import RequestState, order_of
+from quire_scheduler.tenant_share import tenant_rules
 
 __all__ = ["Scheduler"]
 
@@ -71,9 +72,8 @@ class Scheduler:
         self._policy = policy or (PriorityPolicy() if config.policy == "priority" else FCFSPolicy())
         self._rows = RowPool(config.max_num_seqs)
         drafts = DraftRule(config.num_speculative_tokens, config.num_lookahead_tokens)
-        share = config.max_running_per_tenant
-        tenant_rules = [MaxRunningPerTenantRule(share)] if share else []
-        self._rules = RuleSet([FreeRowRule(self._rows), *rules, *tenant_rules, drafts])
+        self._waiting = FairQueue()
+        self._rules = RuleSet([FreeRowRule(self._rows), *tenant_rules(config, self._waiting), *rules, drafts])
         self._watchers: list[AdmissionRule] = []
         """The rules that have a say about running requests in the step that is being planned."""
         self._queue_bound = QueueBound(config.max_queued_requests)
@@ -82,7 +82,6 @@ class Scheduler:
         self._states: dict[str, RequestState] = {}
         self._in_flight: dict[int, ScheduledStep] = {}
         self._running = RunningStates(self._in_flight)
-        self._waiting = FairQueue()
         self._num_arrivals = 0
         self._next_step_id = 0
         self._outputs: list[EngineCoreOutput] = []
@@ -130,8 +129,8 @@ class Scheduler:
                 f"{config.max_num_seqs}",
                 field="max_num_seqs",
             )
-        tenant_rules = [rule for rule in self._rules if isinstance(rule, MaxRunningPerTenantRule)]
-        if bool(config.max_running_per_tenant) != bool(tenant_rules):
+        running_bounds = [rule for rule in self._rules if isinstance(rule, MaxRunningPerTenantRule)]
+        if bool(config.max_running_per_tenant) != bool(running_bounds):
             raise ConfigError(
                 "max_running_per_tenant can be changed where it was set at the start, and not to 0",
                 field="max_running_per_tenant",
@@ -139,7 +138,7 @@ class Scheduler:
         self.config = config
         self._rows.num_kept_free = self._rows.num_rows - config.max_num_seqs
         self._queue_bound.max_queued_requests = config.max_queued_requests
-        for rule in tenant_rules:
+        for rule in running_bounds:
             rule.max_running = config.max_running_per_tenant
         self._out_of_blocks = False
 
