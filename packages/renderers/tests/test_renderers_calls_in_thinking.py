@@ -14,9 +14,16 @@ from quire_renderers.tool_formats import TOOL_FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"
 TOOLS = json.loads((GOLDEN / "tools" / "tools.json").read_text())
-TOOL_NAMES = [name for name in TOOL_FORMATS if name != "gpt_oss"]
-REASONING_NAMES = [name for name in REASONING_FORMATS if name != "gpt_oss"]
-EVERY_PAIR = [pytest.param(tool, reasoning) for tool in TOOL_NAMES for reasoning in REASONING_NAMES]
+TOOL_NAMES = [name for name, form in TOOL_FORMATS.items() if not form.thinks]
+REASONING_NAMES = [name for name, form in REASONING_FORMATS.items() if form.needs_table is None and form.start]
+# Every tool format with two reasoning formats that differ in all that they may, every reasoning format with two tool
+# formats, and those of one model.
+EVERY_PAIR = [
+    pytest.param(tool, reasoning)
+    for tool in TOOL_NAMES
+    for reasoning in REASONING_NAMES
+    if tool in ("hermes", "qwen3_coder") or reasoning in ("qwen3", "kimi_k3") or tool == reasoning
+]
 TAGGED = "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from quire_interfaces import ConfigError
 from quire_renderers import ChatFormat, RendererConfig, detect_reasoning_format, detect_tool_format, fold_events
+from quire_renderers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from quire_renderers.format_states import Expect, FormatTable, Sink, Until
-from quire_renderers.tool_formats import ALIASES, TOOL_FORMATS
+from quire_renderers.tool_formats import TOOL_FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"
 TOOLS = json.loads((GOLDEN / "tools" / "tools.json").read_text())
@@ -39,6 +40,31 @@ TEMPLATES = {
     ("seed_oss", "seed_oss"): "<seed:tool_call><seed:think>",
     ("step3", "step3"): "<steptml:invoke></think>",
     ("jamba", None): "<tool_calls>",
+    ("jamba", "hunyuan_a13b"): "<tool_calls>{{ '</think>\\n<answer>\\n' }}",
+    ("minimax_m1", None): "<beginning_of_sentence>ai name=assistant <tool_calls>",
+    ("hy_v3", "hy_v3"): "<tool_calls:opensource><tool_call:opensource>{{ n }}<tool_sep:opensource><think:opensource>",
+    ("cohere_command4", "cohere_command4"): "<|START_THINKING|><|END_THINKING|><|START_TEXT|><|START_ACTION|>",
+    ("cohere_command4", "cohere_command3"): "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|><|START_ACTION|>",
+    ("apertus", "apertus"): "<|inner_prefix|><|tools_prefix|>[",
+    ("deepseek_v4", "deepseek_v3"): "<｜DSML｜tool_calls><｜Assistant｜><think>",
+    ("deepseek_v41", "deepseek_v3"): "<｜DSML｜ calls><｜Assistant｜><think>",
+    ("gigachat3", None): "function call<|role_sep|>",
+    ("gigachat35", "qwen3"): "<｜GCML｜tool_calls> <think></think>",
+    ("gemma4", "gemma4"): "<|tool_call>call:{{ name }} <|channel>thought",
+    ("lfm2", None): "<|tool_list_start|>",
+    ("plamo3", "plamo3"): "<|plamo:begin_tool_requests:plamo|><|plamo:begin_think:plamo|>",
+    ("granite_20b_fc", None): "<function_call> {{ call }}",
+    ("dots", "qwen3"): "<dots_function_call><think></think>",
+    ("longcat", "qwen3"): "<longcat_tool_call></think>",
+    ("k2_horizon", "k2_horizon"): "<ifm|tool_calls><ifm|think_fast>",
+    ("iquest_q1", "glm45"): "<iquest_tool_call><arg_key></think>",
+    ("solar_open2", "solar_open2"): "<|think:start|><|tool_call:start|>",
+    ("minicpm5", "qwen3"): '<function name="f"><param name="p"></param></function></think>',
+    ("kimi_k3", "kimi_k3"): "<|open|>think<|sep|><|open|>tools<|sep|>",
+    ("minimax_m3", "minimax_m3"): "]<]minimax[>[<tool_call><mm:think>",
+    ("inkling", "inkling"): "<|message_model|><|content_thinking|><|content_invoke_tool_json|>",
+    ("muse", "muse"): "<|start|>assistant to=self<|message|><|eom|><atem:function_calls>",
+    ("hermes", "ernie45"): "<tool_call>\n{}\n</tool_call></think><response>",
     ("functiongemma", None): "<start_function_declaration>",
     (None, None): "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}",
 }
@@ -51,10 +77,16 @@ def test_formats_are_recognised(names, template):
     assert (form.tool_parser, form.reasoning_parser) == names
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("alias", TOOL_ALIASES)
 def test_other_names_are_known(alias):
-    assert ChatFormat(tool_parser=alias, reasoning_parser="none").tool_parser == ALIASES[alias]
+    assert ChatFormat(tool_parser=alias, reasoning_parser="none").tool_parser == TOOL_ALIASES[alias]
     assert RendererConfig(tool_call_parser=alias).tool_call_parser == alias
+
+
+@pytest.mark.parametrize("alias", REASONING_ALIASES)
+def test_other_names_of_thinking_are_known(alias):
+    assert ChatFormat(reasoning_parser=alias).reasoning_parser == REASONING_ALIASES[alias]
+    assert RendererConfig(reasoning_parser=alias).reasoning_parser == alias
 
 
 def test_unknown_names_are_refused_with_the_choices():
@@ -72,7 +104,7 @@ def test_a_forced_call_is_the_beginning_of_one(name):
     start = form.forced_call("get_weather")
     assert start.startswith(form.forced_call(None))
     grammar = form.call_grammar(TOOLS)
-    if grammar is None and name != "gpt_oss":
+    if grammar is None and not (form.tools.thinks and form.tools.suffix):
         return
     rest = '{"city": "Paris"}' + form.tools.suffix
     parser = form.parser(TOOLS)

@@ -1,10 +1,15 @@
-"""However an output is cut, truncated or spoilt: the parser always says the same, raises nothing, loses nothing."""
+"""However an output is cut, truncated or spoilt: the parser always says the same, raises nothing, loses nothing.
+
+`python packages/renderers/tests/test_renderers_chunked_outputs.py --count 1000000` does it so many times.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +32,7 @@ THOUGHTS = {
 FORMATS = {
     (tool, reasoning): ChatFormat(tool_parser=tool, reasoning_parser=reasoning)
     for tool in TOOL_FORMATS
-    for reasoning in (("gpt_oss",) if tool == "gpt_oss" else ("none", "qwen3", "kimi_k2"))
+    for reasoning in ((tool,) if TOOL_FORMATS[tool].thinks else ("none", "qwen3", "kimi_k2"))
 }
 MARKERS = {
     names: sorted({marker for table in form._tables.values() for each in table.exits.values() for marker in each.go})
@@ -143,7 +148,7 @@ def check_well_formed(events):
 @pytest.mark.parametrize("names", FORMATS, ids=str)
 def test_any_chunking_gives_the_same_events(names):
     rng = random.Random(repr(names))
-    for output in (*OUTPUTS[names[0]], *THOUGHTS["gpt_oss" if names[0] == "gpt_oss" else "qwen3"]):
+    for output in (*OUTPUTS[names[0]], *THOUGHTS[names[0] if TOOL_FORMATS[names[0]].thinks else "qwen3"]):
         for _ in range(3):
             text = spoil(output, rng, MARKERS[names])
             whole = parse(FORMATS[names], [text])
@@ -156,7 +161,7 @@ def test_any_chunking_gives_the_same_events(names):
 
 @pytest.mark.parametrize("tool", OUTPUTS)
 def test_every_truncation_is_closed(tool):
-    form = FORMATS[tool, "gpt_oss" if tool == "gpt_oss" else "none"]
+    form = FORMATS[tool, tool if TOOL_FORMATS[tool].thinks else "none"]
     for output in OUTPUTS[tool]:
         whole = fold_events(parse(form, [output]))
         for end in range(len(output)):
@@ -219,7 +224,7 @@ def test_no_text_is_lost(names):
 @given(st.data())
 def test_arbitrary_text_between_markers(data):
     tool = data.draw(st.sampled_from(sorted(OUTPUTS)))
-    names = (tool, "gpt_oss") if tool == "gpt_oss" else (tool, data.draw(st.sampled_from(("none", "qwen3"))))
+    names = (tool, tool) if TOOL_FORMATS[tool].thinks else (tool, data.draw(st.sampled_from(("none", "qwen3"))))
     piece = st.one_of(
         st.sampled_from(MARKERS[names]), st.text(max_size=6), st.sampled_from(("now", "city", '{"a": ', " ", "\n"))
     )
@@ -235,3 +240,43 @@ def test_plain_formats_pass_text_through():
     assert form.is_plain(tools=True)
     text = " \n <tool_call>{}</think> \n"
     assert fold_events(parse(form, list(text))).text == text
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description="Random chunkings of whole, spoilt and truncated outputs of all formats"
+    )
+    options.add_argument("--count", type=int, default=20_000, help="chunkings")
+    options.add_argument("--seed", type=int, default=0)
+    args = options.parse_args()
+    rng, names = random.Random(args.seed), list(FORMATS)
+    num_done = num_different = num_lost = 0
+    start = time.process_time()
+    while num_done < args.count:
+        pair = rng.choice(names)
+        corpus = [*OUTPUTS[pair[0]], *THOUGHTS[pair[0] if TOOL_FORMATS[pair[0]].thinks else "qwen3"]]
+        text = spoil(with_sentinels(rng.choice(corpus), rng), rng, MARKERS[pair])
+        whole = parse(FORMATS[pair], [text])
+        check_well_formed(whole)
+        message = fold_events(whole)
+        calls = (f"{call.name} {call.arguments} {call.id}" for call in message.calls)
+        missing = set(SENTINEL.findall(text)) - set(
+            SENTINEL.findall(" ".join((message.text, message.reasoning, *calls)))
+        )
+        if missing:
+            num_lost += 1
+            print("lost", pair, missing, repr(text), flush=True)
+        for _ in range(10):
+            pieces = cut(text, rng)
+            num_done += 1
+            if parse(FORMATS[pair], pieces) != whole:
+                num_different += 1
+                print("differs", pair, pieces, flush=True)
+    seconds = time.process_time() - start
+    print(
+        f"{num_done} chunkings, {num_different} differ, {num_lost} outputs lost text; {seconds:.0f} s of processor time"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,7 @@ def test_reasoning_format(name, case):
     check(parser, case)
 
 
-@pytest.mark.parametrize("tool_parser", [name for name in TOOL_FORMATS if name != "gpt_oss"])
+@pytest.mark.parametrize("tool_parser", [name for name, form in TOOL_FORMATS.items() if not form.thinks])
 def test_thinking_before_every_kind_of_call(tool_parser):
     form = ChatFormat(tool_parser=tool_parser, reasoning_parser="qwen3")
     for case in json.loads((GOLDEN / f"{tool_parser}.json").read_text()):

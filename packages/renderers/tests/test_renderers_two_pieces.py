@@ -51,7 +51,7 @@ def test_thinking_may_be_cut_anywhere(reasoning):
 
 @pytest.mark.parametrize("tool", TOOL_FORMATS)
 def test_what_was_fed_is_read_in_order_and_to_the_end(tool):
-    form = ChatFormat(tool_parser=tool, reasoning_parser="gpt_oss" if TOOL_FORMATS[tool].thinks else "qwen3")
+    form = ChatFormat(tool_parser=tool, reasoning_parser=tool if TOOL_FORMATS[tool].thinks else "qwen3")
     for output in outputs(GOLDEN / f"{tool}.json"):
         parser, num_read = form.parser(TOOLS), 0
         for place, char in enumerate(output, 1):

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from quire_interfaces import ConfigError
 from quire_interfaces.plugins import OneOfOrPlugin, installed_plugins
+from quire_renderers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Sink, State, Until
 from quire_renderers.output_parser import OutputParser
 from quire_renderers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
-from quire_renderers.tool_formats import ALIASES, TOOL_FORMATS, ToolFormat
+from quire_renderers.tool_formats import TOOL_FORMATS, ToolFormat
 from quire_renderers.tool_schemas import ToolSchemas
 
 __all__ = [
@@ -42,12 +43,12 @@ _random = random.SystemRandom()
 
 def tool_format_names() -> tuple[str, ...]:
     """Everything --tool-call-parser may say."""
-    return ("auto", "none", *TOOL_FORMATS, *ALIASES)
+    return ("auto", "none", *TOOL_FORMATS, *TOOL_ALIASES)
 
 
 def reasoning_format_names() -> tuple[str, ...]:
     """Everything --reasoning-parser may say."""
-    return ("auto", "none", *REASONING_FORMATS, "openai_gptoss")
+    return ("auto", "none", *REASONING_FORMATS, *REASONING_ALIASES)
 
 
 def detect_tool_format(chat_template: str) -> str | None:
@@ -165,6 +166,7 @@ class ChatFormat:
             thinking=self.opens_thinking(prompt, continued, chat_template_kwargs),
             dropped=self._special[key].dropped if skip_special_tokens else None,
             must_call=must_call,
+            shown_as=self.reasoning.shown_as if self.reasoning is not None else None,
         )
 
     def opens_thinking(
@@ -204,7 +206,7 @@ class ChatFormat:
         """All markers with which the model itself closes its thinking."""
         if self.reasoning is None:
             return ()
-        return self.reasoning.end or (self.reasoning.closing,)
+        return self.reasoning.end or tuple(filter(None, (self.reasoning.closing,)))
 
     def behind_thinking(self, *, calls: bool) -> str:
         """What stands between the end of the thinking and a call, or the answer."""
@@ -241,8 +243,7 @@ class ChatFormat:
         """
         if self.tools is None:
             return None
-        before, _, behind = self.tools.prefix.partition("NAME")
-        return before if name is None else before + name + behind
+        return self.tools.prefix.partition("NAME")[0] if name is None else self.tools.prefix.replace("NAME", name)
 
     def call_grammar(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
         """What a grammar needs to hold calls to their schemas: per tool, the text before the arguments, their schema,
@@ -269,7 +270,7 @@ class ChatFormat:
 
 
 def _choose_tools(name: str, chat_template: str) -> ToolFormat | None:
-    name = ALIASES.get(name, name)
+    name = TOOL_ALIASES.get(name, name)
     if name == "auto":
         name = detect_tool_format(chat_template) or "none"
     if name == "none":
@@ -284,7 +285,7 @@ def _choose_reasoning(name: str, chat_template: str) -> ReasoningFormat | None:
         name = detect_reasoning_format(chat_template) or "none"
     if name == "none":
         return None
-    name = "gpt_oss" if name == "openai_gptoss" else name
+    name = REASONING_ALIASES.get(name, name)
     if name in REASONING_FORMATS:
         return REASONING_FORMATS[name]
     return _of_plugin(REASONING_PARSERS, name, ReasoningFormat, "reasoning_parser", reasoning_format_names)
@@ -310,11 +311,23 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
     of_calls = tools.states() if tools is not None else {}
     states: dict[str, State] = dict(of_calls)
     content = dict(tools.content) if tools is not None else {}
+    silent = reasoning.silent if reasoning is not None else ()
+    content |= {marker: Go("content", commits=True) for marker in silent}
+    if silent:
+        states = {name: _with_silent(state, silent) for name, state in states.items()}
     states["content"] = Until(Sink.CONTENT, content)
     begin = "begin" if "begin" in states else "content"
     options = dict(tools.options) if tools is not None else {}
     if reasoning is not None:
-        closing: dict[str, Go | str] = {marker: Go(begin, commits=True) for marker in reasoning.end}
+        answering = {marker: Go("answer", commits=True) for marker in reasoning.answer_start}
+        if answering:
+            # The answer stands between markers of its own, which are no part of it.
+            states["answer"] = Until(
+                Sink.CONTENT, content | dict.fromkeys(reasoning.answer_end, Go("content", commits=True))
+            )
+            states["begin_answer"] = Expect(answering, otherwise=begin)
+        behind = "begin_answer" if answering else begin
+        closing: dict[str, Go | str] = {marker: Go(behind, commits=True) for marker in reasoning.end}
         bare = states.get("begin")
         if isinstance(bare, Expect):
             # Calls without a marker begin an answer, and a line of the thinking.
@@ -324,8 +337,8 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
         if tools is not None:
             states |= _states_in_thinking(of_calls, closing)
             options["recover_thinking"] = _in_thinking(tools.recover).state
-        states["start"] = Expect({marker: Go("thinking", commits=True) for marker in reasoning.start}, otherwise=begin)
         reopened = {marker: Go("thinking", commits=True) for marker in reasoning.start}
+        states["start"] = Expect(reopened | answering, otherwise=begin)
         if reasoning.open_by_default:
             # Opened by the prompt, and once more by a model that does not know.
             states["thinking_again"] = Expect(reopened, otherwise="thinking")
@@ -334,6 +347,13 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
         options["start_thinking"] = "thinking_again"
     recover = tools.recover if tools is not None else "content"
     return FormatTable(states, start="start" if reasoning is not None else begin, recover=recover, **options)
+
+
+def _with_silent(state: State, silent: Sequence[str]) -> State:
+    """A state of text with markers that are no text."""
+    if not isinstance(state, Until) or state.sink is not Sink.CONTENT:
+        return state
+    return replace(state, exits={**dict.fromkeys(silent, Go("content", commits=True)), **state.exits})
 
 
 def _states_in_thinking(states: Mapping[str, State], closing: Mapping[str, Go | str]) -> dict[str, State]:

@@ -8,16 +8,23 @@ states behind the openers; `tool_formats.py` says which format has which markers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire_renderers.format_states import Expect, Go, Literal, Role, Sink, State, Tag, Until, ValueTags
 from quire_renderers.literal_relay import JSON, PYTHON, LiteralDialect
 
-__all__ = ["json_calls", "named_calls", "python_calls", "tagged_calls"]
+__all__ = [
+    "CallKeys",
+    "States",
+    "call_object",
+    "json_calls",
+    "named_calls",
+    "python_calls",
+    "tagged_calls",
+    "with_prefix",
+]
 
 States = dict[str, State]
-
-_IGNORED_KEYS = ("type", "index", "tool_call_id")
 
 
 def json_calls(
@@ -26,6 +33,9 @@ def json_calls(
     *,
     separators: Iterable[str] = (),
     bare: bool = False,
+    in_a_row: bool = False,
+    name_keys: Iterable[str] = ("name",),
+    argument_keys: Iterable[str] = ("arguments", "parameters"),
 ) -> States:
     """`OPENER {"name": ..., "arguments": {...}} CLOSER`, or a list of such objects.
 
@@ -34,11 +44,15 @@ def json_calls(
         closers: What stands behind.
         separators: What stands between objects outside of a list.
         bare: Whether objects and lists may also begin an output without an opener.
+        in_a_row: Whether objects may follow one another with nothing but white space between them.
+        name_keys: Keys of the tool's name.
+        argument_keys: Keys of the arguments.
     """
+    keys = CallKeys(tuple(name_keys), tuple(argument_keys))
     closing: dict[str, Go | str] = {closer: Go("content", commits=True) for closer in closers}
     opening: dict[str, Go | str] = dict.fromkeys(openers, "call")
     again: dict[str, Go | str] = dict.fromkeys(separators, "call")
-    if bare:
+    if bare or in_a_row:
         again["{"] = Go("call", keeps_marker=True)
     states: States = {
         "call": Expect({"{": "key", "[": "first_item"}),
@@ -52,11 +66,22 @@ def json_calls(
             {"{": Go("call", keeps_marker=True), "[": Go("call", keeps_marker=True)} | opening, otherwise="content"
         )
     for prefix, then in (("", "after"), ("item_", "item")):
-        states |= _object(prefix, then)
+        states |= call_object(prefix, then, keys)
     return states
 
 
-def _object(prefix: str, then: str) -> States:
+@dataclass(frozen=True, slots=True)
+class CallKeys:
+    """What the keys of a call object are called."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ignored: tuple[str, ...] = ("type", "index", "tool_call_id")
+    names_again: bool = False
+    """Whether the name was already read, and stands in the object once more."""
+
+
+def call_object(prefix: str, then: str, keys: CallKeys) -> States:
     """The inside of one call object, in which the function may be an object of its own."""
     ends = {"}": Go(then, ends_call=True)}
     inner = {"}": f"{prefix}function_end"}
@@ -66,21 +91,20 @@ def _object(prefix: str, then: str) -> States:
     for place, leaving in ((prefix, ends), (f"{prefix}inner_", inner)):
         key, arguments = f"{place}key", f"{place}arguments"
         exits: dict[str, Go | str] = {
-            '"name"': f"{place}name",
-            '"arguments"': arguments,
-            '"parameters"': arguments,
+            **{f'"{name}"': f"{place}name" for name in keys.name},
+            **{f'"{name}"': arguments for name in keys.arguments},
             '"id"': f"{place}id",
             ",": key,
             **leaving,
         }
-        exits |= {f'"{ignored}"': f"{place}ignored" for ignored in _IGNORED_KEYS}
+        exits |= {f'"{ignored}"': f"{place}ignored" for ignored in keys.ignored}
         if place == prefix:
             exits['"function"'] = f"{prefix}function"
         states |= {
             key: Expect(exits),
             f"{place}name": Expect({":": f"{place}name_value"}),
             f"{place}name_value": Expect({'"': f"{place}name_text"}),
-            f"{place}name_text": Until(Sink.NAME, {'"': key}),
+            f"{place}name_text": Until(Sink.NAME_AGAIN if keys.names_again else Sink.NAME, {'"': key}),
             f"{place}id": Expect({":": f"{place}id_value"}),
             f"{place}id_value": Expect({'"': f"{place}id_text"}, otherwise=f"{place}ignored_value"),
             f"{place}id_text": Until(Sink.ID, {'"': key}),
@@ -197,3 +221,34 @@ def python_calls(
     if begin is not None:
         states["begin"] = Expect(begin, otherwise=otherwise)
     return states
+
+
+def with_prefix(states: Mapping[str, State], prefix: str, *, kept: Iterable[str]) -> States:
+    """The states with a prefix before their names, for two ways of writing calls in one table.
+
+    Args:
+        states: Of one way.
+        prefix: What comes before each name.
+        kept: States of the other way that are gone to as they are.
+    """
+    shared = frozenset(kept)
+
+    def renamed(go: Go | str) -> Go:
+        whole = Go(go) if isinstance(go, str) else go
+        return whole if whole.state in shared else replace(whole, state=prefix + whole.state)
+
+    made: States = {}
+    for name, state in states.items():
+        if name in shared:
+            continue
+        if isinstance(state, Literal):
+            copy: State = replace(state, then=renamed(state.then).state)
+        elif isinstance(state, Expect):
+            otherwise = renamed(state.otherwise).state if state.otherwise is not None else None
+            copy = replace(
+                state, exits={marker: renamed(go) for marker, go in state.exits.items()}, otherwise=otherwise
+            )
+        else:
+            copy = replace(state, exits={marker: renamed(go) for marker, go in state.exits.items()})
+        made[prefix + name] = copy
+    return made

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from quire_interfaces import ConfigError
 from quire_renderers.literal_relay import JSON, LiteralDialect
+from quire_renderers.tag_tree_relay import TagTree
 
 __all__ = [
     "CLOSING_RANKS",
@@ -37,6 +38,8 @@ class Sink(enum.Enum):
     REASONING = "reasoning"
     NAME = "name"
     """The name of a tool."""
+    NAME_AGAIN = "name_again"
+    """The name of the tool once more."""
     ID = "id"
     """The id of a call."""
     KEY = "key"
@@ -148,6 +151,8 @@ class Literal:
     then: str
     dialect: LiteralDialect = JSON
     ends_call: bool = False
+    tree: TagTree | None = None
+    """How arguments are written that are tags named after their parameters."""
 
 
 State = Until | Expect | Literal

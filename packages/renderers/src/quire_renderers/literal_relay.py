@@ -14,7 +14,16 @@ import json
 import re
 from dataclasses import dataclass
 
-__all__ = ["GEMMA", "JSON", "PYTHON", "LiteralDialect", "LiteralRelay", "json_string", "replace_lone_surrogates"]
+__all__ = [
+    "GEMMA",
+    "GEMMA4",
+    "JSON",
+    "PYTHON",
+    "LiteralDialect",
+    "LiteralRelay",
+    "json_string",
+    "replace_lone_surrogates",
+]
 
 _MAX_DEPTH = 64
 _MAX_ATOM_CHARS = 4300  # Python's own JSON reader takes no longer whole numbers.
@@ -51,13 +60,14 @@ class LiteralDialect:
 JSON = LiteralDialect(quotes=('"',), brackets="{[", escapes="json")
 PYTHON = LiteralDialect(quotes=('"', "'"), brackets="{[(", escapes="python", triple_quotes=True)
 GEMMA = LiteralDialect(quotes=("<escape>",), brackets="{[", escapes="none", bare_keys=True)
+GEMMA4 = LiteralDialect(quotes=('<|"|>',), brackets="{[", escapes="none", bare_keys=True)
 
 # What stands in a string for itself, in the dialect and in JSON.
 _ORDINARY = {
     dialect: re.compile(
         r'[^\\\x00-\x1f\ud800-\udfff"' + re.escape("".join(quote[0] for quote in dialect.quotes)) + "]+"
     )
-    for dialect in (JSON, PYTHON, GEMMA)
+    for dialect in (JSON, PYTHON, GEMMA, GEMMA4)
 }
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 # Modes

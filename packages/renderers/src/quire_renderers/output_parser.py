@@ -20,6 +20,7 @@ from quire_renderers.call_writer import CallWriter, ParsedCall
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Tag, Until
 from quire_renderers.literal_relay import LiteralRelay
 from quire_renderers.output_events import ContentDelta, OutputEvent, ReasoningDelta
+from quire_renderers.tag_tree_relay import TagTreeRelay
 from quire_renderers.tagged_values import TaggedValue
 from quire_renderers.thinking_spans import SourceText, ThinkingSpan, ThinkingSpans
 from quire_renderers.tool_schemas import ToolSchemas
@@ -34,7 +35,7 @@ _NOT_IN = {
 }
 _SPACES = " \t\r\n"
 _SPACE = re.compile(f"[{_SPACES}]*")
-_CAPTURED = (Sink.NAME, Sink.ID, Sink.KEY, Sink.IDENTIFIER)
+_CAPTURED = (Sink.NAME, Sink.NAME_AGAIN, Sink.ID, Sink.KEY, Sink.IDENTIFIER)
 _VALUES = (Sink.VALUE, Sink.VALUE_TEXT, Sink.VALUE_JSON)
 
 
@@ -54,6 +55,7 @@ class OutputParser:
         thinking: Whether the prompt has opened the thinking.
         dropped: Texts that are no text: special tokens that the detokenizer had to keep for the format's sake.
         must_call: Whether the output is certain to be a call: what has a name is one then, whatever follows.
+        shown_as: Text that comes before the output's.
 
     Attributes:
         has_begun: Whether it is settled if the output begins with thinking.
@@ -67,12 +69,13 @@ class OutputParser:
         thinking: bool = False,
         dropped: CompiledExits | None = None,
         must_call: bool = False,
+        shown_as: str | None = None,
     ) -> None:
         self._table = table
         self._must_call = must_call
         self._tools = tools or ToolSchemas()
         self._source = SourceText(dropped)
-        self._events: list[OutputEvent] = []
+        self._events: list[OutputEvent] = [ContentDelta(shown_as)] if shown_as else []
         self._buffer = ""
         self._raw: list[str] = []
         self._space = ""
@@ -85,7 +88,7 @@ class OutputParser:
         self._last_chars = ""
         self._is_in_mention = False
         self._stopped = False
-        self._relay: LiteralRelay | None = None
+        self._relay: LiteralRelay | TagTreeRelay | None = None
         self._marker_begin = 0
         self._spans = ThinkingSpans()
         self.has_begun = False
@@ -330,6 +333,8 @@ class OutputParser:
         if sink is Sink.ID:
             call = self._calls.current()
             call.id = call.id or text or None
+        if sink is Sink.NAME_AGAIN:
+            return text == self._calls.current().name
         return sink is not Sink.NAME or self._calls.take_name(text)
 
     def _leave(self, state: Until | Expect, go: Go, marker: str) -> None:
@@ -368,7 +373,12 @@ class OutputParser:
             if needs_object and self._calls.current().arguments_done:
                 self._give_up(is_whole=True)  # arguments given twice: the second are no part of the call
                 return
-            self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
+            tool = self._calls.current().name or ""
+            self._relay = (
+                TagTreeRelay(state.tree, self._tools, tool)
+                if state.tree is not None
+                else LiteralRelay(state.dialect, needs_object=needs_object)
+            )
         elif isinstance(state, Until):
             if state.sink in (Sink.CONTENT, Sink.REASONING):
                 self._last_chars = ""

@@ -171,8 +171,9 @@ class TaggedValue:
             return whole["key"].strip()
         begun = _KEY.match(text, behind)
         assert begun is not None
-        rest = text[begun.end() : begun.end() + 100]
-        may_come = not rest or any(end.startswith(rest) for end in self._tags.key_ends)
+        places = [place for place in range(behind, min(begun.end() + 1, len(text))) if len(text) - place <= 100]
+        ends = (end.startswith(text[place : place + 100]) for end in self._tags.key_ends for place in places)
+        may_come = begun.end() == len(text) or any(ends)
         return None if may_come and not final and len(begun[0]) < 256 else ""
 
     def _nested_call(self, text: str, position: int, marker: str, kind: Tag, *, final: bool) -> _Verdict:

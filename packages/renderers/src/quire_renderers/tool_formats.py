@@ -6,122 +6,15 @@ format_families.py; a format that has none of them (Harmony) is spelled out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
-
-from quire_renderers.format_families import States, json_calls, named_calls, python_calls, tagged_calls
-from quire_renderers.format_states import Expect, Go, Literal, Role, Sink, Until
+from quire_renderers.channel_tool_formats import CHANNEL_TOOL_FORMATS
+from quire_renderers.format_families import json_calls, named_calls, python_calls, tagged_calls
+from quire_renderers.format_states import Expect, Go, Sink, Until
+from quire_renderers.json_tool_formats import JSON_TOOL_FORMATS
 from quire_renderers.literal_relay import GEMMA
+from quire_renderers.tagged_tool_formats import TAGGED_TOOL_FORMATS, TaggedCalls
+from quire_renderers.tool_format import ToolFormat
 
-__all__ = ["ALIASES", "TOOL_FORMATS", "ToolFormat"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFormat:
-    """One way of writing tool calls."""
-
-    name: str
-    models: str
-    """Who writes so."""
-    content: Mapping[str, Go | str]
-    """Markers that begin calls inside the answer's text."""
-    states: Callable[[], States]
-    """Makes the states behind them; `begin`, if there is one, is where an answer begins. Made for the format that is
-    used, not for all of them."""
-    recover: str = "after"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `FormatTable`."""
-    prefix: str
-    """The beginning of a call up to its arguments, with NAME for the tool: what a forced call starts with."""
-    suffix: str = ""
-    """What stands behind the arguments, for formats whose arguments are one JSON object."""
-    trigger: str = ""
-    """The text that tells a grammar that a call begins; empty where the arguments are no JSON."""
-    call_id: str = "call"
-    """How ids are made: "call" (call_ and random), "alnum9" (nine letters or digits), "functions" (the model's)."""
-    fingerprints: tuple[tuple[str, ...], ...] = ()
-    """Texts that a chat template has all of, for one of the tuples."""
-    thinks: bool = False
-    """Whether the states also say how thinking is marked."""
-
-
-def _tagged(
-    name: str,
-    models: str,
-    outer: tuple[str, str],
-    inner: str,
-    parameter: str,
-    value_end: str,
-    call_end: str,
-    fingerprints: tuple[tuple[str, ...], ...],
-    *,
-    key_exits: Mapping[str, Go | str],
-    section: tuple[str, str] | None = None,
-    strips_newline: bool = False,
-    name_end: str = '">',
-    bare_inner: bool = False,
-    untyped: str = "text",
-) -> ToolFormat:
-    """A format of the shape `OUTER INNER name NAME_END <parameter ...>...`."""
-    openers: dict[str, Go | str] = {outer[0]: "open"}
-    if bare_inner:
-        openers[inner] = "name"
-    if section is not None:
-        openers[section[0]] = "section"
-    closers: dict[str, Go | str] = {outer[1]: Go("again", commits=True)}
-    if section is not None:
-        closers[section[1]] = Go("content", commits=True)
-    after = {**openers, **closers}
-    if not bare_inner:
-        after[inner] = "name"  # several calls inside of one outer pair
-
-    ways = _TaggedWays(outer[0], inner, name_end, section, openers, after)
-    return ToolFormat(
-        name=name,
-        models=models,
-        content=openers,
-        states=partial(_tagged_states, ways, parameter, key_exits, value_end, call_end),
-        options={"strips_newline": strips_newline, "untyped_values": untyped},
-        prefix=f"{section[0] if section else ''}{outer[0]}\n{inner}NAME{name_end}\n",
-        fingerprints=fingerprints,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _TaggedWays:
-    """Where a tagged format's markers lead."""
-
-    outer: str
-    inner: str
-    name_end: str
-    section: tuple[str, str] | None
-    openers: Mapping[str, Go | str]
-    after: Mapping[str, Go | str]
-
-
-def _tagged_states(
-    ways: _TaggedWays, parameter: str, key_exits: Mapping[str, Go | str], value_end: str, call_end: str
-) -> States:
-    """The states behind a tagged format's markers."""
-    made = tagged_calls(
-        {ways.inner: "name"},
-        call=ways.inner,
-        name_exits={ways.name_end: "parameters"},
-        parameter=parameter,
-        key_exits=key_exits,
-        value_end=value_end,
-        call_end=call_end,
-        after=ways.after,
-    )
-    ends: dict[str, Go | str] = {}
-    if ways.section is not None:
-        ends = {ways.section[1]: Go("content", commits=True)}
-        made["section"] = Expect({ways.outer: "open", **ends})
-    made["again"] = Until(Sink.CONTENT, {**ways.openers, **ends})
-    return made
-
+__all__ = ["TOOL_FORMATS", "ToolFormat"]
 
 _DEEPSEEK_OPEN = {"<｜tool▁calls▁begin｜>": "section", "<｜tool▁call▁begin｜>": "kind"}
 _DEEPSEEK_AFTER: dict[str, Go | str] = {
@@ -141,90 +34,15 @@ _PYTHONIC_AFTER: dict[str, Go | str] = {"<|python_start|>": "opened", "<|python_
 _LLAMA_END = ("<|eom_id|>", "<|eot_id|>")
 
 
-def _harmony() -> States:
-    """OpenAI's Harmony response format: messages with a channel and perhaps a recipient, in any order."""
-    between: dict[str, Go | str] = {
-        "<|end|>": Go("between", commits=True),
-        "<|call|>": Go("between", commits=True),
-        "<|return|>": Go("between", commits=True),
-        "<|start|>assistant": Go("header", commits=True),
-        "<|channel|>": Go("channel", commits=True),
-    }
-    recipient: dict[str, Go | str] = {"to=": "to"}
-    words = ("json", "code", "text", "commentary", "<|constrain|>")
-    of_call: dict[str, Go | str] = {"<|message|>": "arguments", "<|channel|>": "of_call"}
-    of_code: dict[str, Go | str] = {"<|message|>": "script", "<|channel|>": "of_code"}
-    behind_name = ("<|channel|>", "<|constrain|>", " ")
-    code_ends = ("<|call|>", "<|end|>", "<|return|>")
-    return {
-        "start": Expect(
-            {"<|start|>assistant": "header", "<|channel|>": "channel", "<|message|>": Go("content", commits=True),
-             **recipient},
-            otherwise="content",
-        ),
-        "between": Expect(
-            {"<|start|>assistant": Go("header", commits=True), "<|channel|>": Go("channel", commits=True)},
-            otherwise="content",
-        ),
-        "header": Expect({"<|channel|>": "channel", "<|message|>": Go("content", commits=True), **recipient}),
-        "channel": Expect({"analysis": "analysis", "final": "final", "commentary": "commentary"}),
-        "analysis": Expect(
-            {"<|message|>": Go("thinking", commits=True), **recipient} | dict.fromkeys(words, "analysis")
-        ),
-        "thinking": Until(Sink.REASONING, {**between, "<|start|>assistant": "header", "<|channel|>": "channel"}),
-        "final": Expect({"<|message|>": Go("content", commits=True)} | dict.fromkeys(words, "final")),
-        "commentary": Expect(
-            {"<|message|>": Go("content", commits=True), **recipient} | dict.fromkeys(words, "commentary")
-        ),
-        # What the built-in python is given is code, mostly.
-        "to": Expect(
-            {f"python{behind}": Go("python", keeps_marker=True) for behind in ("<|message|>", *behind_name)},
-            otherwise="recipient",
-        ),
-        "python": Until(Sink.NAME, {"<|message|>": "script"} | dict.fromkeys(behind_name, "of_code")),
-        "of_code": Expect(of_code | dict.fromkeys((*words, "analysis"), "of_code")),
-        "script": Expect({"{": Go("arguments", keeps_marker=True)}, otherwise="code"),
-        "code": Until(Sink.VALUE_TEXT, {end: Go("between", ends_call=True) for end in code_ends}, key="code"),
-        "recipient": Until(Sink.NAME, {"<|message|>": "arguments"} | dict.fromkeys(behind_name, "of_call")),
-        "of_call": Expect(of_call | dict.fromkeys((*words, "analysis"), "of_call")),
-        "arguments": Literal(Role.ARGUMENTS, "after", ends_call=True),
-        "content": Until(Sink.CONTENT, between),
-        "after": Until(Sink.CONTENT, between),
-    }  # fmt: skip
-
-
 def _of(*formats: ToolFormat) -> dict[str, ToolFormat]:
     return {each.name: each for each in formats}
 
 
 # In the order in which a template is compared with them: the telling fingerprints first.
 TOOL_FORMATS = _of(
-    ToolFormat(
-        name="gpt_oss",
-        models="gpt-oss (Harmony)",
-        content={},
-        states=_harmony,
-        options={
-            "name_pattern": r"(?:functions\.)?(?P<name>[\w.:/\-]{1,256}?)",
-            "start_thinking": "thinking",
-            "recover_thinking": "thinking",
-        },
-        prefix="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
-        suffix="<|call|>",
-        thinks=True,
-        fingerprints=(("<|channel|>", "<|message|>"),),
-    ),
-    _tagged(
-        "deepseek_v32",
-        "DeepSeek-V3.2",
-        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        '<｜DSML｜invoke name="',
-        '<｜DSML｜parameter name="',
-        "</｜DSML｜parameter>",
-        "</｜DSML｜invoke>",
-        (("｜DSML｜",),),
-        key_exits={'" string="true">': "value_text", '" string="false">': "value_json", '">': "value"},
-    ),
+    *CHANNEL_TOOL_FORMATS,
+    *TAGGED_TOOL_FORMATS,
+    *JSON_TOOL_FORMATS,
     ToolFormat(
         name="kimi_k2",
         models="Kimi-K2, Kimi-K2.5",
@@ -242,42 +60,54 @@ TOOL_FORMATS = _of(
         call_id="functions",
         fingerprints=(("<|tool_calls_section_begin|>",),),
     ),
-    _tagged(
-        "minimax_m2",
-        "MiniMax-M2",
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
-        '<invoke name="',
-        '<parameter name="',
-        "</parameter>",
-        "</invoke>",
-        (("<minimax:tool_call>",),),
-        key_exits={'">': "value"},
-        untyped="json",
+    ToolFormat(
+        name="minimax_m2",
+        models="MiniMax-M2",
+        content={"<minimax:tool_call>": "open"},
+        states=TaggedCalls(
+            outer=("<minimax:tool_call>", "</minimax:tool_call>"),
+            inner='<invoke name="',
+            parameter='<parameter name="',
+            value_end="</parameter>",
+            call_end="</invoke>",
+            key_exits={'">': "value"},
+        ),
+        options={"untyped_values": "json"},
+        prefix='<minimax:tool_call>\n<invoke name="NAME">\n',
+        fingerprints=(("<minimax:tool_call>",),),
     ),
-    _tagged(
-        "seed_oss",
-        "Seed-OSS",
-        ("<seed:tool_call>", "</seed:tool_call>"),
-        "<function=",
-        "<parameter=",
-        "</parameter>",
-        "</function>",
-        (("<seed:tool_call>",),),
-        key_exits={">": "value"},
-        strips_newline=True,
-        name_end=">",
+    ToolFormat(
+        name="seed_oss",
+        models="Seed-OSS",
+        content={"<seed:tool_call>": "open"},
+        states=TaggedCalls(
+            outer=("<seed:tool_call>", "</seed:tool_call>"),
+            inner="<function=",
+            parameter="<parameter=",
+            value_end="</parameter>",
+            call_end="</function>",
+            key_exits={">": "value"},
+            name_end=">",
+        ),
+        options={"strips_newline": True},
+        prefix="<seed:tool_call>\n<function=NAME>\n",
+        fingerprints=(("<seed:tool_call>",),),
     ),
-    _tagged(
-        "step3",
-        "Step3",
-        ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
-        '<steptml:invoke name="',
-        '<steptml:parameter name="',
-        "</steptml:parameter>",
-        "</steptml:invoke>",
-        (("steptml",),),
-        key_exits={'">': "value"},
-        section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    ToolFormat(
+        name="step3",
+        models="Step3",
+        content={"<｜tool_call_begin｜>function<｜tool_sep｜>": "open", "<｜tool_calls_begin｜>": "section"},
+        states=TaggedCalls(
+            outer=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
+            inner='<steptml:invoke name="',
+            parameter='<steptml:parameter name="',
+            value_end="</steptml:parameter>",
+            call_end="</steptml:invoke>",
+            key_exits={'">': "value"},
+            section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        ),
+        prefix='<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>\n<steptml:invoke name="NAME">\n',
+        fingerprints=(("steptml",),),
     ),
     ToolFormat(
         name="functiongemma",
@@ -316,19 +146,23 @@ TOOL_FORMATS = _of(
         prefix="<tool_call>NAME\n",
         fingerprints=(("<arg_key>",),),
     ),
-    _tagged(
-        "qwen3_coder",
-        "Qwen3-Coder, Qwen3.5, Nemotron 3",
-        ("<tool_call>", "</tool_call>"),
-        "<function=",
-        "<parameter=",
-        "</parameter>",
-        "</function>",
-        (("<function=", "<parameter="),),
-        key_exits={">": "value"},
-        strips_newline=True,
-        name_end=">",
-        bare_inner=True,
+    ToolFormat(
+        name="qwen3_coder",
+        models="Qwen3-Coder, Qwen3.5, Nemotron 3",
+        content={"<tool_call>": "open", "<function=": "name"},
+        states=TaggedCalls(
+            outer=("<tool_call>", "</tool_call>"),
+            inner="<function=",
+            parameter="<parameter=",
+            value_end="</parameter>",
+            call_end="</function>",
+            key_exits={">": "value"},
+            name_end=">",
+            bare_inner=True,
+        ),
+        options={"strips_newline": True},
+        prefix="<tool_call>\n<function=NAME>\n",
+        fingerprints=(("<function=", "<parameter="),),
     ),
     ToolFormat(
         name="deepseek_v3",
@@ -499,23 +333,3 @@ TOOL_FORMATS = _of(
     ),
 )
 """Name -> format."""
-
-ALIASES = {
-    "openai": "gpt_oss",
-    "openai_gptoss": "gpt_oss",
-    "qwen": "hermes",
-    "qwen25": "hermes",
-    "qwen3": "hermes",
-    "qwen3_xml": "qwen3_coder",
-    "nemotron_v3": "qwen3_coder",
-    "glm47": "glm45",
-    "glm4_moe": "glm45",
-    "minimax": "minimax_m2",
-    "phi4_mini_json": "phi4_mini",
-    "llama3": "llama3_json",
-    "llama4_json": "llama3_json",
-    "granite-20b-fc": "granite",
-    "llama4": "llama4_pythonic",
-    "hunyuan_a13b": "jamba",
-}
-"""Other names under which a format is known."""

@@ -55,6 +55,14 @@ class ToolSchemas:
             return True
         return schema.get("additionalProperties") not in (None, False)
 
+    def parameters(self, tool: str) -> Mapping[str, Any]:
+        """The schema of a tool's parameters; empty when there is none."""
+        return self._parameters.get(tool, {})
+
+    def types_of(self, tool: str, schema: Mapping[str, Any]) -> frozenset[str]:
+        """JSON types that a part of a tool's schema allows; empty when nothing is known."""
+        return _TypeReader(self.parameters(tool)).types(schema)
+
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have; empty when nothing is known."""
         key = (tool, parameter)
