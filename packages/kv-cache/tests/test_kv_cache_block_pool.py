@@ -56,6 +56,19 @@ class PoolMachine(RuleBasedStateMachine):
                 self.free.insert(len(self.free) if block in self.content else 0, block)
 
     @rule(data=st.data(), name=st.sampled_from([b"x", b"y"]))
+    def forget(self, data: st.DataObject, name: bytes) -> None:
+        findable = sorted(self.content)
+        block_ids = data.draw(st.lists(st.sampled_from(findable), min_size=1, unique=True)) if findable else []
+        self.pool.forget(dict.fromkeys(block_ids, name))
+        gone = [block for block in block_ids if self.content.get(block) == name and block in self.free]
+        for block in gone:
+            del self.content[block]
+            self.free.remove(block)
+        self.free = gone[::-1] + self.free
+        assert self.evicted == ([name] if gone and name not in self.content.values() else [])
+        self.evicted.clear()
+
+    @rule(data=st.data(), name=st.sampled_from([b"x", b"y"]))
     def store(self, data: st.DataObject, name: bytes) -> None:
         unnamed = sorted(block for block in self.references if self.references[block] and block not in self.content)
         if unnamed:

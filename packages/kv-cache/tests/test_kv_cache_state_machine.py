@@ -28,6 +28,7 @@ from quire_interfaces import (
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
+    PromptMedia,
     Request,
     SlidingWindowSpec,
     StateTensor,
@@ -259,6 +260,7 @@ class CacheMachine(RuleBasedStateMachine):
             f"r{self.num_requests}", tokens, cache_salt=salt, cache_extra_keys=keys, reads_prefix_cache=reads
         )
         request.encoder_token_ids = encoder if self.num_cross else []
+        request.media = PromptMedia(spans=()) if len(encoder) == 3 else None
         self.waiting.append(Sequence(request, tokens))
 
     @precondition(lambda self: self.waiting)

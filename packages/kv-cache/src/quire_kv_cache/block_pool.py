@@ -10,7 +10,7 @@ The pool knows no requests and no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from quire_interfaces import NULL_BLOCK_ID, ConfigError
 from quire_kv_cache.prefix_index import PrefixIndex
@@ -88,6 +88,14 @@ class BlockPool:
                 gone.setdefault(group, []).append(block_hash)
         for group, hashes in gone.items():
             self._on_evict(group, hashes)
+
+    def forget(self, contents: Mapping[int, bytes]) -> None:
+        """Let go of contents (block -> its hash): those of free blocks that still hold them. These are taken next."""
+        gone = [block for block, each in contents.items() if self.block_hashes[block] == each]
+        gone = [block for block in gone if not self.ref_counts[block]]
+        self.touch(gone)
+        self._forget(gone)
+        self.release(gone)
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each block; a free one leaves the free list, content kept. Null blocks are skipped."""

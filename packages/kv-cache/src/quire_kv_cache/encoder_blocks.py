@@ -4,6 +4,10 @@ They are taken together with the request's first blocks, as many as its input ne
 request. Every output of an encoder depends on all of its input, so requests share them only when their whole inputs are
 equal; the decoders' prompts may differ.
 
+Who transcribes a recording asks a few times about each window of it, and never again. Sounds that nobody asks about any
+more therefore do not wait until the whole cache is full, which in the default size holds hours of them: their blocks
+are taken next.
+
 Knows the pool and hashes; computes nothing, and does not know whether an encoder ran.
 """
 
@@ -13,8 +17,12 @@ from quire_interfaces import Request
 from quire_kv_cache.block_pool import BlockPool
 from quire_kv_cache.events import EventLog
 from quire_kv_cache.hashing import BlockHasher, block_extra_keys
+from quire_kv_cache.request_blocks import RequestBlocks
 
 __all__ = ["EncoderBlocks"]
+
+_MIN_IDLE_SOUNDS = 4
+"""So many sounds are kept at least that no request holds."""
 
 
 class EncoderBlocks:
@@ -30,6 +38,11 @@ class EncoderBlocks:
         self._pool = pool
         self._hasher = hasher
         self.groups = groups
+        self._sounds: dict[bytes, dict[int, bytes]] = {}
+        """Hash of a sound that is findable -> its blocks and those of decoders behind it, with the hashes of their
+        contents; the first is one of the encoder's. Least recently held first."""
+        self._most_in_use = 0
+        """Sounds that requests held at a time."""
 
     def find(self, request: Request) -> tuple[list[int], ...]:
         """Per group, the blocks of the request's encoder input; empty lists unless all of them are there."""
@@ -50,8 +63,36 @@ class EncoderBlocks:
 
     def take(self, request: Request) -> tuple[list[int], ...]:
         """New blocks for the request's encoder input. The caller has checked that there are enough."""
+        if request.media is not None:
+            self._forget_sounds()
         count = -(-len(request.encoder_token_ids) // self._hasher.block_size)
         return tuple([self._pool.take(count) for _ in self.groups])
+
+    def release(self, request: Request, holding: RequestBlocks) -> None:
+        """Drop the references to what the encoder read, once those to the decoder's blocks are dropped."""
+        for table in holding.encoder_tables:
+            self._pool.release(reversed(table))
+        blocks = None if request.media is None else self._sounds.pop(request.encoder_hash, None)
+        if blocks is not None:
+            self._sounds[request.encoder_hash] = blocks
+            self._note(blocks, holding.tables)
+
+    def _note(self, blocks: dict[int, bytes], tables: tuple[list[int], ...]) -> None:
+        hashes = self._pool.block_hashes
+        blocks.update((block, each) for table in tables for block in table if (each := hashes[block]) is not None)
+
+    def _forget_sounds(self) -> None:
+        """Let go of sounds that no request holds, beyond as many as requests held at a time."""
+        idle, pool = [], self._pool
+        for sound, blocks in list(self._sounds.items()):
+            first = next(iter(blocks))
+            if pool.block_hashes[first] != blocks[first]:
+                del self._sounds[sound]  # others took its blocks
+            elif not pool.ref_counts[first]:
+                idle.append(sound)
+        self._most_in_use = max(self._most_in_use, len(self._sounds) - len(idle) + 1)
+        for sound in idle[: max(0, len(idle) - max(_MIN_IDLE_SOUNDS, self._most_in_use))]:
+            pool.forget(self._sounds.pop(sound))
 
     def is_fresh(self, request: Request, tables: tuple[list[int], ...]) -> bool:
         """Whether blocks that `find` gave still hold the request's encoder input."""
@@ -64,6 +105,8 @@ class EncoderBlocks:
             is_new = [self._pool.store(block, each, group) for block, each in zip(table, hashes, strict=True)]
             if events is not None and any(is_new):
                 self._record(request, group, hashes, is_new, events)
+        if request.media is not None:
+            self._note(self._sounds.setdefault(request.encoder_hash, {}), tables)
 
     def _record(self, request: Request, group: int, hashes: list[bytes], is_new: list[bool], events: EventLog) -> None:
         """One event for each block that became findable: which others are there already depends on evictions."""

@@ -419,8 +419,8 @@ class KVCacheManager:
             # Groups side by side, so that no group's beginning becomes older than another group's end.
             for blocks in zip(*(reversed(table) for table in holding.tables), strict=True):
                 self._pool.release(blocks)
-        for table in holding.encoder_tables:
-            self._pool.release(reversed(table))
+        if holding.encoder_tables:
+            self._encoder.release(request, holding)
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """A copy of the request's block table per group."""
