@@ -158,9 +158,13 @@ def test_other_refusals(door: Door) -> None:
     with pytest.raises(grpc.RpcError, match="administrator") as refused:
         door.stub.FlushCache(common_pb2.FlushCacheRequest())
     assert refused.value.code() is Code.PERMISSION_DENIED
-    with pytest.raises(grpc.RpcError, match="profiler") as refused:
-        door.stub.StartProfile(common_pb2.StartProfileRequest())
-    assert refused.value.code() is Code.UNIMPLEMENTED
+    for call, empty in (
+        (door.stub.StartProfile, common_pb2.StartProfileRequest()),
+        (door.stub.StopProfile, common_pb2.StopProfileRequest()),
+    ):
+        with pytest.raises(grpc.RpcError, match="administrator") as refused:
+            call(empty)
+        assert refused.value.code() is Code.PERMISSION_DENIED
 
 
 def test_a_client_that_cancels_ends_its_request(door: Door) -> None:
@@ -256,6 +260,13 @@ def test_keys_and_their_limits(make_door: Any, tmp_path: Path) -> None:
         stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=few)
     assert refused.value.code() is Code.PERMISSION_DENIED
     assert stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=root).success
+    with pytest.raises(grpc.RpcError, match="leave num_steps out") as refused:
+        stub.StartProfile(common_pb2.StartProfileRequest(num_steps=3), metadata=root)
+    assert refused.value.code() is Code.INVALID_ARGUMENT
+    assert stub.StartProfile(common_pb2.StartProfileRequest(), metadata=root).success
+    stopped = stub.StopProfile(common_pb2.StopProfileRequest(), metadata=root)
+    assert stopped.success
+    assert stopped.message.split("\n") == ["rank", "method", "args", "kwargs"] * 2  # of the fake engine's two ranks
 
 
 def test_calls_are_logged_and_traced(make_live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

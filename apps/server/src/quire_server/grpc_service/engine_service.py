@@ -200,13 +200,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mi
     @answering
     async def FlushCache(self, request: Any, rpc: RPC) -> Any:  # noqa: N802
         """Forget cached prefixes; for administrators."""
-        context = self._called(rpc)
-        has_admins = context.api_keys.has_admins
-        if not (context.caller.is_admin if has_admins else context.config.enable_admin_routes):
-            raise HTTPError(
-                403, "FlushCache wants --enable-admin-routes, or an administrator's key (--admin-api-key)",
-                code="not_an_admin",
-            )  # fmt: skip
+        context = self._administered(rpc, "FlushCache")
         end_s = time.monotonic() + request.timeout_s
         while not (is_done := await context.llm.client.reset_prefix_cache()) and time.monotonic() < end_s:
             await asyncio.sleep(0.05)
@@ -238,13 +232,32 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[mi
 
     @answering
     async def StartProfile(self, request: Any, rpc: RPC) -> Any:  # noqa: N802
-        """Not here."""
-        raise _unsupported("this server has no profiler; GET /v1/requests/ID/explain tells where a request's time went")
+        """Begin to record what all ranks compute, as --profiler-config says; for administrators."""
+        context = self._administered(rpc, "StartProfile")
+        given = [field.name for field, value in request.ListFields()]
+        if given:
+            raise HTTPError(400, f"leave {', '.join(given)} out: --profiler-config says what is recorded, and where")
+        await context.llm.client.collective_rpc("start_profile", [], {})
+        return common_pb2.ProfileResponse(success=True)
 
     @answering
     async def StopProfile(self, request: Any, rpc: RPC) -> Any:  # noqa: N802
-        """Not here."""
-        raise _unsupported("this server has no profiler; GET /v1/requests/ID/explain tells where a request's time went")
+        """End the recording: the message names the files, a line each; for administrators."""
+        context = self._administered(rpc, "StopProfile")
+        engines = await context.llm.client.collective_rpc("stop_profile", [], {})
+        files = [path for ranks in engines for paths in ranks for path in paths]
+        return common_pb2.ProfileResponse(success=True, message="\n".join(files))
+
+    def _administered(self, rpc: RPC, name: str) -> ServerContext:
+        """The server as an administrator sees it."""
+        context = self._called(rpc)
+        has_admins = context.api_keys.has_admins
+        if not (context.caller.is_admin if has_admins else context.config.enable_admin_routes):
+            raise HTTPError(
+                403, f"{name} wants --enable-admin-routes, or an administrator's key (--admin-api-key)",
+                code="not_an_admin",
+            )  # fmt: skip
+        return context
 
     def _called(self, rpc: RPC) -> ServerContext:
         """The server as the caller sees it."""
