@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_interfaces import CheckpointError
+from quire_renderers.prompt_encodings import prompt_encoding_of
 
 __all__ = ["AddedTokenSpec", "TokenizerFiles", "read_tokenizer_files"]
 
@@ -174,4 +175,7 @@ def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     single = folder / "chat_template.jinja"
     if single.is_file():
         templates["default"] = single.read_text(encoding="utf-8")
+    encoding = None if templates else prompt_encoding_of(folder)
+    if encoding is not None:
+        templates["default"] = encoding
     return templates
