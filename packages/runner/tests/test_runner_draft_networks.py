@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire_models import DecoderLM, Network, build_model
 from quire_models.draft_heads.eagle import EagleHead
-from quire_models.draft_heads.eagle_config import EagleConfig, read_eagle_config
+from quire_models.draft_heads.eagle_config import EagleConfig, EagleSpec, read_eagle_config
 from quire_spec_decode import Draft, paths
 from quire_spec_decode.row_drafter import DraftStep
 
@@ -41,7 +41,9 @@ def other_draft() -> DecoderLM:
     return random_model("mistral", num_hidden_layers=2)
 
 
-def eagle_head(target: DecoderLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, **fields: Any) -> EagleHead:
+def eagle_head(
+    target: DecoderLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, speculators: bool = False, **fields: Any
+) -> EagleHead:
     sizes = target.config
     values = {
         "vocab_size": sizes.vocab_size,
@@ -58,8 +60,20 @@ def eagle_head(target: DecoderLM, *, kind: str = "eagle3", draft_vocab_size: int
         "eagle_aux_hidden_state_layer_ids": [0, 1, 3],
         "torch_dtype": sizes.dtype,
     }
+    values |= fields
+    if speculators:
+        own = {name: values.pop(name) for name in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+        values = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": kind,
+            "speculators_config": {"algorithm": kind, "proposal_methods": [{"speculative_tokens": 3}]},
+            "transformer_layer_config": values,
+            "target_hidden_size": None,
+            "norm_before_residual": True,
+            **own,
+        }
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(values | fields))
+        (Path(folder) / "config.json").write_text(json.dumps(values))
         config = read_eagle_config(folder, kind)
     head = build_model(config, dtype="float32")
     assert isinstance(head, EagleHead)
@@ -217,7 +231,10 @@ def dense_head(
         eagle3 = config.kind == "eagle3"
         prefix = "midlayer" if eagle3 else "layers.0"
         if eagle3:
-            x = torch.cat((norm(embedded, f"{prefix}.input_layernorm"), norm(states, f"{prefix}.hidden_norm")), -1)
+            normed = norm(states, f"{prefix}.hidden_norm")
+            x = torch.cat((norm(embedded, f"{prefix}.input_layernorm"), normed), -1)
+            assert isinstance(config.network, EagleSpec)
+            states = normed if config.network.norm_before_residual else states
         else:
             states = x = torch.cat((embedded, states), -1) @ raw["fc.weight"].T
         length, half = len(x), config.head_dim // 2
@@ -309,10 +326,13 @@ def whole_features(target: DecoderLM, tokens: list[int], config: EagleConfig) ->
     return seen["features"]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "speculators"])
 @pytest.mark.parametrize("situation", ["together", "chunks of prompts"])
 def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, target: DecoderLM) -> None:
-    head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    if kind == "speculators":
+        head = eagle_head(target, speculators=True)
+    else:
+        head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
     engine = Engine(target, head, **SITUATIONS[situation])
     engine.run(*requests((0.0, 0.8, 0.0)))
     checked = engine.proposals[:: max(1, len(engine.proposals) // 6)]

@@ -29,6 +29,9 @@ from quire_ops import LoraTokens, ops
 
 __all__ = ["EagleHead"]
 
+_NAMES_OF_SPECULATORS = (("fusion_fc.", "fc."), ("transformer.", "layers.0."))
+"""Of an EAGLE head in the format of the library `speculators` -> ours."""
+
 
 class _Eagle3Layer:
     """EAGLE-3's layer: attention over embedding and state side by side; the state alone is the residual."""
@@ -44,9 +47,12 @@ class _Eagle3Layer:
         self.self_attn = build_mixer(layer.mixers[0], 0, scope)
         self.post_attention_layernorm = make_norm(layer.feed_forward_norm, scope)
         self.mlp = build_feed_forward(layer.feed_forward, scope)
+        self._norm_before_residual = spec.norm_before_residual
 
     def __call__(self, embedded: Tensor, state: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
+        normed = self.hidden_norm(state)
+        x = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        state = normed if self._norm_before_residual else state
         state = state + self.self_attn(x, cos, sin, batch)
         return state + self.mlp(self.post_attention_layernorm(state))
 
@@ -92,8 +98,11 @@ class EagleHead(DraftHead):
         return (self._feature_layers or default_feature_layers(num_layers)) if self._is_eagle3 else ()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-        """Names with and without "model.", and of EAGLE-3's layer under either name."""
+        """Names with and without "model.", of EAGLE-3's layer under either name, and those of `speculators`."""
         name = name.removeprefix("model.")
+        for theirs, ours in _NAMES_OF_SPECULATORS:
+            if name.startswith(theirs) and not self._is_eagle3:
+                name = ours + name.removeprefix(theirs)
         if self._is_eagle3 and name.startswith("layers.0."):
             name = "midlayer." + name.removeprefix("layers.0.")
         return ((name, tensor),)

@@ -1,7 +1,8 @@
 """What the config.json of an EAGLE or EAGLE-3 head says. Free of torch.
 
 Published heads name their architecture in several ways (some are called LlamaForCausalLM), so that the kind comes from
-whoever asks; everything else is read as Llama's.
+whoever asks; everything else is read as Llama's. Heads in the format of the library `speculators` say their kind, and
+have what is Llama's in an object of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import ModelConfig
@@ -23,6 +24,10 @@ __all__ = ["EAGLE_KINDS", "EagleConfig", "EagleSpec", "default_feature_layers", 
 
 EAGLE_KINDS = ("eagle", "eagle3")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_OWN_OF_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "quantization_config", _LAYERS)
+"""Fields of a head in the format of `speculators` that stand beside its layer's."""
+_OTHER_DRAFTERS = {"DFlashDraftModel": "dflash", "MLPSpeculatorPreTrainedModel": "mlp_speculator"}
+"""architectures -> kind of drafters that are no heads of EAGLE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,8 @@ class EagleSpec(NetworkSpec):
 
     hidden_norm: NormSpec | None = None
     """Of the states beside the embedding (EAGLE-3)."""
+    norm_before_residual: bool = False
+    """Whether the residual is the state behind that norm."""
     built_by: ClassVar[str] = "quire_models.draft_heads.eagle:EagleHead"
 
     def weights(self) -> Iterator[Weight]:
@@ -75,7 +82,7 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{str(folder)!r} has no config.json, so it is no folder of an EAGLE head")
-    raw = read_json(path)
+    raw = _of_speculators(read_json(path), kind, path)
     config = Fields({**raw, "architectures": ["LlamaForCausalLM"]}, str(path))
     sizes = decoder_sizes(config)
     if kind == "eagle3" and sizes.num_layers != 1:
@@ -101,6 +108,32 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
     return replace(head, network=replace(head.network, embedding=embedding))
 
 
+def _of_speculators(raw: dict[str, Any], kind: str, source: Path) -> dict[str, Any]:
+    """The fields as the original repositories have them.
+
+    Raises:
+        CheckpointError: a drafter of another kind.
+    """
+    names = raw.get("architectures")
+    others = [_OTHER_DRAFTERS[name] for name in names if name in _OTHER_DRAFTERS] if isinstance(names, list) else []
+    found = raw.get("speculators_model_type", others[0] if others else kind)
+    if found != kind:
+        choice = (
+            f"choose speculative method {found}" if found in EAGLE_KINDS else "drafters of that kind do not run here"
+        )
+        raise CheckpointError(
+            f"{source} is the configuration of a drafter of the kind {found!r}, not {kind!r}: {choice}"
+        )
+    if "speculators_model_type" not in raw:
+        return raw
+    layer = raw.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise CheckpointError(f"{source}: transformer_layer_config must be an object, is {layer!r}")
+    if kind == "eagle" and raw.get("layernorms"):
+        raise CheckpointError(f"{source}: EAGLE heads with norms of their own (layernorms) do not run here")
+    return layer | {name: raw[name] for name in _OWN_OF_SPECULATORS if raw.get(name) is not None}
+
+
 def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
     """The first layer of EAGLE has no norm before its attention. EAGLE-3's attention sees embedding and state side by
     side."""
@@ -119,6 +152,7 @@ def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
         final_norm="norm" if is_eagle3 else None,
         head=HeadSpec(tied=False),
         hidden_norm=sizes.rms_norm("hidden_norm") if is_eagle3 else None,
+        norm_before_residual=config.flag("norm_before_residual", default=False),
     )
 
 

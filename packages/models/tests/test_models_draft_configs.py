@@ -1,0 +1,64 @@
+"""Configurations of drafters: the format of `speculators` says the same as the original one, and others are named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_interfaces import CheckpointError
+from quire_models.draft_heads.eagle_config import EagleSpec, read_eagle_config
+
+LAYER = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+}
+OWN = {"draft_vocab_size": 80, "eagle_aux_hidden_state_layer_ids": [0, 1, 3]}
+
+
+def write(folder: Path, values: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_both_formats_say_the_same(kind: str, tmp_path: Path) -> None:
+    nested = {"speculators_model_type": kind, "transformer_layer_config": LAYER, "target_hidden_size": None, **OWN}
+    theirs = read_eagle_config(write(tmp_path / "nested", nested), kind)
+    assert theirs == read_eagle_config(write(tmp_path / "flat", LAYER | OWN), kind)
+    normed = read_eagle_config(write(tmp_path / "normed", {**nested, "norm_before_residual": True}), kind)
+    assert isinstance(theirs.network, EagleSpec)
+    assert normed == replace(theirs, network=replace(theirs.network, norm_before_residual=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"speculators_model_type": "eagle"}, "kind 'eagle', not 'eagle3': choose speculative method eagle"),
+        ({"speculators_model_type": "peagle"}, "kind 'peagle'.*do not run here"),
+        ({"speculators_model_type": "dflash"}, "kind 'dflash'.*do not run here"),
+        ({**LAYER, "architectures": ["DFlashDraftModel"]}, "kind 'dflash'"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "kind 'mlp_speculator'"),
+        ({"speculators_model_type": "eagle3"}, "transformer_layer_config must be an object"),
+    ],
+)
+def test_other_drafters_are_refused_by_name(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        read_eagle_config(write(tmp_path / "other", values), "eagle3")
+
+
+def test_heads_with_norms_of_their_own_are_refused(tmp_path: Path) -> None:
+    values = {"speculators_model_type": "eagle", "transformer_layer_config": LAYER, "layernorms": True}
+    with pytest.raises(CheckpointError, match="layernorms"):
+        read_eagle_config(write(tmp_path / "normed", values), "eagle")
