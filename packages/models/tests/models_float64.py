@@ -23,6 +23,7 @@ __all__ = [
     "Weights",
     "attend",
     "embed",
+    "expert_shapes",
     "experts",
     "gated",
     "heads",
@@ -146,6 +147,18 @@ def experts(
         rows.append(sum((weight * part for weight, part in zip(weights, parts, strict=True)), torch.zeros_like(token)))
     assert num == len(w[f"{name}.gate.weight"])
     return torch.stack(rows)
+
+
+def expert_shapes(
+    hidden: int, num: int, inner: int, shared: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, tuple[int, ...]]:
+    """Tensors of a mixture, in the layer."""
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (num, hidden)}
+    widths = {f"experts.{number}": inner for number in range(num)} | ({"shared_experts": shared} if shared else {})
+    for part, width in widths.items():
+        for name in names:
+            shapes[f"mlp.{part}.{name}.weight"] = (hidden, width) if name == names[2] else (width, hidden)
+    return shapes
 
 
 def embed(w: Weights, name: str, token_ids: Tensor) -> Tensor:

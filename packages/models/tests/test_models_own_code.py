@@ -13,6 +13,7 @@ from models_float64 import (
     Weights,
     attend,
     embed,
+    expert_shapes,
     experts,
     gated,
     heads,
@@ -254,18 +255,6 @@ def decilm() -> Case:
     return Case(config | {"block_configs": blocks}, shapes, forward)
 
 
-def expert_shapes(
-    num: int, inner: int, shared: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> dict[str, tuple[int, ...]]:
-    """Tensors of a mixture, in the layer."""
-    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (num, HIDDEN)}
-    widths = {f"experts.{number}": inner for number in range(num)} | ({"shared_experts": shared} if shared else {})
-    for part, width in widths.items():
-        for name in names:
-            shapes[f"mlp.{part}.{name}.weight"] = (HIDDEN, width) if name == names[2] else (width, HIDDEN)
-    return shapes
-
-
 def soft(logits: Tensor) -> Tensor:
     return torch.softmax(logits, dim=-1)
 
@@ -274,7 +263,7 @@ def deepseek() -> Case:
     """The first layer has no experts."""
     shapes = of_layers("model.layers", QKV | NORMS, ENDS)
     shapes |= {f"model.layers.0.{name}": shape for name, shape in MLP.items()}
-    shapes |= {f"model.layers.1.{name}": shape for name, shape in expert_shapes(6, 24, 48).items()}
+    shapes |= {f"model.layers.1.{name}": shape for name, shape in expert_shapes(HIDDEN, 6, 24, 48).items()}
 
     def forward(w: Weights, token_ids: Tensor) -> Tensor:
         x = embed(w, "model.embed_tokens", token_ids)
@@ -311,7 +300,7 @@ def bailing(*, version: int) -> Case:
     ends = {"model.word_embeddings.weight": (VOCAB, HIDDEN), **{k: v for k, v in ENDS.items() if "embed" not in k}}
     shapes = of_layers("model.layers", layer, ends)
     shapes |= {f"model.layers.0.{name}": shape for name, shape in MLP.items()}
-    shapes |= {f"model.layers.1.{name}": shape for name, shape in expert_shapes(8, 24, 24 * version).items()}
+    shapes |= {f"model.layers.1.{name}": shape for name, shape in expert_shapes(HIDDEN, 8, 24, 24 * version).items()}
     if is_second:
         shapes |= {"model.layers.1.mlp.gate.expert_bias": (8,), f"model.layers.{LAYERS}.eh_proj.weight": (4, 4)}
 
@@ -418,8 +407,12 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 """Architecture -> its case; of those that are the same network, the first is computed."""
 
-ELSEWHERE = {"GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel"}
-"""Held to Transformers' Mistral and Llama, in test_models_pooling_decoders.py and test_models_bidirectional.py."""
+ELSEWHERE = {
+    "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
+    "Step3TextForCausalLM",
+}  # fmt: skip
+"""Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, or to
+float64 in test_models_own_attention.py."""
 
 
 def first_of_each() -> list[str]:

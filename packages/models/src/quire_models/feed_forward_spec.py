@@ -92,8 +92,8 @@ class Routing:
 class StackedExperts:
     """How a checkpoint may bring the matrices of all experts in one tensor each, instead of one by one."""
 
-    names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
-    """Of gate and up [E, 2 M, I], and of down [E, I, M], relative to the layer's `at`."""
+    names: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
+    """Of gate and up [E, 2 M, I], or of each of both [E, M, I], and of down [E, I, M], relative to the layer's `at`."""
     at: str | None = None
     """Name within the layer that the others are relative to; None for that of the experts' network."""
     inputs_first: bool = False

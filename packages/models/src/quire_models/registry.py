@@ -56,6 +56,8 @@ class Architecture(NamedTuple):
             CheckpointError: A field that is missing or wrong.
         """
         if not self.is_native:
+            if RENAMED.keys() & (config.get("architectures") or ()):
+                config = config.named(auto_map="-")
             return fallback_spec(config) if self.head is None else fallback_body_spec(config, self.head)
         if self.plugin is not None:
             return _network_of(self.plugin, config)
@@ -107,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe"),
     "EuroBertModel": Architecture("eurobert"),
     "Exaone4ForCausalLM": Architecture("exaone4"),
+    "ExaoneMoeForCausalLM": Architecture("exaone_moe"),
     "FalconForCausalLM": Architecture("falcon"),
     "FalconH1ForCausalLM": Architecture("falcon_h1"),
     "FalconMambaForCausalLM": Architecture("falcon_mamba", "mamba", "spec_of_falcon"),
@@ -133,6 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "JambaForCausalLM": Architecture("jamba"),
     "JinaEmbeddingsV3Model": Architecture("jina_embeddings_v3"),
     "Lfm2ForCausalLM": Architecture("lfm2"),
+    "Lfm2MoeForCausalLM": Architecture("lfm2_moe"),
     "Llama4ForCausalLM": Architecture("llama4_text"),
     "LlamaForCausalLM": Architecture("llama"),
     "MBartForConditionalGeneration": Architecture("mbart", "bart", "spec_of_mbart"),
@@ -236,9 +240,12 @@ OWN_CODE: dict[str, Architecture] = {
     "MiniCPMForCausalLM": Architecture("minicpm"),
     "OrionForCausalLM": Architecture("orion"),
     "PanguEmbeddedForCausalLM": Architecture("pangu", "internlm", "spec_of_pangu"),
+    "PanguUltraMoEForCausalLM": Architecture("pangu_ultra_moe"),
     "Param2MoEForCausalLM": Architecture("bailing_moe"),
     "Plamo3ForCausalLM": Architecture("plamo3"),
+    "SarvamMLAForCausalLM": Architecture("sarvam"),
     "SarvamMoEForCausalLM": Architecture("bailing_moe"),
+    "Step3TextForCausalLM": Architecture("step3_text"),
     "TeleChat2ForCausalLM": Architecture("telechat2"),
     "TeleChat3ForCausalLM": Architecture("llama"),
     "TeleChatForCausalLM": Architecture("telechat2"),
@@ -247,6 +254,16 @@ OWN_CODE: dict[str, Architecture] = {
     "YiForCausalLM": Architecture("llama"),
 }
 """Classes that came with code of their own, and of which Transformers has none to be held to."""
+
+
+RENAMED = {
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "MiniMaxM3SparseForCausalLM": "MiniMaxM3VLForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+    "Rnj1ForCausalLM": "Gemma3ForCausalLM",
+}
+"""What the makers of a decoder call its class -> Transformers' class of the same network. Code that such a checkpoint
+brings is not run."""
 
 
 DUAL_ENCODERS: dict[str, Architecture] = {
@@ -309,13 +326,14 @@ def architecture_of(config: Fields) -> str:
         raise unsupported_architecture(config, [], supported)
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
-    for name in architectures:
+    names = [RENAMED.get(name, name) for name in map(str, architectures)]
+    for name in names:
         if name in ARCHITECTURES or with_head(name) is not None:
-            return str(name)
+            return name
     for name in installed_plugins(PLUGINS).keys() & set(architectures):
         return str(name)
     misspelt = {name.lower() for name in architectures} & {name.lower() for name in ARCHITECTURES}
-    for name in architectures:
+    for name in names:
         if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")) and not misspelt:
             return str(name)
     raise unsupported_architecture(config, architectures, supported)

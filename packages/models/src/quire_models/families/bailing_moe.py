@@ -12,7 +12,7 @@ from quire_models.feed_forward_spec import SparseMoESpec
 from quire_models.mixer_spec import ProjectionNames
 from quire_models.spec import CheckpointNames, NetworkSpec
 
-__all__ = ["spec"]
+__all__ = ["bailing_experts", "spec"]
 
 
 def spec(config: Fields) -> NetworkSpec:
@@ -49,8 +49,12 @@ def spec(config: Fields) -> NetworkSpec:
     )
 
 
-def bailing_experts(config: Fields, sizes: DecoderSizes) -> SparseMoESpec:
-    """Experts by `score_function`, whose groups are those of DeepSeek-V3 (sec. 2.1.2)."""
+def bailing_experts(config: Fields, sizes: DecoderSizes, bias_name: str = "gate.expert_bias") -> SparseMoESpec:
+    """Experts by `score_function`, whose groups are those of DeepSeek-V3 (sec. 2.1.2).
+
+    Args:
+        bias_name: Name of the bias that helps to choose.
+    """
     bias = config.flag("use_bias", default=False)
     score = config.text("score_function", default="softmax")
     config.fixed("score_function", "softmax", "sigmoid")
@@ -65,7 +69,7 @@ def bailing_experts(config: Fields, sizes: DecoderSizes) -> SparseMoESpec:
     moe = grouped_moe(
         named,
         sizes,
-        correction_bias="gate.expert_bias" if has_bias else "",
+        correction_bias=bias_name if has_bias else "",
         shared=sizes.gated_mlp("mlp.shared_experts", inner, bias=bias) if inner else None,
     )
     if score == "softmax":

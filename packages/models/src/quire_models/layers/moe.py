@@ -131,8 +131,9 @@ class FusedExperts:
         gate, up, down = (tuple(each) for each in sites.values())
         adapters.routed_experts(self._name, ExpertSite(gate=gate, up=up, down=down), linears)
 
-    def accept_stacked(self, scope: Scope, names: tuple[str, str], *, inputs_first: bool) -> None:
-        """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`.
+    def accept_stacked(self, scope: Scope, names: tuple[str, ...], *, inputs_first: bool) -> None:
+        """Checkpoints may also bring gate and up [E, 2 M, I], or both [E, M, I], and down [E, I, M], under these names
+        of `scope`.
 
         Args:
             inputs_first: Matrices are [E, I, 2 M] and [E, M, I] instead.
@@ -140,19 +141,17 @@ class FusedExperts:
         inner, size = self.gate[0].shape
         gate, up, down = self._roles
 
-        def split_gate_up(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        def split(tensor: Tensor, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
             for expert, matrix in enumerate(tensor.transpose(1, 2) if inputs_first else tensor):
-                yield f"{self._name}.{expert}.{gate}.weight", matrix[:inner]
-                yield f"{self._name}.{expert}.{up}.weight", matrix[inner:]
+                for role, rows in zip(roles, matrix.chunk(len(roles)), strict=True):
+                    yield f"{self._name}.{expert}.{role}.weight", rows
 
-        def split_down(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-            for expert, matrix in enumerate(tensor.transpose(1, 2) if inputs_first else tensor):
-                yield f"{self._name}.{expert}.{down}.weight", matrix
-
-        num = self._num_experts
-        shapes = ((2 * inner, size), (size, inner))
-        for name, shape, split in zip(names, shapes, (split_gate_up, split_down), strict=True):
-            scope.packed(name, (num, *(shape[::-1] if inputs_first else shape)), split)
+        stacks = [(gate, up), (down,)] if len(names) == 2 else [(gate,), (up,), (down,)]
+        for name, roles in zip(names, stacks, strict=True):
+            shape = (size, inner) if roles == (down,) else (len(roles) * inner, size)
+            scope.packed(
+                name, (self._num_experts, *(shape[::-1] if inputs_first else shape)), partial(split, roles=roles)
+            )
 
     def _bind(self) -> None:
         gate, up, down = (self._alike(layers) for layers in (self.gate, self.up, self.down))

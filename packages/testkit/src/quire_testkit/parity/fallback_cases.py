@@ -66,7 +66,6 @@ FALLBACK_CASES: dict[str, ParityCase] = {
     "AfmoeForCausalLM": case("AfmoeConfig", _MOE),
     "PhimoeForCausalLM": case("PhimoeConfig", _MOE),
     "HunYuanMoEV1ForCausalLM": case("HunYuanMoEV1Config", _MOE, head_dim=16),
-    "ExaoneMoeForCausalLM": case("ExaoneMoeConfig", _MOE),
     "AriaTextForCausalLM": case("AriaTextConfig", _MOE),
     "BeamForCausalLM": case("BeamConfig", _MOE),
     "Cohere2MoeForCausalLM": case("Cohere2MoeConfig", _MOE),

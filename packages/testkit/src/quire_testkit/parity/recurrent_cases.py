@@ -62,6 +62,16 @@ RECURRENT_CASES: dict[str, ParityCase] = {
     "Lfm2ForCausalLM": _recurrent(
         "Lfm2Config", layer_types=["conv", "full_attention", "conv"], block_multiple_of=16, conv_bias=True
     ),
+    "Lfm2MoeForCausalLM": _recurrent(
+        "Lfm2MoeConfig",
+        layer_types=["conv", "full_attention", "conv"],
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        conv_bias=True,
+        weight_scale=0.1,
+    ),
     "MambaForCausalLM": _recurrent(
         "MambaConfig", {}, vocab_size=200, hidden_size=40, num_hidden_layers=3, state_size=12, use_bias=True
     ),

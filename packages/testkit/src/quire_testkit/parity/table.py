@@ -17,6 +17,7 @@ import quire_models
 from quire_models.composite import language_part
 from quire_models.registry import FALLBACK, NATIVE_TYPES, architecture_entry
 from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.coverage import coverage_text
 from quire_testkit.parity.media_cases import MEDIA_CASES
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def update_table(path: Path, verdicts: Iterable[Verdict]) -> None:
             f"| {verdict.architecture} | {kind} | {figures} | `{digest(verdict.architecture)}` |"
         )
     head = f"| architecture | network | {' | '.join(names)} | digest |\n|{'---|' * (len(names) + 3)}\n"
-    path.write_text(HEADER + head + "\n".join(rows[name] for name in sorted(rows)) + "\n", encoding="utf-8")
+    path.write_text(
+        HEADER + head + "\n".join(rows[name] for name in sorted(rows)) + "\n" + coverage_text(), encoding="utf-8"
+    )
 
 
 def _kind(architecture: str) -> str:

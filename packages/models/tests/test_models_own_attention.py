@@ -1,0 +1,217 @@
+"""Networks of classes that came with code of their own, and with attention other than Llama's: their logits beside a
+forward pass in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_float64 import (
+    VOCAB,
+    Weights,
+    attend,
+    embed,
+    expert_shapes,
+    experts,
+    gated,
+    heads,
+    largest_error,
+    linear,
+    rms,
+    rotate,
+)
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_models import ModelConfig
+
+HIDDEN, INNER, HEADS, LAYERS = 64, 96, 4, 2
+RANK, NOPE, ROPE, VALUE = 16, 12, 8, 20
+Case = tuple[dict[str, Any], dict[str, tuple[int, ...]], Callable[[Weights, Tensor], Tensor]]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+LATENT: dict[str, Any] = SIZES | {
+    "num_key_value_heads": HEADS, "max_position_embeddings": 64, "kv_lora_rank": RANK, "qk_nope_head_dim": NOPE,
+    "qk_rope_head_dim": ROPE, "v_head_dim": VALUE, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+ENDS = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB, HIDDEN)}
+MLP = {
+    "mlp.gate_proj.weight": (INNER, HIDDEN),
+    "mlp.up_proj.weight": (INNER, HIDDEN),
+    "mlp.down_proj.weight": (HIDDEN, INNER),
+}
+LATENT_ATTENTION = {
+    "self_attn.kv_a_proj_with_mqa.weight": (RANK + ROPE, HIDDEN),
+    "self_attn.kv_a_layernorm.weight": (RANK,),
+    "self_attn.kv_b_proj.weight": (HEADS * (NOPE + VALUE), RANK),
+    "self_attn.o_proj.weight": (HIDDEN, HEADS * VALUE),
+}
+
+
+def latent_attention(w: Weights, at: str, x: Tensor) -> Tensor:
+    """DeepSeek-V2, sec. 2.1, with keys and values made of the latents."""
+    if f"{at}.q_proj.weight" in w:
+        query = linear(w, f"{at}.q_proj", x)
+    else:
+        query = linear(w, f"{at}.q_b_proj", rms(linear(w, f"{at}.q_a_proj", x), w[f"{at}.q_a_layernorm.weight"]))
+    q_nope, q_rope = heads(query, HEADS).split((NOPE, ROPE), dim=-1)
+    latent, k_rope = linear(w, f"{at}.kv_a_proj_with_mqa", x).split((RANK, ROPE), dim=-1)
+    pairs = heads(linear(w, f"{at}.kv_b_proj", rms(latent, w[f"{at}.kv_a_layernorm.weight"])), HEADS)
+    k_nope, v = pairs.split((NOPE, VALUE), dim=-1)
+    q = torch.cat((q_nope, rotate(q_rope, interleaved=True)), dim=-1)
+    k = torch.cat((k_nope, rotate(k_rope[:, None], interleaved=True).expand(-1, HEADS, -1)), dim=-1)
+    return linear(w, f"{at}.o_proj", attend(q, k, v))
+
+
+def sarvam() -> Case:
+    layer = LATENT_ATTENTION | {
+        "self_attn.q_proj.weight": (HEADS * (NOPE + ROPE), HIDDEN),
+        "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }
+    sparse = expert_shapes(HIDDEN, 8, 24, 24) | {"mlp.gate.e_score_correction_bias": (8,)}
+    shapes = ENDS | {
+        f"model.layers.{n}.{name}": s for n, part in enumerate((MLP, sparse)) for name, s in (layer | part).items()
+    }
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.embed_tokens", token_ids)
+        for n in range(LAYERS):
+            at = f"model.layers.{n}"
+            x = x + latent_attention(w, f"{at}.self_attn", rms(x, w[f"{at}.input_layernorm.weight"]))
+            normed = rms(x, w[f"{at}.post_attention_layernorm.weight"])
+            if n == 0:
+                x = x + gated(w, f"{at}.mlp", normed)
+                continue
+            x = x + gated(w, f"{at}.mlp.shared_experts", normed) + experts(
+                w, f"{at}.mlp", normed, num=8, top_k=3, score=torch.sigmoid, renormalize=True, factor=2.5,
+                bias=f"{at}.mlp.gate.e_score_correction_bias",
+            )  # fmt: skip
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    return LATENT | {"num_experts": 8, "num_shared_experts": 1}, shapes, forward
+
+
+def pangu_ultra() -> Case:
+    """Queries have a latent, too; norms stand behind the parts as well."""
+    norms = ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+    layer = LATENT_ATTENTION | {
+        "self_attn.q_a_proj.weight": (24, HIDDEN),
+        "self_attn.q_a_layernorm.weight": (24,),
+        "self_attn.q_b_proj.weight": (HEADS * (NOPE + ROPE), 24),
+        **{f"{name}.weight": (HIDDEN,) for name in norms},
+    }
+    sparse = expert_shapes(HIDDEN, 8, 24, 24)
+    shapes = ENDS | {
+        f"model.layers.{n}.{name}": s for n, part in enumerate((MLP, sparse)) for name, s in (layer | part).items()
+    }
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.embed_tokens", token_ids)
+        for n in range(LAYERS):
+            at = f"model.layers.{n}"
+            first, behind, second, last = (w[f"{at}.{name}.weight"] for name in norms)
+            x = x + rms(latent_attention(w, f"{at}.self_attn", rms(x, first)), behind)
+            normed = rms(x, second)
+            if n == 0:
+                out = gated(w, f"{at}.mlp", normed)
+            else:
+                out = gated(w, f"{at}.mlp.shared_experts", normed) + experts(
+                    w, f"{at}.mlp", normed, num=8, top_k=3, score=torch.sigmoid, renormalize=True, factor=2.5
+                )
+            x = x + rms(out, last)
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    fields = {"n_routed_experts": 8, "n_shared_experts": 1, "q_lora_rank": 24, "sandwich_norm": True}
+    return LATENT | fields, shapes, forward
+
+
+def step3() -> Case:
+    """Queries of 24 numbers, normalised, make four heads over one key and one value head."""
+    layer = {
+        "self_attn.q_proj.weight": (24, HIDDEN),
+        "self_attn.inter_norm.weight": (24,),
+        "self_attn.wq.weight": (HEADS * 16, 24),
+        "self_attn.k_proj.weight": (16, HIDDEN),
+        "self_attn.v_proj.weight": (16, HIDDEN),
+        "self_attn.o_proj.weight": (HIDDEN, HEADS * 16),
+        "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }
+    sparse = {
+        "moe.gate.weight": (6, HIDDEN),
+        **{f"moe.{name}.weight": (6, 24, HIDDEN) for name in ("gate_proj", "up_proj")},
+        "moe.down_proj.weight": (6, HIDDEN, 24),
+        **{f"share_expert.{name}.weight": (40, HIDDEN) for name in ("gate_proj", "up_proj")},
+        "share_expert.down_proj.weight": (HIDDEN, 40),
+    }
+    shapes = ENDS | {
+        f"model.layers.{n}.{name}": s for n, part in enumerate((MLP, sparse)) for name, s in (layer | part).items()
+    }
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.embed_tokens", token_ids)
+        for n in range(LAYERS):
+            at = f"model.layers.{n}"
+            normed = rms(x, w[f"{at}.input_layernorm.weight"])
+            latent = rms(linear(w, f"{at}.self_attn.q_proj", normed), w[f"{at}.self_attn.inter_norm.weight"])
+            q = heads(linear(w, f"{at}.self_attn.wq", latent), HEADS)
+            k, v = (heads(linear(w, f"{at}.self_attn.{part}_proj", normed), 1) for part in "kv")
+            x = x + linear(w, f"{at}.self_attn.o_proj", attend(rotate(q), rotate(k), v))
+            normed = rms(x, w[f"{at}.post_attention_layernorm.weight"])
+            if n == 0:
+                x = x + gated(w, f"{at}.mlp", normed)
+                continue
+            by_expert = {"moe.gate.weight": w[f"{at}.moe.gate.weight"]} | {
+                f"moe.experts.{expert}.{name}.weight": w[f"{at}.moe.{name}.weight"][expert]
+                for expert in range(6)
+                for name in ("gate_proj", "up_proj", "down_proj")
+            }
+            routed = experts(
+                by_expert,
+                "moe",
+                normed,
+                num=6,
+                top_k=2,
+                score=lambda logits: torch.softmax(logits, -1),
+                renormalize=True,
+            )
+            x = x + routed + gated(w, f"{at}.share_expert", normed)
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    fields = {
+        "head_dim": 16, "share_q_dim": 24, "max_position_embedding": 64, "moe_num_experts": 6, "moe_top_k": 2,
+        "moe_intermediate_size": 24, "share_expert_dim": 40, "norm_expert_weight": True, "moe_layers_enum": "1",
+    }  # fmt: skip
+    return SIZES | fields, shapes, forward
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "PanguUltraMoEForCausalLM": pangu_ultra,
+    "SarvamMLAForCausalLM": sarvam,
+    "Step3TextForCausalLM": step3,
+}
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_path: Path) -> None:
+    config, shapes, forward = CASES[architecture]()
+    assert largest_error(tmp_path, {"architectures": [architecture], **config}, shapes, forward) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("PanguUltraMoEForCausalLM", {"param_sink_number": 4}, "param_sink_number 4 is not supported"),
+        ("Step3TextForCausalLM", {"moe_layers_enum": "1;2"}, "moe_layers_enum must list layers"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(architecture: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture]()[0], **fields})
