@@ -91,8 +91,8 @@ class DecoderLM(Network):
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
 
         Promised where every op of the network promises it, or, in a plain network, the one call that runs its layers
-        and the op behind it. Steps with media whose features or attention that call does not know go op by op, with
-        other bits.
+        and the op behind it. Steps with media whose features or attention that call does not know go op by op: they
+        round as the call does, but the ops of attention and towers promise nothing.
         """
         if self._stack is not None and self._has_own_steps:
             return False
@@ -114,8 +114,8 @@ class DecoderLM(Network):
             layers = [self._fused_layer(i) for i in range(len(self.layers))]
             norm = self.norm.fused_weights()
             self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm)
-            shared = self._scope.tp_group is not None
-            if shared and self._stack is None and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
+            goes_apart = self._scope.tp_group is not None if self._stack is None else self._has_own_steps
+            if goes_apart and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
                 self._widen()
 
     def go_op_by_op(self) -> None:

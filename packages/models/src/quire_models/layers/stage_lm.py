@@ -97,8 +97,8 @@ class StageLM(DecoderLM):
             return
         stage = tuple(layer for layer in own if layer is not None), own_norm
         self._stack = FusedDecoder.bind(self._scope, self.config, layers, norm, stage)
-        shared = self._scope.tp_group is not None and self._stack is None
-        if shared and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
+        goes_apart = self._scope.tp_group is not None if self._stack is None else self._has_own_steps
+        if goes_apart and FusedDecoder.keeps_gates_wide(self._scope, self.config, layers, norm):
             self._widen()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
