@@ -23,7 +23,7 @@ from quire.prompts import parse_prompt_async
 from quire.rank_groups import RankGroups
 from quire.tensor_parallel_ranks import OtherRanks, RankWorker, rank_payloads
 from quire_distributed import Collectives, thread_group
-from quire_engine import InprocClient
+from quire_engine import EnginePool, InprocClient, ProcessClient
 from quire_interfaces import (
     KVTransferOutput,
     ModelRunnerOutput,
@@ -157,6 +157,13 @@ class ThreadEngine(InprocClient):
 
     def start(self) -> None:
         """Nothing: it starts with the event loop."""
+
+
+def client_in_threads(config: QuireConfig) -> ProcessClient | EnginePool:
+    """The client of the engines of a server, which are threads of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quire.async_llm, "ProcessClient", ThreadEngine)
+        return quire.async_llm.make_client(config, lambda rank: None, None)
 
 
 class PooledLLM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import threading
 from collections.abc import Iterator
@@ -142,8 +143,8 @@ def test_ranks_share_a_block_store(folder: Path, expected: list[Any], tmp_path: 
     server.close()
 
 
-def connected(folder: Path, role: str, ranks: dict[str, Any], **extra: Any) -> LLM:
-    connector = {"kv_connector": "SocketConnector", "kv_role": role, "kv_connector_extra_config": extra}
+def connected(folder: Path, role: str, ranks: dict[str, Any], kind: str = "SocketConnector", **extra: Any) -> LLM:
+    connector = {"kv_connector": kind, "kv_role": role, "kv_connector_extra_config": extra}
     return make_llm(folder, kv_transfer_config=connector, num_gpu_blocks_override=32, **ranks)
 
 
@@ -154,11 +155,27 @@ def prefill(llm: LLM) -> dict[str, Any]:
     return output.kv_transfer_params
 
 
-@pytest.mark.parametrize("ranks", [TP, PP, ALL], ids=["tp", "pp", "tp x pp"])
+BY_NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed: pip install nixl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("SocketConnector", TP),
+        ("SocketConnector", PP),
+        ("SocketConnector", ALL),
+        pytest.param("NixlConnector", TP, marks=BY_NIXL),
+        pytest.param("NixlConnector", ALL, marks=BY_NIXL),
+    ],
+    ids=["tp", "pp", "tp x pp", "tp by nixl", "tp x pp by nixl"],
+)
 def test_ranks_read_from_the_same_ranks_of_another_engine(
-    folder: Path, expected: list[Any], ranks: dict[str, Any]
+    folder: Path, expected: list[Any], kind: str, ranks: dict[str, Any]
 ) -> None:
-    with connected(folder, "kv_producer", ranks) as prefilling, connected(folder, "kv_consumer", ranks) as llm:
+    with (
+        connected(folder, "kv_producer", ranks, kind) as prefilling,
+        connected(folder, "kv_consumer", ranks, kind) as llm,
+    ):
         transfer = prefill(prefilling)
         assert transfer["tp_size"] == len(transfer["remote_ports"]) == llm.config.parallel.num_ranks
         assert generate(llm, PROMPTS[0], transfer) == (expected[0], 64)

@@ -101,7 +101,7 @@ class AsyncLLM:
     ) -> None:
         self.config = config
         self._chat_template = chat_template
-        self.client = client or _make_client(config, listener_of or (lambda rank: listener), factory)
+        self.client = client or make_client(config, listener_of or (lambda rank: listener), factory)
         """The engine process, or processes: start and end, pauses, adapters, statistics, health."""
         self._engine: AsyncEngine | None = None
         self._renderer: ChatRenderer | None = None
@@ -328,7 +328,7 @@ class AsyncLLM:
         return self._renderer
 
 
-def _make_client(
+def make_client(
     config: QuireConfig,
     listener_of: Callable[[int], EngineListener | None],
     factory: tuple[str, dict[str, Any]] | None,
