@@ -1,7 +1,7 @@
 """Time between tokens of streams while long prompts come in: two servers that do both, beside a prefill server and a
 decode server that are joined by a connector.
 
-    python apps/bench/benchmarks/prefill_decode.py [--connector NixlConnector] [--router vllm-router]
+    python apps/bench/benchmarks/prefill_decode.py [--connector NixlConnector] [--router vllm-router|smg]
 
 Each server has one thread. Streams run all the time, and long prompts, each with an answer of a few tokens, come one
 after the other, the next one as soon as one is answered; where both servers do both, they take turns. With --router,
@@ -147,10 +147,16 @@ def measure(arguments: argparse.Namespace, way: str, roles: Sequence[str | None]
             servers.append(stack.enter_context(running(command, port, folder / f"{way}{number}.log")))
         if way == "router":
             port = free_port()
+            is_smg = Path(arguments.router).name == "smg"
             command = [arguments.router, "--vllm-pd-disaggregation", "--prefill", servers[0], "--decode", servers[1]]
-            command += ["--policy", "round_robin", "--kv-connector", "nixl", "--host", "127.0.0.1"]
+            command += ["--kv-connector", "nixl"]
+            if is_smg:
+                command = [arguments.router, "launch", "--pd-disaggregation"]
+            command += ["--policy", "round_robin", "--host", "127.0.0.1"]
             command += ["--port", str(port), "--prometheus-port", str(free_port())]
             servers.append(stack.enter_context(running(command, port, folder / "router.log")))
+            if is_smg:
+                tell_workers(servers, arguments.connector)
         load = Load(arguments, servers, way)
         asyncio.run(load.run())
         if way != "both":
@@ -158,6 +164,19 @@ def measure(arguments: argparse.Namespace, way: str, roles: Sequence[str | None]
             hits = next(line for line in metrics if line.startswith("quire:external_prefix_cache_hits_total"))
             print(f"{way}: the decode server read {float(hits.split()[-1]):.0f} tokens from the prefill server")
         return load
+
+
+def tell_workers(servers: Sequence[str], connector: str) -> None:
+    """Tell smg, the last server, of the others: what their connector is, it asks nobody."""
+    *workers, smg = servers
+    for url, kind, role in zip(workers, ("prefill", "decode"), ("kv_producer", "kv_consumer"), strict=True):
+        worker = {"url": url, "worker_type": kind, "runtime_type": "vllm", "kv_connector": connector, "kv_role": role}
+        httpx.post(smg + "/workers", json=worker).raise_for_status()
+    end_s = time.monotonic() + START_S
+    while sum(each["is_healthy"] for each in httpx.get(smg + "/workers").json()["workers"]) < len(workers):
+        if time.monotonic() > end_s:
+            raise SystemExit("smg does not reach the servers")
+        time.sleep(0.2)
 
 
 def p99_ms(load: Load) -> float:
@@ -170,7 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs=1, default=[], help="folder or name; the demo model without")
     parser.add_argument("--connector", default="SocketConnector")
-    parser.add_argument("--router", help="command of vllm-router")
+    parser.add_argument("--router", help="command of vllm-router, or of smg")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=40, help="long prompts")
     parser.add_argument("--prompt-tokens", type=int, default=1500)
