@@ -148,12 +148,15 @@ def test_streams_are_vllms_chunks_too(server: Any, texts: list[str]) -> None:
     response = post(server, stream="true", stream_include_usage="true", response_format="srt")
     *events, done, _ = response.text.split("\n\n")
     assert done == "data: [DONE]"
-    chunks = [json.loads(each.removeprefix("data: ")) for each in events]
+    *chunks, usage = [json.loads(each.removeprefix("data: ")) for each in events]
+    assert (usage["choices"], usage["usage"]) == ([], chunks[-1]["usage"])
     assert {each["object"] for each in chunks} == {"transcription.chunk"}
     whole = "".join(each["choices"][0]["delta"]["content"] for each in chunks)
     assert whole == post(server, response_format="srt").text
     assert chunks[-1]["usage"]["completion_tokens"] == 2 * NUM_TOKENS
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    without = post(server, stream="true", response_format="srt").text.split("\n\n")[:-2]
+    assert all(json.loads(each.removeprefix("data: "))["choices"] for each in without)
 
 
 def test_silence_is_an_empty_transcript(server: Any) -> None:

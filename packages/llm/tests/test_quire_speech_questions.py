@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestError
+from quire.speech_questions import SpeechQuestions
 from quire_speech import TranscriptionOptions
 from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, tone, wav_file
@@ -27,6 +28,24 @@ ASKED: dict[str, list[tuple[TranscriptionOptions, dict[str, Any]]]] = {
     "AudioFlamingo3ForConditionalGeneration": [(TranscriptionOptions(), {})],
 }
 """Architecture -> options, and the same for the processor's request."""
+
+
+@pytest.mark.parametrize(
+    ("options", "language", "text"),
+    [
+        (TranscriptionOptions(language="en"), "", " Hello"),
+        (TranscriptionOptions(), "", " Hello"),
+        (TranscriptionOptions(language="zh"), "", "Hello"),
+        (TranscriptionOptions(), "Japanese", "Hello"),
+        (TranscriptionOptions(language="zh", task="translate"), "", " Hello"),
+    ],
+)
+def test_spaces_stand_between_stretches_where_the_language_has_them(
+    tmp_path: Path, options: TranscriptionOptions, language: str, text: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_asr"}')
+    segment = SpeechQuestions(tmp_path).segment(0, 0.0, RATE, "Hello", (1, 2), -1.0, options, language)
+    assert segment.text == text
 
 
 @pytest.mark.parametrize("architecture", ASKED)

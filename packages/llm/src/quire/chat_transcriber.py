@@ -112,4 +112,5 @@ class ChatTranscriber:
         if options.language is not None:
             hearing.language, hearing.language_probability = options.language, 1.0
         hearing.language = hearing.language or language
-        return self._questions.segment(index, start_s, len(samples), text, tuple(token_ids), logprob, options)
+        made = (index, start_s, len(samples), text, tuple(token_ids), logprob, options, hearing.language)
+        return self._questions.segment(*made)

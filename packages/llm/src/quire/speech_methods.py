@@ -190,7 +190,7 @@ class SpeechMethods(ABC):
                     text, named = questions.read(completion.text)
                     language = language or named
                     token_ids, logprob = tuple(completion.token_ids), completion.cumulative_logprob or 0.0
-                    made = (len(segments), start_s, len(window), text, token_ids, logprob, options)
+                    made = (len(segments), start_s, len(window), text, token_ids, logprob, options, language)
                     segments.append(questions.segment(*made))
         return Transcription(
             text="".join(segment.text for segment in segments).strip(),

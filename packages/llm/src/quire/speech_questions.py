@@ -45,6 +45,8 @@ _LANGUAGES = {
     "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
 }  # fmt: skip
 """Code -> name, for models that are asked in words."""
+_UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", "cantonese", "japanese", "thai"})
+"""Codes and names of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
 
@@ -134,18 +136,21 @@ class SpeechQuestions:
         token_ids: tuple[int, ...],
         logprob: float,
         options: TranscriptionOptions,
+        language: str,
     ) -> Segment:
         """A stretch of so many samples with its text, `index`th of its recording.
 
         Args:
             logprob: Of all tokens.
+            language: Code or name of what is spoken; empty where it is not known.
         """
+        space = "" if (options.language or language).lower() in _UNSPACED and options.task == "transcribe" else " "
         return Segment(
             index=index,
             seek_s=start_s,
             start_s=start_s,
             end_s=start_s + num_samples / RATE,
-            text=f" {text}" if text else "",
+            text=f"{space}{text}" if text else "",
             token_ids=token_ids,
             temperature=options.temperatures[0],
             avg_logprob=logprob / max(len(token_ids), 1),

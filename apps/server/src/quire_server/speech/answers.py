@@ -98,6 +98,8 @@ async def events(
         done["language_probability"] = hearing.language_probability
     done["choices"] = [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}]
     yield sse({**done, "usage": _usage(hearing)})
+    if body.stream_include_usage:
+        yield sse({**common, "choices": [], "usage": _usage(hearing)})
 
 
 class _Ahead:
