@@ -1,8 +1,10 @@
-"""Chat templates for checkpoints that come with an encoder in Python instead of one, by the model_type of config.json.
+"""Chat templates for checkpoints that come with an encoder in Python instead of one.
 
+By the model_type of config.json, or by the version that a tekken.json gives for the library mistral-common.
 The markers and texts in `encodings/` are those that the models were trained with: the formats of DeepSeek-V3.2
 (`encoding_dsv32.py`) and DeepSeek-V4 (`encoding_dsv4.py`) as published beside their weights. `thinking` or
-`enable_thinking` opens the thinking, `reasoning_effort` "max" tells V4 to think longest.
+`enable_thinking` opens the thinking, `reasoning_effort` "max" tells V4 to think longest. Mistral's prompts are those of
+mistral-common, versions 3, 7, 11 and 13.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import json
 from pathlib import Path
 
 from quire_interfaces import CheckpointError
+from quire_renderers.tekken_tokenizer import read_tekken
 
 __all__ = ["PROMPT_ENCODINGS", "prompt_encoding_of", "read_prompt_encoding"]
 
 PROMPT_ENCODINGS = {"deepseek_v32": ("dsml", "deepseek_v32"), "deepseek_v4": ("dsml", "deepseek_v4")}
 """model_type -> the files that its template is made of."""
+_TEKKEN_VERSIONS = {"v3": 3, "v7": 7, "v11": 11, "v13": 13}
 
 
 def read_prompt_encoding(model_type: str) -> str:
@@ -26,11 +30,15 @@ def read_prompt_encoding(model_type: str) -> str:
 
 
 def prompt_encoding_of(folder: Path) -> str | None:
-    """The chat template for a checkpoint without one, None where its model_type has none of these.
+    """The chat template for a checkpoint without one, None where there is none for it.
 
     Raises:
-        CheckpointError: config.json cannot be read.
+        CheckpointError: config.json or tekken.json cannot be read.
     """
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+        version = _TEKKEN_VERSIONS.get(str(read_tekken(folder / "tekken.json")["config"].get("version")))
+        template = (Path(__file__).parent / "encodings" / "mistral_tekken.jinja").read_text(encoding="utf-8")
+        return None if version is None else f"{{%- set version = {version} -%}}\n{template}"
     path = folder / "config.json"
     if not path.is_file():
         return None

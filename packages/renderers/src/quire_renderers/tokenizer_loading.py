@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, Tokenizer
 from quire_renderers.fast_tokenizer import FastTokenizer
 from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
+from quire_renderers.tekken_tokenizer import TEKKEN_BOS, TEKKEN_EOS, tekken_backend
 from quire_renderers.tokenizer_classes import reads_sentencepiece_plainly
-from quire_renderers.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles, read_tokenizer_files
 
 __all__ = ["load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 _SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-_OTHER_NAMES = ("vocab.json", "vocab.txt", "tekken.json", "tokenizer.tiktoken", "tokenizer_config.json")
+_OTHER_NAMES = ("vocab.json", "vocab.txt", "tokenizer.tiktoken", "tokenizer_config.json")
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder in the Hugging Face format.
 
-    tokenizer.json is read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither reads, or what
-    the tokenizer's class numbers otherwise, goes to `transformers`, if it is installed, and a log line says so.
+    tokenizer.json and tekken.json are read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither
+    reads, or what the tokenizer's class numbers otherwise, goes to `transformers`, if it is installed, and a log line
+    says so.
 
     Args:
         folder: The checkpoint folder.
@@ -44,6 +47,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     files = read_tokenizer_files(folder)
     if (folder / "tokenizer.json").is_file():
         return FastTokenizer.from_file(folder / "tokenizer.json", files)
+    if (folder / "tekken.json").is_file():
+        return _tekken_tokenizer(folder / "tekken.json", files)
     for name in _SENTENCEPIECE_NAMES:
         if (folder / name).is_file():
             if not reads_sentencepiece_plainly(files.settings):
@@ -53,9 +58,18 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     if any((folder / name).is_file() for name in _OTHER_NAMES):
         return _through_transformers(folder, files)
     raise CheckpointError(
-        f"{folder} holds no tokenizer: expected tokenizer.json or one of {', '.join(_SENTENCEPIECE_NAMES)}; "
-        "fetch the tokenizer files of the checkpoint, or serve with token ids only"
+        f"{folder} holds no tokenizer: expected tokenizer.json, tekken.json or one of "
+        f"{', '.join(_SENTENCEPIECE_NAMES)}; fetch the tokenizer files of the checkpoint, or serve with token ids only"
     )
+
+
+def _tekken_tokenizer(path: Path, files: TokenizerFiles) -> Tokenizer:
+    """The tokenizer of a folder that has Mistral's own file of it alone, which names no tokens."""
+    named = {
+        "bos_token": AddedTokenSpec(content=TEKKEN_BOS, special=True),
+        "eos_token": AddedTokenSpec(content=TEKKEN_EOS, special=True),
+    }
+    return FastTokenizer(tekken_backend(path), replace(files, named_tokens=named | files.named_tokens))
 
 
 def _check_protobuf(model: Path, files: TokenizerFiles) -> None:
@@ -68,7 +82,7 @@ def _check_protobuf(model: Path, files: TokenizerFiles) -> None:
 
 
 def _through_transformers(folder: Path, files: TokenizerFiles) -> Tokenizer:
-    """The slow way, for formats that `transformers` alone can convert (vocab.json, tekken, tiktoken)."""
+    """The slow way, for formats that `transformers` alone can convert (vocab.json, tiktoken)."""
     remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
     try:
         from transformers import AutoTokenizer  # heavy: only this rare path pays for it
