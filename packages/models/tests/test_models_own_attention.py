@@ -4,6 +4,7 @@ forward pass in float64."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig
+from quire_testkit.parity.cases import CASES as CASES_OF_CLASSES
 
 HIDDEN, INNER, HEADS, LAYERS = 64, 96, 4, 2
 RANK, NOPE, ROPE, VALUE = 16, 12, 8, 20
@@ -192,7 +194,67 @@ def step3() -> Case:
     return SIZES | fields, shapes, forward
 
 
+def domyn_edge() -> Case:
+    """Heads of 16 numbers, rotated, in a window of six tokens; then of 24, without positions."""
+    norms = ("pre_attention_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+    shapes = dict(ENDS)
+    for n, size in enumerate((16, 24)):
+        layer = {
+            "attention.q_proj.weight": (HEADS * size, HIDDEN),
+            **{f"attention.{part}_proj.weight": (2 * size, HIDDEN) for part in "kv"},
+            "attention.o_proj.weight": (HIDDEN, HEADS * size),
+            "attention.k_norm.weight": (size,),
+            **{name.replace("mlp", "feedforward"): shape for name, shape in MLP.items()},
+            **{f"{name}.weight": (HIDDEN,) for name in norms},
+        }
+        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in layer.items()}
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.embed_tokens", token_ids)
+        for n in range(LAYERS):
+            at = f"model.layers.{n}"
+            first, behind, second, last = (w[f"{at}.{name}.weight"] for name in norms)
+            normed = rms(x, first)
+            q, k, v = (
+                heads(linear(w, f"{at}.attention.{part}_proj", normed), HEADS if part == "q" else 2) for part in "qkv"
+            )
+            q, k = rms(q), rms(k, w[f"{at}.attention.k_norm.weight"])
+            attended = attend(rotate(q), rotate(k), v, window=6) if n == 0 else attend(q, k, v)
+            x = x + rms(linear(w, f"{at}.attention.o_proj", attended), behind)
+            x = x + rms(gated(w, f"{at}.feedforward", rms(x, second)), last)
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    fields = {
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "window_sizes": [[5, 0], [-1, -1]],
+        "position_layers": ["rope", "nope"], "per_layer_config": {"1": {"head_dim": 24}},
+    }  # fmt: skip
+    return SIZES | fields, shapes, forward
+
+
+def test_layers_of_a_searched_nemotron_are_those_of_uniform_ones() -> None:
+    fields = {**CASES_OF_CLASSES["NemotronHForCausalLM"].fields, "architectures": ["NemotronHForCausalLM"]}
+    kinds = fields.pop("layers_block_type")
+    blocks = [{"block_type": kind} for kind in kinds]
+    assert "moe" in kinds
+    sizes = [
+        {"n_routed_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2},
+        {"n_routed_experts": 6, "moe_intermediate_size": 40, "num_experts_per_tok": 3},
+    ]
+    kinds, blocks = [*kinds, "moe"], [*blocks, {"block_type": "moe"}]
+    uniform = [ModelConfig.from_dict({**fields, **size, "layers_block_type": kinds}).network for size in sizes]
+    places = [place for place, kind in enumerate(kinds) if kind == "moe"]
+    for place, size in zip(places, sizes, strict=True):
+        blocks[place] |= size
+    own = {name: value for name, value in fields.items() if name not in sizes[0]}
+    puzzle = {**own, "architectures": ["NemotronHPuzzleForCausalLM"], "block_configs": blocks}
+    network = ModelConfig.from_dict(puzzle).network
+    expected = list(uniform[0].layers)
+    expected[places[1]] = uniform[1].layers[places[1]]
+    assert network == replace(uniform[0], layers=tuple(expected))
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "DomynEdgeForCausalLM": domyn_edge,
     "PanguUltraMoEForCausalLM": pangu_ultra,
     "SarvamMLAForCausalLM": sarvam,
     "Step3TextForCausalLM": step3,
@@ -209,6 +271,7 @@ def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_pa
     ("architecture", "fields", "words"),
     [
         ("PanguUltraMoEForCausalLM", {"param_sink_number": 4}, "param_sink_number 4 is not supported"),
+        ("DomynEdgeForCausalLM", {"window_sizes": [[5, 0]]}, "window_sizes must name one for each of 2 layers"),
         ("Step3TextForCausalLM", {"moe_layers_enum": "1;2"}, "moe_layers_enum must list layers"),
     ],
 )

@@ -409,7 +409,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 ELSEWHERE = {
     "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
-    "Step3TextForCausalLM",
+    "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM",
 }  # fmt: skip
 """Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, or to
 float64 in test_models_own_attention.py."""
