@@ -11,6 +11,7 @@ were done at each, and how many lines ran more than once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -56,9 +57,19 @@ class Server:
         psutil.wait_procs(children, 30)
 
     def kill_engine(self) -> None:
+        """Kill the engine that lives, or else the next one as soon as it is there."""
+        while not (engines := self._engines()):
+            time.sleep(0.02)
+        for engine in engines:
+            engine.send_signal(signal.SIGKILL)
+
+    def _engines(self) -> list[psutil.Process]:
+        engines = []
         for child in psutil.Process(self.popen.pid).children(recursive=True):
-            if "engine" in " ".join(child.cmdline()):
-                child.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):  # and zombies
+                if "engine" in " ".join(child.cmdline()):
+                    engines.append(child)
+        return engines
 
     def batch(self, name: str) -> dict:
         return self.http.get(f"/v1/batches/{name}").json()

@@ -15,11 +15,17 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from quire_interfaces import ConfigError
 from quire_observability import current_spans, span
+from quire_server.otlp_encoding import EncodedSpans
 from quire_server.tracing import check_endpoint
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -218,3 +224,46 @@ def test_spans_are_noted_for_who_asks() -> None:
     (record,) = found
     assert (record.name, record.attributes, record.error) == ("fails", {"a": "b"}, "KeyError")
     assert record.end_s >= record.start_s > 0
+
+
+def test_spans_are_written_as_by_the_official_encoder() -> None:
+    resource = Resource({"service.name": "quire", "numbers": (1, 2)})
+    scopes = InstrumentationScope("quire"), InstrumentationScope("other", "2.0")
+    parents = None, SpanContext(1 << 100, 77, True), SpanContext(5, 6, False, trace_state=TraceState([("a", "b")]))
+    plain = {
+        "text": "\u00e9" * 200,
+        "count": 300,
+        "below": -7,
+        "most": 2**63 - 1,
+        "share": 0.25,
+        "yes": True,
+        "no": False,
+        "zero": 0,
+    }
+    spans = [
+        ReadableSpan(
+            name,
+            context=SpanContext(3, number + 1, False, TraceFlags(1), TraceState([("a", "b")]) if number == 5 else None),
+            parent=parents[number % 3],
+            resource=resource,
+            attributes=attributes,
+            events=[Event("failed", {"why": "x"}, 9)] if number == 3 else (),
+            links=[Link(SpanContext(1, 2, False))] if number == 4 else (),
+            status=status,
+            start_time=number,
+            end_time=10**18 + number,
+            kind=kind,
+            instrumentation_scope=scopes[number % 2],
+        )
+        for number, (name, attributes, status, kind) in enumerate([
+            ("a chat", plain, Status(StatusCode.UNSET), SpanKind.SERVER),
+            ("", {}, Status(StatusCode.ERROR), SpanKind.INTERNAL),
+            ("x" * 300, {"list": (1, 2)}, Status(StatusCode.OK), SpanKind.CLIENT),
+            ("event", {}, Status(StatusCode.ERROR), SpanKind.PRODUCER),
+            ("link", {}, Status(StatusCode.UNSET), SpanKind.CONSUMER),
+            ("state", plain, Status(StatusCode.UNSET), SpanKind.SERVER),
+            ("why", plain, Status(StatusCode.ERROR, "why"), SpanKind.SERVER),
+        ])
+    ]  # fmt: skip
+    message = ExportTraceServiceRequest.FromString(EncodedSpans(spans).SerializePartialToString())
+    assert message == encode_spans(spans)

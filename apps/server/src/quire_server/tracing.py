@@ -34,6 +34,8 @@ try:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+
+    from quire_server.otlp_encoding import use_fast_encoding
 except ImportError as error:
     raise ConfigError(
         f"traces need the OpenTelemetry SDK: {error}; install quire-server[otel]", field="otlp_traces_endpoint"
@@ -155,14 +157,15 @@ def _exporter(endpoint: str) -> SpanExporter:
                 "http/protobuf",
                 field="otlp_traces_endpoint",
             ) from None
-        exporter: SpanExporter = grpc.OTLPSpanExporter(endpoint=endpoint)
-        return exporter
+        over_grpc: SpanExporter = grpc.OTLPSpanExporter(endpoint=endpoint)
+        return over_grpc
     if protocol != "http/protobuf":
         raise ConfigError(f"{_PROTOCOL} must be http/protobuf or grpc, got {protocol!r}", field="otlp_traces_endpoint")
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
+    http = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    use_fast_encoding(http)
     path = url.path if url.path.strip("/") else "/v1/traces"
-    return OTLPSpanExporter(endpoint=url._replace(path=path).geturl())
+    over_http: SpanExporter = http.OTLPSpanExporter(endpoint=url._replace(path=path).geturl())
+    return over_http
 
 
 class Tracing:
