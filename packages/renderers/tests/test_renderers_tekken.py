@@ -37,7 +37,7 @@ def test_texts(tmp_path):
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode(texts[-1][0], add_special_tokens=False) == [1, 3]  # as text, it is ordinary: see the chats
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2,), 308)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2,), 309)
 
 
 @pytest.mark.parametrize("prompt", CHATS["prompts"], ids=lambda each: f"{each['version']}-{each['case']}")
