@@ -7,7 +7,9 @@ import torch
 
 from quire_kernels_cpu import ops
 from quire_ops import ops as reference
+from quire_ops.block_formats import BLOCK_FORMATS, decode_blocks
 from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
+from quire_testkit.random_blocks import random_blocks
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 SHAPES = [
@@ -278,3 +280,17 @@ def test_activations_equal_the_reference(dtype: torch.dtype, name: str) -> None:
         relative_error(getattr(ops, name)(many.clone(), many), getattr(reference, name)(many.double(), many.double()))
         <= TOLERANCE[dtype]
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", BLOCK_FORMATS)
+def test_weights_in_blocks_have_the_bits_of_decoded_ones(dtype: torch.dtype, form: str) -> None:
+    for seed, (outputs, inputs) in enumerate([(5, 256), (100, 768), (64, 1024)]):
+        weight, header = random_blocks(form, outputs, inputs, seed)
+        decoded = decode_blocks(weight, header).to(dtype)
+        for tokens in (1, 3, 17, 70):
+            x, bias = torch.randn(tokens, inputs).to(dtype), torch.randn(outputs).to(dtype)
+            got = ops.block_linear(x, weight, header, bias)
+            assert torch.equal(got, ops.linear(x, decoded, bias))
+            assert relative_error(got, reference.block_linear(x, weight, header, bias).double()) < TOLERANCE[dtype]
+            assert torch.equal(ops.block_linear(x, weight, header, None, wide=True), ops.lm_head(x, decoded))

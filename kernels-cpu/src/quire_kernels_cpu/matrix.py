@@ -31,11 +31,20 @@ def matrix_argument(
     rank_sizes: int | None = None,
 ) -> ctypes.Structure:
     """The weight of op `linear` (without a scale), `int8_linear` (one scale per output), `w8a8_linear` (and a scale of
-    the inputs) or `grouped_linear`. Does not keep what it points to.
+    the inputs), `block_linear` (the header as its scale) or `grouped_linear`. Does not keep what it points to.
 
     Args:
         rank_sizes: Where it lies how many outputs each rank has [ranks] int64, where ranks share them out.
     """
+    if weight.dtype == torch.uint8 and scale is not None and scale.ndim == 1:
+        return STRUCTS["MatrixArgument"](
+            data=weight.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            format=_PLAIN,
+            rank_sizes=rank_sizes,
+            block_format=int(scale[0]),
+            block_constants=scale.data_ptr() + scale.element_size(),
+        )
     parts = {"data": weight, "scale": scale, "zero": zero, "bias": bias}
     fields = {name: part.data_ptr() for name, part in parts.items() if part is not None}
     make = partial(STRUCTS["MatrixArgument"], rank_sizes=rank_sizes)

@@ -118,6 +118,12 @@ def grouped_linear(
     return _linear(x, weight, bias, scale, zero, wide=wide)
 
 
+@backend_for(ops.block_linear)
+def block_linear(x: Tensor, weight: Tensor, header: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """The bits of op `linear` with the decoded weight."""
+    return _linear(x, weight, bias, header, wide=wide)
+
+
 def _linear(
     x: Tensor,
     weight: Tensor,

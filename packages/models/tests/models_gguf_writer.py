@@ -26,7 +26,7 @@ ARCHITECTURES = {
     "deepseek2": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 _SCALE_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,)}
-_SCALE_AT |= {"TQ2_0": (64,)}
+_SCALE_AT |= {"TQ2_0": (64,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
 """Bytes of a block where its float16 scales are; 0 for the others."""
 _SIZE = {"Q2_K": 0.02, "Q3_K": 0.002, "Q4_K": 0.0008, "Q5_K": 0.0004, "Q6_K": 0.0001}
 

@@ -21,12 +21,13 @@ from quire_models.checkpoint_files import open_checkpoint
 from quire_models.gguf.header import BLOCKS
 from quire_models.ledger import weight_ledger
 from quire_models.mixer_spec import LatentSelfAttentionSpec
+from quire_ops import OpRequest, is_in_blocks, op_table, ops
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 
 TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
-WIDENED = ("Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-WIDENED += ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0")
-EVERY = (*GGML_TYPES, *WIDENED, "F32", "F16", "BF16")
+WIDENED = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0")
+EVERY = ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+EVERY += (*WIDENED, "F32", "F16", "BF16")
 SHAPE: dict[str, Any] = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2,
@@ -51,6 +52,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}),
     "llama3": (
         "Llama",
         {
@@ -158,9 +160,14 @@ def check_parity(file: Path, oracle: Any) -> Any:
 
 def check_plan(network: Any) -> None:
     """The planner's bytes of linear layers are those in memory."""
-    ledger, linears = weight_ledger(network.config, "bfloat16"), [each for each in network.linears if each._weights]
+    linears = [each for each in network.linears if each._weights]
     layers = [layer.stack_weights() for layer in linears]  # without those that latent attention has taken apart
+    served = op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name != "reference"
+    ledger = weight_ledger(network.config, "bfloat16", in_blocks=served)
+    headers = [layer.scale for layer in layers if layer is not None and is_in_blocks(layer)]
+    assert bool(headers) <= served
     kept = sum(t.nbytes for layer in layers if layer is not None for t in layer if isinstance(t, Tensor))
+    kept -= sum(header.nbytes for header in headers)  # of one size, however large a layer is
     mixers = [mixer for layer in network.config.network.layers for mixer in layer.mixers]
     for mixer in mixers:
         if isinstance(mixer, LatentSelfAttentionSpec):  # its up-projections, absorbed, in bfloat16
@@ -175,7 +182,7 @@ def check_plan(network: Any) -> None:
         ("llama yarn", "Q8_0"), ("llama divisors", "Q8_0"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
         ("gemma", "Q8_0"), ("gemma2", "BF16"), ("gemma3", "Q5_0"),
         ("mixtral", "Q4_0"), ("mixtral one by one", "Q8_0"),
-        ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"),
+        ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"), ("llama wide", "Q4_K"),
         ("deepseek2", "Q8_0"), ("deepseek2 one by one", "Q5_0"),
     ],
 )  # fmt: skip
@@ -224,8 +231,9 @@ def test_every_type_serves_beside_every_other(tmp_path: Path) -> None:
     assert set(used) == set(EVERY) == {kind for kind, _, _ in BLOCKS.values()}
     config = check_parity(tmp_path / "mixed.gguf", oracle).config
     assert config.quantization is not None
-    assert "Q6_K" in config.quantization.note
+    assert "IQ3_S" in config.quantization.note
     assert "Q8_0" not in config.quantization.note
+    assert "Q6_K" not in config.quantization.note
 
 
 @pytest.mark.parametrize("kind", GGML_TYPES)

@@ -37,6 +37,7 @@ from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
 from quire_models.quantization_formats import parse_quantization
 from quire_models.spec import CheckpointNames, FusedRows
+from quire_ops import OpRequest, is_in_blocks, op_table, ops
 from quire_quantization.numbers import in_every_case
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -119,7 +120,8 @@ def test_weights_are_read_on_the_host_and_put_on_the_device(name: str, tmp_path:
     """With torch's device without memory, which takes tensors and gives no numbers back."""
     make(tmp_path, name)
     config = ModelConfig.from_path(tmp_path)
-    here = load_model(config, tmp_path, dtype="bfloat16")
+    # No op takes blocks there.
+    here = load_model(config, tmp_path, dtype="bfloat16", disabled_linear_kernels=["block_linear"])
     attention = here.attention_backend  # none serves there
     there = load_model(config, tmp_path, dtype="bfloat16", device="meta", attention_backend=attention)
     assert there.linear_kernels == here.linear_kernels
@@ -230,8 +232,11 @@ def test_layers_of_one_checkpoint_in_several_forms(name: str, tmp_path: Path) ->
     assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
     assert "inputs stay as they are" in model.linear_kernels  # they are meant to be rounded, which no kernel does
     kept = [layer.stack_weights() for layer in model.linears]
+    in_blocks = [layer.scale for layer in kept if layer is not None and is_in_blocks(layer)]
     kept_bytes = sum(one.nbytes for layer in kept if layer is not None for one in layer if isinstance(one, Tensor))
-    ledger = weight_ledger(config, "float32")
+    kept_bytes -= sum(header.nbytes for header in in_blocks)
+    served = op_table().choose(ops.block_linear, OpRequest()).name != "reference"
+    ledger = weight_ledger(config, "float32", in_blocks=served)
     assert ledger["attention"] + ledger["MLP"] == pytest.approx(kept_bytes, rel=0.02)
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from quire_ops import OpBackend, RowTable, ops
 from quire_ops import ops as ref
+from quire_ops.block_formats import BLOCK_FORMATS, E2M1_VALUES, decode_blocks
 from quire_ops.grouped import GROUP_SIZES, block_groups, dequantize, pack_int4, unblock_groups, unpack_int4
+from quire_testkit.random_blocks import random_blocks
 
 
 @cases(ops.linear)
@@ -184,6 +186,32 @@ def test_grouped_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape
         check(backend.function(x, weight, used, zero, offset), ref.grouped_linear(x, weight, used, zero, offset))
         wide = backend.function(x, weight, used, zero, None, wide=True)
         check_wide(wide, ref.grouped_linear(x, weight, used, zero, None, wide=True), dtype)
+
+
+@pytest.mark.parametrize("form", [form for form in BLOCK_FORMATS if form not in ("NVFP4", "TABLE4")])
+def test_blocks_of_ggml_are_decoded_to_the_bit(form: str) -> None:
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not here: types of ggml were NOT compared with it")
+    weight, header = random_blocks(form, 16, 1024)
+    wanted = gguf.quants.dequantize(weight.numpy(), gguf.GGMLQuantizationType[form])
+    assert torch.equal(decode_blocks(weight, header), torch.from_numpy(wanted))
+
+
+def test_blocks_of_two_constants_and_of_a_table() -> None:
+    """By loops over bytes, from the published layouts."""
+    for form, seed in (("NVFP4", 0), ("NVFP4", 1), ("TABLE4", 0)):
+        weight, header = random_blocks(form, 2, 64, seed)
+        layout, wanted = BLOCK_FORMATS[form], []
+        for block in weight.view(-1, layout.num_bytes):
+            data = bytes(block.tolist())
+            if form == "TABLE4":
+                parts, scale = (data[4:20], data[20:]), block[:4].view(torch.float32)[0]
+                numbers = [byte >> 4 * half & 15 for part in parts for half in (0, 1) for byte in part]
+                wanted += [header[1 + number] * scale for number in numbers]
+                continue
+            for half, scale in enumerate(block[:2].view(torch.float8_e4m3fn).float()):
+                scale = scale / header[1] if header[2] else scale * header[1]
+                wanted += [E2M1_VALUES[byte >> 4 * half & 15] * scale for byte in data[2:]]
+        assert torch.equal(decode_blocks(weight, header).flatten(), torch.stack(wanted))
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (16, 128), (5, 129), (17, 300)])

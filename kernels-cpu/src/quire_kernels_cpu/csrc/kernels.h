@@ -23,6 +23,8 @@ struct MatrixArgument {
     int32_t format, group, wide_scale;
     float input_scale;  // w8a8, see `weights.h`
     const int64_t* rank_sizes;  // [ranks] outputs of each rank, which are gathered; or none: what is here is all
+    const float* block_constants;  // of a block format, see `blocks.h`; or none
+    int64_t block_format;
 };
 
 // Adapters of one linear layer by slot, see `lora.h`. No ranks: the layer never has any.

@@ -32,7 +32,7 @@ constexpr int64_t kRowsRoom = 1 << 17;  // where vectors multiply, as numbers of
 
 // What a thread needs beside the stack.
 struct LinearScratch {
-    Buffer sums, parts, gathered, padding[2];
+    Buffer sums, parts, gathered, padding[2], decoded[2];
 };
 
 #ifdef QUIRE_AMX
@@ -231,6 +231,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         Half half[2];
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
+        strips.decode(matrix, half, scratch.decoded);
         for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = false;  // unless a kernel has them so
 #ifdef QUIRE_VNNI
         if (x.tiled() && !lanes) {
@@ -257,9 +258,9 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
 #endif
         Half after[2] = {};
         if (next < count) {
-            strips.halves(next % num_strips, after);
+            strips.plain_halves(next % num_strips, after);
         } else if (after_all < num_following) {
-            following->halves(after_all, after);
+            following->plain_halves(after_all, after);
         }
         if (lanes) {
 #ifdef QUIRE_VNNI

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "blocks.h"
 #include "kernels.h"
 #include "team.h"
 #include "tiles.h"
@@ -38,12 +39,20 @@ struct Matrix {
     int64_t group = 0;  // inputs of a group: 32, 64 or 128
     const GroupTotals* totals = nullptr;  // where inputs are bytes, see `column_bytes.h`
     const int64_t* rank_sizes = nullptr;  // outputs of each rank, where ranks share them out
+    BlockFormat blocks = BlockFormat::none;  // of a plain one: what its rows are decoded from
+    const float* block_constants = nullptr;
 
     bool grouped() const { return format >= WeightFormat::group_int4; }
     int64_t num_groups() const { return (cols + group - 1) / group; }
     int64_t row_bytes() const {
         if (format == WeightFormat::plain) return cols * static_cast<int64_t>(sizeof(T));
         return format == WeightFormat::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
+    }
+    // Of a row as it is in memory.
+    int64_t stored_row_bytes() const {
+        if (blocks == BlockFormat::none) return row_bytes();
+        const BlockShape shape = block_shape(blocks);
+        return cols / shape.inputs * shape.bytes;
     }
 };
 
@@ -57,7 +66,9 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
                 .bias = static_cast<const T*>(from.bias),
                 .format = format,
                 .input_scale = from.input_scale,
-                .rank_sizes = from.rank_sizes};
+                .rank_sizes = from.rank_sizes,
+                .blocks = static_cast<BlockFormat>(from.block_format),
+                .block_constants = from.block_constants};
     if (format == WeightFormat::int8 || format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
     if (!m.grouped()) return m;
     m.group_scale = from.scale;
@@ -89,12 +100,12 @@ struct Ahead {
 
     Ahead() = default;
     // `steps`: over how many steps to spread it.
-    Ahead(const Half half[2], int64_t row_bytes, int64_t steps) {
+    Ahead(const Half half[2], const int64_t row_bytes[2], int64_t steps) {
         for (int h = 0; h < 2; ++h) {
             at[h] = half[h].data;
-            end[h] = at[h] + half[h].count * row_bytes;
+            end[h] = at[h] + half[h].count * row_bytes[h];
         }
-        lines = std::max<int64_t>(1, (kTile * row_bytes / 64 + steps - 1) / steps);
+        lines = std::max<int64_t>(1, (kTile * std::max(row_bytes[0], row_bytes[1]) / 64 + steps - 1) / steps);
     }
     bool done() const { return at[0] >= end[0] && at[1] >= end[1]; }
 #if defined(__x86_64__)
@@ -139,15 +150,16 @@ struct Strips {
         for (int h = 0; h < 2; ++h) {
             const Matrix<T>& m = matrix_of(matrix, h);
             const int64_t begin = row_of(row, h);
-            half[h] = {static_cast<const char*>(m.data) + std::min(begin, m.rows) * m.row_bytes(),
+            half[h] = {static_cast<const char*>(m.data) + std::min(begin, m.rows) * m.stored_row_bytes(),
                        static_cast<int>(std::clamp<int64_t>(m.rows - begin, 0, kTile))};
         }
     }
-    void halves(int64_t strip, Half half[2]) const {
+    // The same to be read ahead; nothing of those in blocks, which are read in order while they are decoded.
+    void plain_halves(int64_t strip, Half half[2]) const {
         int matrix;
         int64_t row;
         locate(strip, matrix, row);
-        halves(matrix, row, half);
+        if (!in_blocks(matrix)) halves(matrix, row, half);
     }
     const Matrix<T>& matrix_of(int matrix, int half) const { return matrices[side_by_side ? half : matrix]; }
     int64_t row_of(int64_t row, int half) const { return row + (side_by_side ? 0 : half * kTile); }
@@ -158,7 +170,22 @@ struct Strips {
         locate(strip, matrix, row);
         halves(matrix, row, half);
         fetch_scales(matrix, row, half);
-        return Ahead(half, row_bytes(), steps);
+        const int64_t bytes[2] = {matrix_of(matrix, 0).stored_row_bytes(), matrix_of(matrix, 1).stored_row_bytes()};
+        return Ahead(half, bytes, steps);
+    }
+    bool in_blocks(int matrix) const {
+        return matrix_of(matrix, 0).blocks != BlockFormat::none || matrix_of(matrix, 1).blocks != BlockFormat::none;
+    }
+    // Rows of halves that are in blocks become plain ones.
+    void decode(int matrix, Half half[2], Buffer room[2]) const {
+        for (int h = 0; h < 2; ++h) {
+            const Matrix<T>& m = matrix_of(matrix, h);
+            if (m.blocks == BlockFormat::none || half[h].count == 0) continue;
+            T* const rows = room[h].get<T>(kTile * m.cols);
+            const int64_t count = m.cols / block_shape(m.blocks).inputs * half[h].count;
+            block_decoder<T>(m.blocks)(reinterpret_cast<const uint8_t*>(half[h].data), count, m.block_constants, rows);
+            half[h].data = reinterpret_cast<const char*>(rows);
+        }
     }
     void fetch_scales(int matrix, int64_t row, const Half half[2]) const {
         for (int h = 0; h < 2; ++h) {

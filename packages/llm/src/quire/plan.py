@@ -295,8 +295,9 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     dtype_bytes, takes = DTYPE_BYTES[resolved.dtype], takes_adapters(config)
     num_ranks, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     weights = weight_ledger(
-        model_of_rank(model, 0, config.parallel), resolved.dtype, resolved.linear_method, num_ranks=num_ranks
-    )
+        model_of_rank(model, 0, config.parallel), resolved.dtype, resolved.linear_method, num_ranks=num_ranks,
+        in_blocks=config.runner.device == "cpu",
+    )  # fmt: skip
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes

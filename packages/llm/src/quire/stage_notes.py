@@ -26,7 +26,8 @@ def stage_notes(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> li
         layers = range(first, first + len(own.layers))
         first = layers.stop
         here = dataclasses.replace(model, network=own, media=model.media if own.is_first else None)
-        ledger = weight_ledger(here, plan.dtype, plan.linear_method, num_ranks=tp)
+        blocks = config.runner.device == "cpu"
+        ledger = weight_ledger(here, plan.dtype, plan.linear_method, num_ranks=tp, in_blocks=blocks)
         if isinstance(own, StageSpec) and not own.has_table:
             ledger["embedding"] = 0
         cache = kv_plan_of_layers(plan.kv_plan, own.cache_names()).total_bytes

@@ -69,7 +69,7 @@ def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
 
 
 def weight_ledger(
-    config: ModelConfig, dtype: str, linear_method: str = "plain", *, num_ranks: int = 1
+    config: ModelConfig, dtype: str, linear_method: str = "plain", *, num_ranks: int = 1, in_blocks: bool = False
 ) -> dict[str, int]:
     """Part of the network -> bytes of its weights.
 
@@ -78,6 +78,7 @@ def weight_ledger(
         dtype: What it runs in: "float32", "bfloat16" or "float16".
         linear_method: How linear layers and the LM head keep their weights; the others keep theirs as they are.
         num_ranks: Tensor-parallel ranks, of which this is the first; `config` is then the rank's (`sharding.shard`).
+        in_blocks: The device has an op that multiplies with weights in blocks (`block_linear`).
 
     Raises:
         ConfigError: there is no such method.
@@ -88,7 +89,7 @@ def weight_ledger(
             field="quantization",
         )
     element, of_head = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
-    stored = config.quantization
+    stored = None if config.quantization is None else dataclasses.replace(config.quantization, in_blocks=in_blocks)
 
     def linear(name: str, outputs: int, inputs: int) -> int:
         return of_head(outputs, inputs, element) if stored is None else stored.bytes_of(name, outputs, inputs, element)

@@ -38,6 +38,14 @@ class HeldModule(Protocol):
         """`form`, with what the files say more exactly."""
 
 
+BLOCK_BYTES = {
+    "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144),
+    "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17),
+    "mxfp4": (32, 17), "nvfp4": (32, 18), "bitsandbytes4": (64, 36),
+}  # fmt: skip
+"""Type of ggml, or layout -> inputs of a block of op `block_linear`, and its bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
     """How the linear layers of a checkpoint are stored, or those of some names."""
@@ -81,6 +89,8 @@ class QuantizationConfig:
     """Of a layer of a GGUF file, a name of `quire_models.gguf.names.COMPRESSED`."""
     ggml_types: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file: (layer, type) of each linear layer."""
+    in_blocks: bool = False
+    """Layers stay in blocks where their form is one of `BLOCK_BYTES`; routed experts do not."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
     held: Mapping[str, HeldModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
@@ -152,7 +162,10 @@ class QuantizationConfig:
     def bytes_of(self, layer: str, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """Bytes that the linear layer of this full name takes once it is loaded, without the bias; scales counted as
         float32."""
-        return self.bytes_as(self.of_layer(layer), out_features, in_features, dtype_bytes)
+        form = self.of_layer(layer)
+        if form is not None and ".experts." in layer:
+            form = replace(form, in_blocks=False)
+        return self.bytes_as(form, out_features, in_features, dtype_bytes)
 
     @staticmethod
     def bytes_as(form: QuantizationConfig | None, out_features: int, in_features: int, dtype_bytes: int) -> int:
@@ -162,7 +175,14 @@ class QuantizationConfig:
         return form._bytes(out_features, in_features, dtype_bytes)
 
     def _bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        if self.layout in ("bitsandbytes4", "torchao-int4", "torchao-int4-tiles") or self.group_size == 16:
+        inputs, num_bytes = BLOCK_BYTES.get(self.ggml_type or self.layout, (0, 0))
+        if self.in_blocks and inputs and in_features % inputs == 0:
+            return out_features * in_features // inputs * num_bytes
+        if (
+            self.bits == 16
+            or self.layout in ("bitsandbytes4", "torchao-int4", "torchao-int4-tiles")
+            or self.group_size == 16
+        ):
             return out_features * in_features * dtype_bytes  # widened
         if self.layout in ("int8", "bitsandbytes8") and self.granularity != "group":
             return out_features * (in_features + dtype_bytes)

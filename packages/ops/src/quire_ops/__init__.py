@@ -28,7 +28,7 @@ from quire_ops.layer_weights import (
     ShortConvWeights,
 )
 from quire_ops.layout import PagedLayout
-from quire_ops.linear_weights import GatedWeights, LinearWeights
+from quire_ops.linear_weights import GatedWeights, LinearWeights, is_in_blocks
 from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.op import Op, OpFunction, implements, op
 from quire_ops.penalties import Penalize, PenaltyTable
@@ -105,6 +105,7 @@ __all__ = [
     "copy_to_host",
     "fill_on_device",
     "implements",
+    "is_in_blocks",
     "kernel_builders",
     "kv_cache_shape",
     "op",

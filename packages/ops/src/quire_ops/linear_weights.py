@@ -7,25 +7,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from quire_ops.linear_ops import linear, lm_head
 from quire_ops.lora import LoraTokens, LoraWeights, lora_linear
-from quire_ops.quantized_linear import grouped_linear, int8_linear, w8a8_linear
+from quire_ops.quantized_linear import block_linear, grouped_linear, int8_linear, w8a8_linear
 
-__all__ = ["GatedWeights", "LinearWeights", "reference_linear"]
+__all__ = ["GatedWeights", "LinearWeights", "is_in_blocks", "reference_linear"]
 
 
 class LinearWeights(NamedTuple):
     """A linear layer."""
 
     weight: Tensor
-    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear`, `w8a8_linear` or
-    `grouped_linear` takes it. All matrices of a stack alike."""
+    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear`, `w8a8_linear`,
+    `grouped_linear` or `block_linear` takes it. All matrices of a stack alike, but for those in blocks."""
     bias: Tensor | None = None
     """[outputs], in the network's dtype."""
     scale: Tensor | None = None
-    """What a quantized weight is multiplied with, in the shape that its op takes."""
+    """What a quantized weight is multiplied with, in the shape that its op takes; of one in blocks the header."""
     zero: Tensor | None = None
     """Zero points of op `grouped_linear`."""
     input_scale: Tensor | None = None
@@ -49,6 +50,11 @@ class GatedWeights(NamedTuple):
     """Outputs of gate and up of each rank, where ranks share them out; `down` takes those of all."""
 
 
+def is_in_blocks(weights: LinearWeights) -> bool:
+    """Whether op `block_linear` takes the weight."""
+    return weights.weight.dtype == torch.uint8 and weights.scale is not None and weights.scale.ndim == 1
+
+
 def reference_linear(
     x: Tensor, weights: LinearWeights, *, wide: bool = False, lora: LoraTokens | None = None
 ) -> Tensor:
@@ -65,6 +71,8 @@ def _reference_base(x: Tensor, weights: LinearWeights, *, wide: bool) -> Tensor:
     if weights.input_scale is not None:
         scale, input_scale = weights.scale, weights.input_scale
         return w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
+    if is_in_blocks(weights):
+        return block_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
     if weights.scale.ndim == 1:
         return int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
     return grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)

@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.activation_quant import FP8_GROUP, ActivationScheme, QuantizedTokens, quantize_tokens
+from quire_ops.block_formats import decode_blocks
 from quire_ops.grouped import dequantize
 from quire_ops.linear_ops import linear
 from quire_ops.op import op
 from quire_ops.table import torch_backend_for
 
 __all__ = [
+    "block_linear",
     "fp8_linear",
     "grouped_linear",
     "int8_linear",
@@ -101,6 +103,15 @@ def grouped_linear(
     x [N, I], weight [O, 64 * ceil(I / 128)] uint8, [O, I] int8 or [O, I] float8_e4m3fn, scale [ceil(O / 16), G, 16] of
     x's dtype or float32, zero like scale, int16, bias [O] -> [N, O]."""
     return _with_wide_weight(x, dequantize(weight, scale, zero, x.shape[1], torch.float64), bias, wide=wide)
+
+
+@op
+def block_linear(x: Tensor, weight: Tensor, header: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """x @ W.T + bias, W [O, I] decoded from blocks and rounded to the dtype of x: the product that op `linear` has with
+    W (`block_formats.py` says how blocks are packed). Optional: where no backend has it, weights are decoded once.
+
+    x [N, I], weight [O, bytes of a row] uint8, header [17] float32, bias [O] -> [N, O]."""
+    return _with_wide_weight(x, decode_blocks(weight, header).to(x.dtype).double(), bias, wide=wide)
 
 
 def _with_wide_weight(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> Tensor:

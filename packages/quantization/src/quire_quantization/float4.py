@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
+from quire_ops.block_formats import BLOCK_FORMATS
+from quire_quantization.blocks import BlockWeight, blocks_of
 from quire_quantization.numbers import are_absent
 from quire_quantization.stored import GroupedWeight
 
@@ -55,22 +57,43 @@ def _elements(packed: Tensor) -> Tensor:
     return torch.tensor(FP4_DOUBLED, dtype=torch.int8)[bits.int()]
 
 
-def read_mxfp4(packed: Tensor, exponents: Tensor, name: str) -> GroupedWeight:
-    """As whole numbers: twice the elements, half the scales."""
-    return GroupedWeight(_elements(packed), powers_of_two(exponents, name) * 0.5, None)
+def _numbers(packed: Tensor) -> Tensor:
+    """[O, I / 2] uint8 -> [O, I] uint8 from 0 to 15."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
 
 
-def read_nvfp4(packed: Tensor, scale: Tensor, factor: Tensor, name: str, *, divides: bool) -> GroupedWeight:
-    """factor [1]: of all scales; `divides`: they are divided by it."""
+def read_mxfp4(packed: Tensor, exponents: Tensor, name: str) -> GroupedWeight | BlockWeight:
+    """In blocks; else as whole numbers: twice the elements, half the scales."""
+
+    def whole_numbers(_: Tensor) -> GroupedWeight:
+        return GroupedWeight(_elements(packed), powers_of_two(exponents, name) * 0.5, None)
+
+    powers_of_two(exponents[:, :0] if are_absent() else exponents, name)  # whether they are numbers
+    blocks = blocks_of(exponents[:, :, None], _numbers(packed), "MXFP4")
+    return BlockWeight(blocks, "MXFP4", whole_numbers=whole_numbers)
+
+
+def read_nvfp4(
+    packed: Tensor, scale: Tensor, factor: Tensor, name: str, *, divides: bool
+) -> GroupedWeight | BlockWeight:
+    """factor [1]: of all scales; `divides`: they are divided by it. In blocks, of whole 32 inputs."""
     if not are_absent() and not 0.0 < float(factor) < torch.inf:
         raise CheckpointError(f"{name}: its global scale is {float(factor)}, should be above 0; get the file again")
+    if packed.shape[1] % 16 == 0:
+        blocks = blocks_of(scale.view(torch.uint8).unflatten(1, (-1, 2)), _numbers(packed), "NVFP4")
+        return BlockWeight(blocks, "NVFP4", torch.tensor([1.0 if are_absent() else float(factor), float(divides)]))
     wide = scale.float() / factor.float() if divides else scale.float() * factor.float()
     return GroupedWeight(_elements(packed).float() * 0.5, wide, None)
 
 
-def read_bitsandbytes4(tensors: Mapping[str, Tensor], outputs: int, inputs: int, name: str) -> GroupedWeight:
+def read_bitsandbytes4(
+    tensors: Mapping[str, Tensor], outputs: int, inputs: int, name: str
+) -> GroupedWeight | BlockWeight:
     """tensors: "weight" and what is behind "weight." in the file; see bitsandbytes' `QuantState`."""
     if are_absent():  # so is the state, which is text in numbers
+        if inputs % 64 == 0:
+            blocks = torch.empty(outputs, BLOCK_FORMATS["TABLE4"].row_bytes(inputs), dtype=torch.uint8)
+            return BlockWeight(blocks, "TABLE4", torch.empty(16))
         return GroupedWeight(torch.empty(outputs, inputs), torch.ones(outputs, 1), None)
     state = _state(next(tensor for key, tensor in tensors.items() if ".bitsandbytes__" in key), name)
     size, count = state["blocksize"], outputs * inputs
@@ -93,6 +116,10 @@ def read_bitsandbytes4(tensors: Mapping[str, Tensor], outputs: int, inputs: int,
         )
     packed = tensors["weight"].view(torch.uint8).flatten()
     places = torch.stack((packed >> 4, packed & 0xF), dim=-1).flatten()
+    if inputs % 64 == 0 and size % 64 == 0 and count % size == 0:
+        scales = absmax.float().repeat_interleave(size // 64).view(outputs, -1, 1).view(torch.uint8)
+        blocks = blocks_of(scales, places.view(outputs, inputs), "TABLE4")
+        return BlockWeight(blocks, "TABLE4", tensors["weight.quant_map"].float())
     values = tensors["weight.quant_map"].float()[places.int()].view(outputs, inputs)
     if inputs % size:  # blocks go over the ends of rows
         wide = absmax.float().repeat_interleave(size)[:count].view(outputs, inputs)

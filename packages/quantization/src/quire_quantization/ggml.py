@@ -1,4 +1,4 @@
-"""Blocks of ggml's types whose values are whole numbers with a scale for each 32 inputs -> as ops take them.
+"""Blocks of ggml's types -> as ops take them: in blocks, or in whole numbers with a scale for each 32 inputs.
 
 Layouts of a block (ggml's own; "low, high" are the halves of 16 bytes: inputs 0 to 15, and 16 to 31):
 - Q8_0: scale float16, 32 int8.
@@ -8,6 +8,7 @@ Layouts of a block (ggml's own; "low, high" are the halves of 16 bytes: inputs 0
 - IQ4_XS: of 256 inputs: scale float16, 8 x 2 high bits and 8 x 4 low bits of groups' scales with 32 added, 8 times low,
   high as IQ4_NL's.
 - MXFP4: exponent of the scale, low, high as FP4 e2m1 (OCP Microscaling Formats 1.0, sec. 5.3).
+The others are described in `quire_ops.block_formats`.
 Knows tensors; does not know files.
 """
 
@@ -18,19 +19,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire_ops.block_formats import BLOCK_FORMATS, IQ4_VALUES
+from quire_quantization.blocks import BlockWeight
 from quire_quantization.float4 import FP4_DOUBLED
 from quire_quantization.stored import GroupedWeight
 
 __all__ = ["GGML_TYPES", "read_ggml"]
 
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+def read_ggml(blocks: Tensor, kind: str) -> GroupedWeight | BlockWeight:
+    """blocks [O, bytes of a row] uint8 of a type in `GGML_TYPES`."""
+    if kind in BLOCK_FORMATS:
+        whole = (lambda rows: _whole_numbers(rows, kind)) if kind in _WHOLE_NUMBERS else None
+        return BlockWeight(blocks, kind, whole_numbers=whole)
+    return _whole_numbers(blocks, kind)
 
 
-def read_ggml(blocks: Tensor, kind: str) -> GroupedWeight:
-    """blocks [O, bytes of a row] uint8 of a type in `GGML_TYPES` -> elements [O, I], scale [O, I / 32]."""
-    _, size, read = GGML_TYPES[kind]
+def _whole_numbers(blocks: Tensor, kind: str) -> GroupedWeight:
+    """Elements [O, I], scale [O, I / 32]."""
     rows = blocks.shape[0]
-    elements, scale = read(blocks.reshape(-1, size))
+    elements, scale = _WHOLE_NUMBERS[kind](blocks.reshape(-1, GGML_TYPES[kind][1]))
     return GroupedWeight(elements.view(rows, -1), scale.reshape(rows, -1), None, bits=4 if kind == "Q4_0" else 8)
 
 
@@ -78,13 +86,19 @@ def _mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return _table(FP4_DOUBLED, blocks[:, 1:].contiguous()), scale
 
 
-GGML_TYPES: dict[str, tuple[int, int, Callable[[Tensor], tuple[Tensor, Tensor]]]] = {
-    "Q8_0": (32, 34, _q8_0),
-    "Q4_0": (32, 18, _q4_0),
-    "Q5_0": (32, 22, _q5_0),
-    "IQ4_NL": (32, 18, _iq4_nl),
-    "IQ4_XS": (256, 136, _iq4_xs),
-    "MXFP4": (32, 17, _mxfp4),
+_WHOLE_NUMBERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q5_0": _q5_0,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
-"""Type -> weights of a block, its bytes, and what reads blocks: [N, bytes] uint8 -> elements [N, inputs] int8, scales
-[N, groups]."""
+"""What reads blocks: [N, bytes] uint8 -> elements [N, inputs] int8, scales [N, groups]."""
+
+GGML_TYPES: dict[str, tuple[int, int]] = {
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    **{kind: (form.inputs, form.num_bytes) for kind, form in BLOCK_FORMATS.items() if kind not in ("NVFP4", "TABLE4")},
+}
+"""Type -> inputs of a block, and its bytes."""

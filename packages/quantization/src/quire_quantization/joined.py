@@ -28,11 +28,12 @@ def join_weights(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None
             inputs are the same number.
 
     Returns:
-        None where layers keep different forms, or take inputs in an order.
+        None where layers keep different forms, are in blocks, or take inputs in an order.
     """
     first = parts[0]
     forms = [{name: (tensor.dtype, tensor.device, tensor.shape[1:]) for name, tensor in part.items()} for part in parts]
-    if "order" in first or any(form != forms[0] for form in forms):
+    in_blocks = first["weight"].dtype == torch.uint8 and first["scale"].ndim == 1
+    if "order" in first or in_blocks or any(form != forms[0] for form in forms):
         return None
     return {name: tensor if name in _OF_INPUTS else torch.cat([part[name] for part in parts])
             for name, tensor in first.items()}  # fmt: skip

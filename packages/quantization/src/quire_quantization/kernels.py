@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from quire_interfaces import ConfigError, QuantKey
 from quire_ops import Op, OpRequest, QuantizedTokens, op_table, ops
 from quire_ops.activation_quant import FP8_GROUP
+from quire_ops.block_formats import BLOCK_FORMATS
+from quire_quantization.blocks import BlockWeight
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
 
@@ -31,6 +33,7 @@ __all__ = [
     "KernelChoice",
     "QuantKey",
     "WeightKernel",
+    "blocks_are_served",
     "check_kernel_names",
     "choose_kernel",
     "key_of",
@@ -70,7 +73,7 @@ class WeightKernel:
     """What it quantizes inputs to, where it does not take them as they come."""
     most_inputs: int | None = None
     """Largest number of inputs of an output."""
-    make: Callable[[GroupedWeight, torch.dtype, str], dict[str, Tensor]]
+    make: Callable[[Any, torch.dtype, str], dict[str, Tensor]]
     """(weight, compute dtype, name of the layer) -> what the op is given."""
     arguments: tuple[str, ...] = ("weight", "scale")
     """Names of what `make` gives, in the order of the op's arguments behind x."""
@@ -163,6 +166,10 @@ def _fp8(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tens
     return {"weight": weight.elements.contiguous(), "scale": scale.contiguous()}
 
 
+def _in_blocks(weight: BlockWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    return weight.linear_weights()
+
+
 def _widened(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
     return {"weight": weight.dequantized().to(dtype)}
 
@@ -206,13 +213,23 @@ KERNELS = (
         make=_grouped,
         arguments=("weight", "scale", "zero"),
     ),
+    WeightKernel(op=ops.block_linear, dtypes=frozenset(BLOCK_FORMATS), make=_in_blocks),
     WeightKernel(op=ops.linear, make=_widened, arguments=("weight",)),
 )
 """In the order of preference. `linear` takes any weight, widened to the compute dtype: rounded to it, and as large."""
 
 
-def key_of(weight: GroupedWeight, dtype: torch.dtype) -> QuantKey:
+def blocks_are_served(weight: BlockWeight, request: OpRequest, disabled: Collection[str] = ()) -> bool:
+    """Whether a weight can stay in blocks on the request's device."""
+    kernel = next(each for each in KERNELS if each.op is ops.block_linear)
+    key = key_of(weight, request.dtype)
+    return kernel.op.name not in disabled and not kernel.reason_against(key, None, request)
+
+
+def key_of(weight: GroupedWeight | BlockWeight, dtype: torch.dtype) -> QuantKey:
     """The key of a weight of a checkpoint for a network that computes in `dtype`."""
+    if isinstance(weight, BlockWeight):
+        return QuantKey(dtype=weight.form, scale_dtype="compute", granularity="group", group_size=32)
     inputs, groups = weight.elements.shape[1], weight.scale.shape[1]
     elements = _ELEMENTS.get(weight.elements.dtype, "coded")
     return QuantKey(
@@ -241,6 +258,8 @@ def choose_kernel(
     """
     against: list[tuple[str, str]] = []
     for kernel in KERNELS:
+        if kernel.op is ops.block_linear and weight.dtype not in BLOCK_FORMATS:
+            continue  # nobody expects it
         reason = "disabled" if kernel.op.name in disabled else kernel.reason_against(weight, inputs, request)
         if not reason:
             return KernelChoice(kernel, tuple(against), inputs)

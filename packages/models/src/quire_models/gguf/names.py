@@ -8,9 +8,12 @@ import re
 
 __all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "of_each_expert", "stays_compressed"]
 
-COMPRESSED = {"Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8}
-"""Type -> bits of the form in memory that holds its values exactly: whole numbers in groups of 32. The others have
-minimums or smaller groups, and are widened to the compute dtype when they are loaded."""
+COMPRESSED = {
+    "Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8,
+    "Q4_1": 16, "Q5_1": 16, "Q2_K": 16, "Q3_K": 16, "Q4_K": 16, "Q5_K": 16, "Q6_K": 16,
+}  # fmt: skip
+"""Type that is read as it is in the file -> bits of the form in memory where nothing multiplies it in blocks: whole
+numbers in groups of 32, or 16 for the compute dtype. Other types are widened to that when they are loaded."""
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER = {

@@ -37,6 +37,7 @@ from quire_ops import (
     RunDecode,
     RunDecoder,
     ShortConvWeights,
+    is_in_blocks,
     ops,
 )
 from quire_ops.kv_format import QUANTIZED
@@ -234,8 +235,10 @@ def _inputs(layer: DecoderLayerWeights) -> list[tuple[LinearWeights, ...]]:
     return groups
 
 
-def _form(weights: LinearWeights) -> tuple[torch.dtype, int | None, bool]:
+def _form(weights: LinearWeights) -> tuple[torch.dtype | None, int | None, bool]:
     scale = weights.scale
+    if scale is None or is_in_blocks(weights):  # which are decoded to plain ones
+        return None, None, True
     return weights.weight.dtype, None if scale is None else scale.ndim, weights.input_scale is None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.shards import OutputShard
+from quire_quantization.blocks import BlockWeight
 from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
@@ -76,7 +77,7 @@ class Layout(NamedTuple):
 
     tensors: Callable[[StoredLayer, torch.dtype], dict[str, StoredTensor]]
     """(layer, compute dtype) -> name behind the layer's -> what the checkpoint has under it, the bias aside."""
-    read: Callable[[StoredLayer, Mapping[str, Tensor]], GroupedWeight]
+    read: Callable[[StoredLayer, Mapping[str, Tensor]], GroupedWeight | BlockWeight]
     """The loaded tensors -> what they stand for."""
 
 
@@ -170,11 +171,11 @@ def _fp4_tensors(layer: StoredLayer, scale: torch.dtype) -> dict[str, StoredTens
     return tensors
 
 
-def _read_mxfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+def _read_mxfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight | BlockWeight:
     return read_mxfp4(tensors[layer.config.weight_name], tensors[layer.config.scale_name], layer.name)
 
 
-def _read_nvfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+def _read_nvfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight | BlockWeight:
     config = layer.config
     packed, scale, factor = (tensors[n] for n in (config.weight_name, config.scale_name, config.global_scale_name))
     return read_nvfp4(packed, scale, factor, layer.name, divides=config.global_scale_name == "weight_global_scale")
@@ -265,7 +266,7 @@ def _read_int4_tiles(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> Group
 
 
 def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
-    weights, num_bytes, _ = GGML_TYPES[layer.config.ggml_type]
+    weights, num_bytes = GGML_TYPES[layer.config.ggml_type]
     return {"weight": StoredTensor((layer.outputs, layer.inputs // weights * num_bytes), torch.uint8)}
 
 

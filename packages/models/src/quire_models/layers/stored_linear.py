@@ -18,7 +18,8 @@ from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTenso
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.shards import OutputShard
 from quire_ops import OpRequest, QuantizedTokens, bind
-from quire_quantization.kernels import BoundOps, KernelChoice, choose_kernel, key_of
+from quire_quantization.blocks import BlockWeight
+from quire_quantization.kernels import BoundOps, KernelChoice, blocks_are_served, choose_kernel, key_of
 from quire_quantization.numbers import are_absent, once
 
 __all__ = ["StoredLinear", "StoredTensor"]
@@ -103,6 +104,12 @@ class StoredLinear:
         weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
         if self._shard is not None:
             weight = weight.outputs(self._shard.start, self._shard.stop)
+        # Experts of a layer are multiplied at once, which takes no blocks.
+        in_blocks = isinstance(weight, BlockWeight) and ".experts." not in self._layer.name
+        if isinstance(weight, BlockWeight) and not (
+            in_blocks and blocks_are_served(weight, self._request, self._disabled)
+        ):
+            weight = weight.grouped()
         choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
         weights = choice.kernel.make(weight, dtype, self._layer.name)
         if choice.kernel.inputs:

@@ -1,0 +1,197 @@
+"""Weights in blocks: some inputs of an output, packed side by side with their scales, as checkpoints have them.
+
+What op `block_linear` multiplies with is a tensor [O, bytes of a row] uint8, and a header (`block_header`) with the
+number of the format and its constants. Layouts of a block, "halves" being 16 bytes whose lower halves are 16 numbers of
+4 bits and whose upper halves are the next 16, "scale" and "minimum" float16:
+
+- Q4_1: scale, minimum, halves. value = scale * number + minimum.
+- Q5_0, Q5_1: the same without and with a minimum, behind them 4 bytes with the fifth bits of 32 numbers, halves. Of
+  numbers of Q5_0 16 is taken off.
+- Q2_K: 16 bytes, of each 16 inputs 4 bits of scale and 4 of minimum, 64 bytes of numbers of 2 bits, scale and minimum
+  of those.
+- Q3_K: 32 bytes of third bits, 64 bytes of numbers of 2 bits, 12 bytes with 16 scales of 6 bits, scale of those.
+- Q4_K, Q5_K: scale and minimum of those, 12 bytes with 8 scales and 8 minimums of 6 bits, of Q5_K 32 bytes of fifth
+  bits, 128 bytes of 4 bits. value = scale * number - minimum; so for Q2_K.
+- Q6_K: 128 bytes of 4 lower bits, 64 of 2 upper ones, 16 scales in int8, scale of those.
+- IQ4_NL: scale, halves: places in a table of 16 whole numbers. IQ4_XS: see `quire_quantization.ggml`.
+- MXFP4: exponent of a power of two, halves as FP4 e2m1 (OCP Microscaling Formats 1.0, sec. 5.3).
+- NVFP4: two scales in fp8 e4m3, the first of the lower halves, halves as FP4 e2m1. Constants: what all scales are
+  multiplied with, and 1 where they are divided by it.
+- TABLE4: scale in float32, twice halves: places in the table that the constants are (bitsandbytes' NF4 and FP4).
+
+All but the last two are types of ggml, and their blocks are ggml's. Knows bytes; does not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK_FORMATS", "E2M1_VALUES", "IQ4_VALUES", "BlockFormat", "block_header", "decode_blocks"]
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""FP4 e2m1 by its bits."""
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_NUM_CONSTANTS = 16
+
+
+class BlockFormat(NamedTuple):
+    """A way to pack weights."""
+
+    inputs: int
+    """Of a block."""
+    num_bytes: int
+    """Of a block."""
+    decode: Callable[[Tensor, Tensor], Tensor]
+    """(blocks [N, num_bytes] uint8, constants [16] float32) -> [N, inputs] float32."""
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of an output with so many inputs, which are whole blocks."""
+        return inputs // self.inputs * self.num_bytes
+
+
+def block_header(name: str, constants: Tensor | None = None) -> Tensor:
+    """[17] float32: the number of a format, from 1, and its constants [2] or [16]."""
+    header = torch.zeros(1 + _NUM_CONSTANTS)
+    header[0] = 1 + list(BLOCK_FORMATS).index(name)
+    if constants is not None:
+        header[1 : 1 + len(constants)] = constants
+    return header
+
+
+def decode_blocks(weight: Tensor, header: Tensor) -> Tensor:
+    """weight [O, bytes of a row] uint8, header of `block_header` -> [O, I] float32."""
+    form = list(BLOCK_FORMATS.values())[int(header[0]) - 1]
+    return form.decode(weight.reshape(-1, form.num_bytes), header[1:]).view(len(weight), -1)
+
+
+def _half(blocks: Tensor, begin: int) -> Tensor:
+    """The float16 at a byte of each block [N, 1]."""
+    return blocks[:, begin : begin + 2].contiguous().view(torch.float16).float()
+
+
+def _halves(packed: Tensor) -> Tensor:
+    """[..., 16] -> [..., 32] int32 from 0 to 15."""
+    return torch.cat((packed & 0xF, packed >> 4), dim=-1).int()
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """[N, 4] -> [N, 32]: 16 or 0."""
+    return ((packed[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1).int() << 4
+
+
+def _q4_1(blocks: Tensor, _: Tensor) -> Tensor:
+    return _half(blocks, 0) * _halves(blocks[:, 4:]) + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor, _: Tensor) -> Tensor:
+    return _half(blocks, 0) * ((_halves(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])) - 16)
+
+
+def _q5_1(blocks: Tensor, _: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_halves(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])) + _half(blocks, 2)
+
+
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """[N, 64] -> [N, 16 groups, 16]: numbers of 2 bits, of each 32 bytes first all lowest ones."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return ((packed.view(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 16, 16).int()
+
+
+def _q2_k(blocks: Tensor, _: Tensor) -> Tensor:
+    factor = _half(blocks, 80) * (blocks[:, :16] & 0xF)
+    minimum = _half(blocks, 82) * (blocks[:, :16] >> 4)
+    numbers = _pairs_of_bits(blocks[:, 16:80].contiguous())
+    return (factor[:, :, None] * numbers - minimum[:, :, None]).flatten(1)
+
+
+def _q3_k(blocks: Tensor, _: Tensor) -> Tensor:
+    groups = torch.arange(16)
+    low = (blocks[:, 96:104].int()[:, groups % 8] >> (groups // 8 * 4)) & 0xF
+    high = (blocks[:, 104:108].int()[:, groups % 4] >> (groups // 4 * 2)) & 3
+    factor = _half(blocks, 108) * ((low | high << 4) - 32)
+    third = (blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    numbers = _pairs_of_bits(blocks[:, 32:96].contiguous()) - 4 + (third.reshape(-1, 16, 16).int() << 2)
+    return (factor[:, :, None] * numbers).flatten(1)
+
+
+def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, 12] -> two times [N, 8], of 6 bits each."""
+    first, second, rest = packed.int().view(-1, 3, 4).unbind(1)
+    scales = torch.cat((first & 63, (rest & 15) | first >> 6 << 4), dim=1)
+    return scales, torch.cat((second & 63, rest >> 4 | second >> 6 << 4), dim=1)
+
+
+def _q4_k(blocks: Tensor, _: Tensor) -> Tensor:
+    numbers = blocks[:, 16:].reshape(-1, 4, 1, 32) >> torch.tensor([[0], [4]], dtype=torch.uint8)
+    return _with_minimums(blocks, (numbers & 15).reshape(-1, 8, 32).int())
+
+
+def _q5_k(blocks: Tensor, _: Tensor) -> Tensor:
+    numbers = blocks[:, 48:].reshape(-1, 4, 1, 32) >> torch.tensor([[0], [4]], dtype=torch.uint8)
+    fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    return _with_minimums(blocks, (numbers & 15).reshape(-1, 8, 32).int() | fifth.int() << 4)
+
+
+def _with_minimums(blocks: Tensor, numbers: Tensor) -> Tensor:
+    scales, minimums = _scales_and_minimums(blocks[:, 4:16])
+    factor, least = _half(blocks, 0) * scales, _half(blocks, 2) * minimums
+    return (factor[:, :, None] * numbers - least[:, :, None]).flatten(1)
+
+
+def _q6_k(blocks: Tensor, _: Tensor) -> Tensor:
+    low = blocks[:, :128].reshape(-1, 2, 1, 64) >> torch.tensor([[0], [4]], dtype=torch.uint8)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    numbers = (low & 15).reshape(-1, 16, 16).int() | (high & 3).reshape(-1, 16, 16).int() << 4
+    factor = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8)
+    return (factor[:, :, None] * (numbers - 32)).flatten(1)
+
+
+def _iq4_nl(blocks: Tensor, _: Tensor) -> Tensor:
+    return _half(blocks, 0) * torch.tensor(IQ4_VALUES)[_halves(blocks[:, 2:])]
+
+
+def _iq4_xs(blocks: Tensor, _: Tensor) -> Tensor:
+    group = torch.arange(8)
+    high = (blocks[:, 2:4].int()[:, group // 4] >> (2 * (group % 4))) & 3
+    low = (blocks[:, 4:8].int()[:, group // 2] >> (4 * (group % 2))) & 0xF
+    factor = _half(blocks, 0) * ((high << 4 | low) - 32)
+    values = torch.tensor(IQ4_VALUES)[_halves(blocks[:, 8:].reshape(-1, 8, 16))]
+    return (factor[:, :, None] * values).flatten(1)
+
+
+def _mxfp4(blocks: Tensor, _: Tensor) -> Tensor:
+    scale = torch.ldexp(torch.ones(len(blocks), 1), blocks[:, :1].int() - 127)
+    return torch.tensor(E2M1_VALUES)[_halves(blocks[:, 1:])] * scale
+
+
+def _nvfp4(blocks: Tensor, constants: Tensor) -> Tensor:
+    own = blocks[:, :2].contiguous().view(torch.float8_e4m3fn).float()
+    scales = own / constants[0] if constants[1] else own * constants[0]
+    return torch.tensor(E2M1_VALUES)[_halves(blocks[:, 2:])] * scales.repeat_interleave(16, dim=1)
+
+
+def _table4(blocks: Tensor, constants: Tensor) -> Tensor:
+    scale = blocks[:, :4].contiguous().view(torch.float32)
+    return constants[_halves(blocks[:, 4:].reshape(-1, 2, 16))].flatten(1) * scale
+
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    "Q4_1": BlockFormat(32, 20, _q4_1),
+    "Q5_0": BlockFormat(32, 22, _q5_0),
+    "Q5_1": BlockFormat(32, 24, _q5_1),
+    "Q2_K": BlockFormat(256, 84, _q2_k),
+    "Q3_K": BlockFormat(256, 110, _q3_k),
+    "Q4_K": BlockFormat(256, 144, _q4_k),
+    "Q5_K": BlockFormat(256, 176, _q5_k),
+    "Q6_K": BlockFormat(256, 210, _q6_k),
+    "IQ4_NL": BlockFormat(32, 18, _iq4_nl),
+    "IQ4_XS": BlockFormat(256, 136, _iq4_xs),
+    "MXFP4": BlockFormat(32, 17, _mxfp4),
+    "NVFP4": BlockFormat(32, 18, _nvfp4),
+    "TABLE4": BlockFormat(64, 36, _table4),
+}
+"""By name, in the order of their numbers."""

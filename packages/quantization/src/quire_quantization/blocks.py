@@ -1,0 +1,67 @@
+"""Weights that stay in blocks, as checkpoints pack them, for op `block_linear`; and what they are where nothing has it.
+
+Types of ggml are kept byte by byte. NVFP4 and MXFP4 of other checkpoints, and the codes of bitsandbytes, are packed
+anew: their numbers stay, and lie side by side with their scales. Knows tensors; does not know files or names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_ops.block_formats import BLOCK_FORMATS, block_header, decode_blocks
+from quire_quantization.stored import GroupedWeight
+
+__all__ = ["BlockWeight", "blocks_of"]
+
+
+class BlockWeight(NamedTuple):
+    """A weight in blocks of one of `BLOCK_FORMATS`."""
+
+    blocks: Tensor
+    """[O, bytes of a row] uint8."""
+    form: str
+    """A name of `BLOCK_FORMATS`."""
+    constants: Tensor | None = None
+    """[2] or [16] float32, of a format that has some."""
+    whole_numbers: Callable[[Tensor], GroupedWeight] | None = None
+    """`blocks` -> the same in whole numbers with a scale for each 32 inputs; None where there is no such form."""
+
+    def outputs(self, start: int, stop: int) -> BlockWeight:
+        """The weight of some of its outputs."""
+        return self._replace(blocks=self.blocks[start:stop])
+
+    def header(self) -> Tensor:
+        """As op `block_linear` takes it."""
+        return block_header(self.form, self.constants)
+
+    def dequantized(self) -> Tensor:
+        """[O, I] float32."""
+        return decode_blocks(self.blocks, self.header())
+
+    def grouped(self) -> GroupedWeight:
+        """For ops that take no blocks."""
+        if self.whole_numbers is not None:
+            return self.whole_numbers(self.blocks)
+        decoded = self.dequantized()
+        return GroupedWeight(decoded, torch.ones(len(decoded), 1), None)
+
+    def linear_weights(self) -> dict[str, Tensor]:
+        """As op `block_linear` takes them."""
+        return {"weight": self.blocks.contiguous(), "scale": self.header()}
+
+
+def _halves(numbers: Tensor) -> Tensor:
+    """numbers [..., 32] from 0 to 15 -> [..., 16] uint8: the first 16 in the lower halves."""
+    low, high = numbers.to(torch.uint8).unflatten(-1, (2, 16)).unbind(-2)
+    return torch.bitwise_or(low, high << 4)
+
+
+def blocks_of(scales: Tensor, numbers: Tensor, form: str) -> Tensor:
+    """scales [O, blocks, bytes] uint8, numbers [O, I] from 0 to 15 -> [O, bytes of a row] uint8."""
+    size = BLOCK_FORMATS[form].inputs
+    packed = _halves(numbers.unflatten(1, (-1, size // 32, 32))).flatten(2)
+    return torch.cat((scales, packed), dim=2).flatten(1)
