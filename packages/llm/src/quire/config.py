@@ -125,8 +125,9 @@ class ModelSettings(Settings):
     )
     disabled_linear_kernels: tuple[str, ...] = setting(
         (),
-        help="Ops not to use for quantized weights: w8a8_linear, int8_linear, fp8_linear, grouped_linear, block_linear, "
-        "linear (which widens any format), fused_moe (all experts in one call); the start-up report lists those in use.",
+        help="Ops not to use for quantized weights: w8a8_linear, int8_linear, fp8_linear, grouped_linear, "
+        "block_linear, linear (which widens any format), fused_moe (all experts in one call); the start-up report "
+        "lists those in use.",
     )
     max_model_len: int | None = setting(
         None,

@@ -103,7 +103,9 @@ def weight_ledger(
     if not config.network.has_lm_head:
         head = 0
     elif head_form is not None:
-        head = head_form.bytes_as(head_form, head_outputs, config.network.embedding.size, element)
+        head = head_form.bytes_as(
+            dataclasses.replace(head_form, in_blocks=in_blocks), head_outputs, config.network.embedding.size, element
+        )
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head, num_ranks)
     ledger = {"embedding": head_outputs * config.network.embedding.size * element, "attention": 0, "MLP": 0}

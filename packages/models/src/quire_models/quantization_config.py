@@ -163,8 +163,8 @@ class QuantizationConfig:
         """Bytes that the linear layer of this full name takes once it is loaded, without the bias; scales counted as
         float32."""
         form = self.of_layer(layer)
-        if form is not None and ".experts." in layer:
-            form = replace(form, in_blocks=False)
+        if form is not None:
+            form = replace(form, in_blocks=self.in_blocks and ".experts." not in layer)
         return self.bytes_as(form, out_features, in_features, dtype_bytes)
 
     @staticmethod
