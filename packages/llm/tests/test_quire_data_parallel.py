@@ -79,7 +79,7 @@ def test_settings_make_ranks(settings: dict[str, Any], expected: tuple[int, int]
             | {"data_parallel_start_rank": 3},
             "has none above 3",
         ),
-        ({"data_parallel_size": 2, "data_parallel_backend": "ray"}, "Ray does not place them"),
+        ({"data_parallel_size": 2, "data_parallel_backend": "ray"}, "Ray does not place engines. Give other hosts"),
     ],
 )
 def test_contradictions_say_what_to_do(settings: dict[str, Any], remedy: str) -> None:

@@ -53,7 +53,10 @@ class DataParallelConfig(Settings):
         "mp",
         help="What runs the engines: mp, processes of this host.",
         check=lambda value: (
-            None if value == "mp" else "be mp: engines are processes of this host; Ray does not place them"
+            None
+            if value == "mp"
+            else "be mp: Ray does not place engines. Give other hosts theirs by --headless and "
+            "--data-parallel-start-rank; Ray places the ranks of one engine, by --distributed-executor-backend ray"
         ),
     )
     data_parallel_address: str = setting(
