@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import resource
 import subprocess
@@ -102,6 +103,13 @@ def test_cache_stops_growing_when_it_is_enough() -> None:
     plan = make_plan(QuireConfig.of(max_model_len=128, max_num_seqs=2), big_model(), free_bytes=200 * GB)
     assert plan.kv_plan.num_blocks == 1 + 2 * 8
     assert any("enough" in note for note in plan.notes)
+
+
+def test_what_the_network_leaves_out_is_noted() -> None:
+    model = big_model()
+    model = dataclasses.replace(model, network=dataclasses.replace(model.network, notes=("no sparse attention",)))
+    plan = make_plan(QuireConfig.of(max_model_len=128), model, free_bytes=20 * GB)
+    assert "no sparse attention" in plan.notes
 
 
 def test_too_little_memory_says_what_fits() -> None:

@@ -134,6 +134,20 @@ def pangu_ultra() -> Case:
     return LATENT | fields, shapes, forward
 
 
+def pangu_first_named() -> Case:
+    """The same with the fields as they were called first."""
+    first = {
+        "kv_lora_rank": "attention_kv_lora_dim", "q_lora_rank": "attention_q_lora_dim",
+        "qk_nope_head_dim": "attention_qk_dim", "qk_rope_head_dim": "attention_qk_rope_dim",
+        "v_head_dim": "attention_v_dim", "n_routed_experts": "num_routed_experts",
+        "n_shared_experts": "num_shared_experts", "first_k_dense_replace": "num_dense_layers",
+        "num_nextn_predict_layers": "num_mtp_layers",
+    }  # fmt: skip
+    config, shapes, forward = pangu_ultra()
+    config = {first.get(name, name): value for name, value in (config | {"num_nextn_predict_layers": 1}).items()}
+    return config, shapes | {f"model.layers.{LAYERS}.eh_proj.weight": (4, 4)}, forward
+
+
 def step3() -> Case:
     """Queries of 24 numbers, normalised, make four heads over one key and one value head."""
     layer = {
@@ -261,9 +275,11 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", CASES)
-def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_path: Path) -> None:
-    config, shapes, forward = CASES[architecture]()
+@pytest.mark.parametrize(("architecture", "case"), [*CASES.items(), ("PanguUltraMoEForCausalLM", pangu_first_named)])
+def test_logits_are_those_of_a_forward_pass_in_float64(
+    architecture: str, case: Callable[[], Case], tmp_path: Path
+) -> None:
+    config, shapes, forward = case()
     assert largest_error(tmp_path, {"architectures": [architecture], **config}, shapes, forward) < 1e-5
 
 
@@ -272,6 +288,10 @@ def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_pa
     [
         ("PanguUltraMoEForCausalLM", {"param_sink_number": 4}, "param_sink_number 4 is not supported"),
         ("DomynEdgeForCausalLM", {"window_sizes": [[5, 0]]}, "window_sizes must name one for each of 2 layers"),
+        ("DomynEdgeForCausalLM", {"window_sizes": [1024, 1024]}, "window_sizes must be pairs"),
+        ("DomynEdgeForCausalLM", {"window_sizes": [[5, 0], ["5", 0]]}, "window_sizes must be pairs"),
+        ("DomynEdgeForCausalLM", {"per_layer_config": [{"head_dim": 16}]}, "per_layer_config must have an object"),
+        ("DomynEdgeForCausalLM", {"per_layer_config": {"1": 24}}, "per_layer_config must have objects, has 24"),
         ("Step3TextForCausalLM", {"moe_layers_enum": "1;2"}, "moe_layers_enum must list layers"),
     ],
 )

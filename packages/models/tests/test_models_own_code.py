@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +161,9 @@ def exaone() -> Case:
 
 
 def telechat2() -> Case:
-    """Each head has a key and a value; keys and values come head by head."""
+    """Each head has a key and a value, which come head by head. Texts of up to 64 tokens rotate by the base of a factor
+    alpha = 2^ceil(log2(64 / 16) + 1) - 1 = 7."""
+    theta = 10000.0 * 7 ** (SIZE / (SIZE - 2))
     layer = (
         NORMS
         | MLP
@@ -181,15 +184,33 @@ def telechat2() -> Case:
             normed = rms(x, w[f"{at}.input_layernorm.weight"], 1e-5)
             q = heads(linear(w, f"{at}.self_attention.query", normed), HEADS)
             k, v = heads(linear(w, f"{at}.self_attention.key_value", normed), HEADS).chunk(2, dim=-1)
-            x = x + linear(w, f"{at}.self_attention.dense", attend(rotate(q), rotate(k), v))
+            x = x + linear(w, f"{at}.self_attention.dense", attend(rotate(q, theta), rotate(k, theta), v))
             x = x + gated(w, f"{at}.mlp", rms(x, w[f"{at}.post_attention_layernorm.weight"], 1e-5))
         return linear(w, "lm_head", rms(x, w["transformer.ln_f.weight"], 1e-5))
 
     config = {
         "vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "ffn_hidden_size": INNER,
-        "layer_norm_epsilon": 1e-5, "seq_length": 64, "tie_word_embeddings": False,
+        "layer_norm_epsilon": 1e-5, "seq_length": 128, "base_seqlen": 16, "training_seqlen": 64,
+        "embed_layernorm": False, "apply_residual_connection_post_layernorm": False, "tie_word_embeddings": False,
     }  # fmt: skip
     return Case(config, of_layers("transformer.h", layer, ends | {"lm_head.weight": (VOCAB, HIDDEN)}), forward)
+
+
+def yi() -> Case:
+    """Llama whose norms are called ln1 and ln2."""
+
+    def theirs(name: str) -> str:
+        return name.replace("input_layernorm", "ln1").replace("post_attention_layernorm", "ln2")
+
+    llamas = of_layers("model.layers", LAYER, ENDS)
+    shapes = {theirs(name): shape for name, shape in llamas.items()}
+    return Case(LLAMA, shapes, lambda w, ids: llama({name: w[theirs(name)] for name in llamas}, ids))
+
+
+def first_llama() -> Case:
+    """Llama whose context is called `max_sequence_length`."""
+    fields = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
+    return Case(fields | {"max_sequence_length": 64}, of_layers("model.layers", LAYER, ENDS), llama)
 
 
 def chatglm() -> Case:
@@ -255,6 +276,12 @@ def decilm() -> Case:
     return Case(config | {"block_configs": blocks}, shapes, forward)
 
 
+def decilm_7b() -> dict[str, Any]:
+    """config.json of layers that differ in their key-value heads alone."""
+    fields = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
+    return fields | {"architectures": ["DeciLMForCausalLM"], "num_key_value_heads_per_layer": [4, 1]}
+
+
 def soft(logits: Tensor) -> Tensor:
     return torch.softmax(logits, dim=-1)
 
@@ -290,9 +317,13 @@ def deepseek() -> Case:
     return Case(LLAMA | fields, shapes, forward)
 
 
-def bailing(*, version: int) -> Case:
+def bailing(*, version: int, shared: int = 24) -> Case:
     """The first: softmax over all experts. The second: sigmoids, groups, a bias, normalised heads that are rotated by
-    half, a layer for further tokens behind the last one."""
+    half, a layer for further tokens behind the last one; which of these are what its class has is not said.
+
+    Args:
+        shared: `moe_shared_expert_intermediate_size`, of one shared expert or of both.
+    """
     width, is_second = (HEADS + 2 * KV_HEADS) * SIZE, version == 2
     layer = NORMS | {"attention.query_key_value.weight": (width, HIDDEN), "attention.dense.weight": (HIDDEN, HIDDEN)}
     if is_second:
@@ -337,15 +368,29 @@ def bailing(*, version: int) -> Case:
     }  # fmt: skip
     if is_second:
         fields |= {
-            "score_function": "sigmoid", "n_group": 4, "topk_group": 2, "moe_router_enable_expert_bias": True,
-            "routed_scaling_factor": 2.5, "use_qk_norm": True, "use_rmsnorm": True, "partial_rotary_factor": 0.5,
-            "num_nextn_predict_layers": 1,
+            "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5,
+            "num_nextn_predict_layers": 1, "moe_shared_expert_intermediate_size": shared,
         }  # fmt: skip
     return Case(LLAMA | fields, shapes, forward)
 
 
+def yarn(x: Tensor, theta: float, factor: float, original: int) -> Tensor:
+    """Positions of [T, H, D] rotated by YaRN (Peng et al. 2023, sec. 3), with a ramp between pairs that turn 32 times
+    and once in the original context, in parts of a pair."""
+    size = x.shape[-1]
+    plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    low, high = (size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32, 1))
+    low, high = max(low, 0.0), min(high, size - 1.0)
+    ramp = ((torch.arange(size // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    angles = torch.outer(torch.arange(len(x), dtype=torch.float64), plain * (1 - ramp) + plain / factor * ramp)
+    scale = 0.1 * math.log(factor) + 1
+    cos, sin = scale * angles.cos()[:, None], scale * angles.sin()[:, None]
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
 def plamo3() -> Case:
-    """The first layer has a window and a base of its own."""
+    """The first layer has a window and a base of its own; the second rotates by YaRN. Both ends share the embedding."""
     layer = {
         "mixer.qkv_proj.weight": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
         "mixer.o_proj.weight": (HIDDEN, HEADS * SIZE),
@@ -362,48 +407,54 @@ def plamo3() -> Case:
             at = f"model.layers.layers.{n}"
             qkv = linear(w, f"{at}.mixer.qkv_proj", rms(x, w[f"{at}.pre_mixer_norm.weight"], offset=1.0))
             q, k, v = heads(qkv, HEADS + 2 * KV_HEADS).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-            theta, window = (10000.0, 6) if n == 0 else (1e6, None)
-            q = rotate(rms(q, w[f"{at}.mixer.q_norm.weight"], offset=1.0), theta)
-            k = rotate(rms(k, w[f"{at}.mixer.k_norm.weight"], offset=1.0), theta)
-            mixed = linear(w, f"{at}.mixer.o_proj", attend(q, k, v, window=window))
+            q = rms(q, w[f"{at}.mixer.q_norm.weight"], offset=1.0)
+            k = rms(k, w[f"{at}.mixer.k_norm.weight"], offset=1.0)
+            if n == 0:
+                mixed = attend(rotate(q), rotate(k), v, window=6)
+            else:
+                mixed = attend(*(yarn(each, 1e6, 2.0, 64) for each in (q, k)), v)
+            mixed = linear(w, f"{at}.mixer.o_proj", mixed)
             x = x + rms(mixed, w[f"{at}.post_mixer_norm.weight"], offset=0.2)
             up = linear(w, f"{at}.mlp.gate_up_proj", rms(x, w[f"{at}.pre_mlp_norm.weight"], offset=1.0))
             down = linear(w, f"{at}.mlp.down_proj", torch.nn.functional.silu(up[:, :INNER]) * up[:, INNER:])
             x = x + rms(down, w[f"{at}.post_mlp_norm.weight"], offset=5**-1.5)
-        return linear(w, "lm_head", rms(x, w["model.norm.weight"], offset=1.0))
+        return linear(w, "model.embed_tokens", rms(x, w["model.norm.weight"], offset=1.0))
 
     fields = {
-        "head_dim": SIZE, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
-        "rope_theta": 1e6, "rope_local_theta": 10000.0,
+        "head_dim": SIZE, "window_size": 2048, "sliding_window_pattern": 8, "interleaved_sliding_window": [6, None],
+        "rope_theta": 1000000, "rope_local_theta": 10000, "rope_scaling_factor": 2.0, "initial_context_length": 64,
+        "max_position_embeddings": 128, "hidden_activation": "swiglu", "attention_bias": False,
     }  # fmt: skip
-    return Case(LLAMA | fields, of_layers("model.layers.layers", layer, ENDS), forward)
+    config = {name: value for name, value in (LLAMA | fields).items() if name != "tie_word_embeddings"}
+    ends = {name: shape for name, shape in ENDS.items() if "lm_head" not in name}
+    return Case(config, of_layers("model.layers.layers", layer, ends), forward)
 
 
 CASES: dict[str, Callable[[], Case]] = {
     **dict.fromkeys(
         (
-            "AquilaForCausalLM", "AquilaModel", "IQuestCoderForCausalLM", "LLaMAForCausalLM", "TeleChat3ForCausalLM",
-            "XverseForCausalLM", "YiForCausalLM",
+            "AquilaForCausalLM", "AquilaModel", "IQuestCoderForCausalLM", "TeleChat3ForCausalLM", "XverseForCausalLM",
         ),
         plain,
     ),
     "BailingMoeForCausalLM": lambda: bailing(version=1),
-    **dict.fromkeys(
-        ("BailingMoeV2ForCausalLM", "Param2MoEForCausalLM", "SarvamMoEForCausalLM"), lambda: bailing(version=2)
-    ),
+    **dict.fromkeys(("BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), lambda: bailing(version=2)),
     **dict.fromkeys(("ChatGLMForConditionalGeneration", "ChatGLMModel"), chatglm),
     "DeciLMForCausalLM": decilm,
     "DeepseekForCausalLM": deepseek,
     "ExaoneForCausalLM": exaone,
     "InternLM3ForCausalLM": lambda: with_biases(*(f"{part}_proj" for part in "qkv"), qkv_bias=True, bias=False),
     "InternLMForCausalLM": lambda: with_biases(*(f"{part}_proj" for part in "qkvo"), bias=True),
+    "LLaMAForCausalLM": first_llama,
     "MiMoForCausalLM": lambda: with_biases(*(f"{part}_proj" for part in "qkv")),
     "MiniCPMForCausalLM": minicpm,
     "OrionForCausalLM": orion,
     "PanguEmbeddedForCausalLM": lambda: with_biases(*(f"{part}_proj" for part in "qkvo"), bias=True),
+    "Param2MoEForCausalLM": lambda: bailing(version=2, shared=48),
     "Plamo3ForCausalLM": plamo3,
-    **dict.fromkeys(("TeleChat2ForCausalLM", "TeleChatForCausalLM"), telechat2),
+    **dict.fromkeys(("TeleChat2ForCausalLM", "TeleChatForCausalLM", "TelechatForCausalLM"), telechat2),
     "TeleFLMForCausalLM": teleflm,
+    "YiForCausalLM": yi,
 }  # fmt: skip
 """Architecture -> its case; of those that are the same network, the first is computed."""
 
@@ -434,9 +485,72 @@ def test_architectures_of_one_network_are_described_alike() -> None:
     assert CASES.keys() | ELSEWHERE == OWN_CODE.keys()
 
 
+def network_of(architecture: str, **fields: Any) -> Any:
+    """The network of a case with other fields; None takes one away."""
+    return ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture]().config, **fields}).network
+
+
+def test_what_a_class_has_can_be_said_too() -> None:
+    said = {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True}
+    for architecture in ("BailingMoeV2ForCausalLM", "Param2MoEForCausalLM", "SarvamMoEForCausalLM"):
+        assert network_of(architecture, **said) == network_of(architecture)
+    by_pattern = {"interleaved_sliding_window": None, "window_size": 6, "sliding_window_pattern": 2}
+    assert network_of("Plamo3ForCausalLM", **by_pattern) == network_of("Plamo3ForCausalLM")
+
+
+def test_texts_are_no_longer_than_what_keeps_its_rotation() -> None:
+    network = network_of("TeleChatForCausalLM")
+    assert network.max_model_len == 64
+    assert "training_seqlen (64)" in network.notes[0]
+    shorter = network_of("TeleChatForCausalLM", seq_length=32)
+    assert (shorter.max_model_len, shorter.notes) == (32, ())
+    assert network_of("Plamo3ForCausalLM").max_model_len == 128
+
+
+def test_attention_that_is_not_sparse_is_noted() -> None:
+    sparse = {"kernel_size": 32, "topk": 64, "dense_len": 8192}
+    (note,) = network_of("MiniCPMForCausalLM", sparse_config=sparse).notes
+    assert "sparse_config" in note
+    assert "dense_len (8192)" in note
+    assert network_of("MiniCPMForCausalLM").notes == ()
+
+
+def test_layers_of_a_decilm_have_their_key_value_heads() -> None:
+    network = ModelConfig.from_dict(decilm_7b()).network
+    layers = [network_of("XverseForCausalLM", num_key_value_heads=number).layers for number in (4, 1)]
+    assert network.layers == (layers[0][0], layers[1][1])
+    for wrong in ([4], [4, 3], [4, "1"]):
+        with pytest.raises(CheckpointError, match="num_key_value_heads_per_layer must have"):
+            ModelConfig.from_dict({**decilm_7b(), "num_key_value_heads_per_layer": wrong})
+
+
+@pytest.mark.parametrize(
+    ("sink", "words"),
+    [
+        ({"num_sink_tokens": 4}, "num_sink_tokens 4 is not supported"),
+        ({"unshifted_sink": True}, "unshifted_sink True is not supported"),
+    ],
+)
+def test_sinks_in_front_of_a_window_are_refused(sink: dict[str, Any], words: str) -> None:
+    blocks = CASES["DeciLMForCausalLM"]().config["block_configs"]
+    attention = {**blocks[0]["attention"], "window_length": 6}
+    assert network_of("DeciLMForCausalLM", block_configs=[{**blocks[0], "attention": attention}, blocks[1]])
+    with pytest.raises(CheckpointError, match=words):
+        network_of("DeciLMForCausalLM", block_configs=[{**blocks[0], "attention": attention | sink}, blocks[1]])
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "words"),
     [
+        ("TeleChat2ForCausalLM", {"embed_layernorm": True}, "embed_layernorm True is not supported"),
+        (
+            "TeleChatForCausalLM",
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm True is not supported",
+        ),
+        ("Plamo3ForCausalLM", {"interleaved_sliding_window": [6]}, "interleaved_sliding_window must have a number"),
+        ("Plamo3ForCausalLM", {"interleaved_sliding_window": [0, None]}, "interleaved_sliding_window must have"),
+        ("Plamo3ForCausalLM", {"initial_context_length": None}, "initial_context_length is missing"),
         ("DeciLMForCausalLM", {"block_configs": []}, "block_configs must describe each of 2 layers"),
         ("BailingMoeForCausalLM", {"norm_head": True}, "norm_head True is not supported"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm False is not supported"),
@@ -444,4 +558,4 @@ def test_architectures_of_one_network_are_described_alike() -> None:
 )
 def test_what_is_not_computed_is_refused_by_name(architecture: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture]().config, **fields})
+        network_of(architecture, **fields)

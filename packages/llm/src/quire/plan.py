@@ -240,6 +240,7 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     method = resolved_linear_method(config.model.quantization, model)
     check_load_format(config.model.load_format, model)
     max_model_len, notes = _max_model_len(config, model)
+    notes.extend(model.network.notes)
     if model.rope.kind == "longrope":
         notes.append(_rotation_note(model, max_model_len))
     model = _with_encoder_len(config, model, max_model_len, notes)

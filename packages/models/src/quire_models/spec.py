@@ -316,6 +316,8 @@ class NetworkSpec:
     final_norm: NormSpec | None
     head: HeadSpec
     checkpoint: CheckpointNames = CheckpointNames()
+    notes: tuple[str, ...] = ()
+    """What the checkpoint says and the network does not do, for the report at the start."""
     num_mtp_layers: int = 0
     """Layers of the checkpoint that predict further tokens (multi-token prediction); a drafting head loads them."""
     mtp_feed_forward: FeedForwardSpec | None = None

@@ -20,6 +20,10 @@ def spec(config: Fields) -> NetworkSpec:
         num_experts, per_token = expert_counts(config, "num_experts", "num_experts_per_tok")
         routing = Routing(top_k=per_token, scoring="softmax", renormalize=True)
         feed_forward = sizes.moe(num_experts, sizes.intermediate_size, routing, names=("w1", "w3", "w2"), stacked=None)
+    sparse, notes = config.object("sparse_config"), tuple[str, ...]()
+    if sparse is not None:
+        dense = sparse.integer("dense_len", default=0)
+        notes = (f"sparse_config (InfLLM-V2) is not computed: all tokens are seen, beyond dense_len ({dense}), too",)
     base = config.integer("dim_model_base", default=sizes.hidden_size, minimum=1)
     factor = config.number("scale_depth", default=1.0) / sizes.num_layers**0.5
     attention = sizes.attention()
@@ -27,6 +31,7 @@ def spec(config: Fields) -> NetworkSpec:
         (sizes.pre_norm(layer, attention, feed_forward, residual_factor=factor) for layer in sizes.layers),
         embedding=sizes.embedding(factor=config.number("scale_emb", default=1.0)),
         head=HeadSpec(tied=sizes.tied, factor=base / sizes.hidden_size),
+        notes=notes,
     )
 
 

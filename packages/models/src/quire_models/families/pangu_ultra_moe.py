@@ -12,9 +12,24 @@ from quire_models.spec import CheckpointNames, NetworkSpec
 
 __all__ = ["spec"]
 
+_FIRST_NAMES = {
+    "kv_lora_rank": "attention_kv_lora_dim",
+    "q_lora_rank": "attention_q_lora_dim",
+    "qk_nope_head_dim": "attention_qk_dim",
+    "qk_rope_head_dim": "attention_qk_rope_dim",
+    "v_head_dim": "attention_v_dim",
+    "n_routed_experts": "num_routed_experts",
+    "n_shared_experts": "num_shared_experts",
+    "first_k_dense_replace": "num_dense_layers",
+    "num_nextn_predict_layers": "num_mtp_layers",
+}
+"""Field -> what config.json calls it as first published."""
+
 
 def spec(config: Fields) -> NetworkSpec:
     """Experts are chosen of all of them. Without `sandwich_norm` there are norms before the parts only."""
+    for name, first in _FIRST_NAMES.items():
+        config = config.with_default(name, config.get(first))
     config.fixed("param_sink_number", 0)
     sizes, attention = latent_attention(config)
     has_bias = config.flag("router_enable_expert_bias", default=False)
