@@ -19,7 +19,16 @@ from quire_kernels_cpu.decoder import pointers_to
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.layer_arguments import ACTIVATIONS, NORM_KINDS
 from quire_kernels_cpu.matrix import matrix_argument
-from quire_ops import EncoderLayerWeights, EncoderStack, GatedWeights, LinearWeights, NormWeights, SizeRule, ops
+from quire_ops import (
+    EncoderLayerWeights,
+    EncoderStack,
+    GatedWeights,
+    LinearWeights,
+    NormWeights,
+    SizeRule,
+    is_in_blocks,
+    ops,
+)
 from quire_ops.encoder_stack import INPUT_GROUP, RunEncoder
 
 __all__ = ["Encoder", "encoder_stack"]
@@ -117,6 +126,7 @@ class Encoder:
             assert weights.scale.shape[1] == -(-weights.weight.shape[1] // INPUT_GROUP)
         else:
             assert weights.scale is None or weights.scale.ndim == 1
+            assert not is_in_blocks(weights)
         assert weights.weight.is_contiguous()
         return matrix_argument(*weights[:5], inputs=self._stack.hidden_size if inputs is None else inputs)
 

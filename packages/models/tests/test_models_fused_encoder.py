@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from models_packers import bitsandbytes
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -60,6 +63,28 @@ def test_quantized_weights_have_a_scale_per_output(tmp_path: Path, method: str, 
     together = torch.cat(network.read(TEXTS)).float()
     network.run_layers = network.layer_by_layer
     assert torch.nn.functional.cosine_similarity(together, torch.cat(network.read(TEXTS)).float()).min() > 0.999
+
+
+def test_weights_in_blocks_are_multiplied_layer_by_layer(tmp_path: Path) -> None:
+    """As those that they stand for."""
+    write_checkpoint(tmp_path / "plain", "BertModel", ENCODER_CASES["BertModel"])
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    packed: dict[str, Tensor] = {}
+    restored: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "plain/model.safetensors").items():
+        restored[name] = packed[name] = tensor
+        if tensor.ndim == 2 and name.startswith("encoder.") and name.endswith(".weight"):
+            tensors, restored[name] = bitsandbytes(tensor, said)
+            packed |= {f"{name.removesuffix('weight')}{part}": value for part, value in tensors.items()}
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    save_file({name: one.contiguous() for name, one in packed.items()}, tmp_path / "packed/model.safetensors")
+    save_file({name: one.contiguous() for name, one in restored.items()}, tmp_path / "plain/model.safetensors")
+    plain, blocks = (load_encoder(tmp_path / each, dtype="float32") for each in ("plain", "packed"))
+    assert len(restored) < len(packed)
+    got, wanted = (torch.cat(network.read(TEXTS)) for network in (blocks, plain))
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("name", NAMES)

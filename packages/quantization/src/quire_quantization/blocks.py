@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from quire_ops.block_formats import BLOCK_FORMATS, block_header, decode_blocks
+from quire_quantization.numbers import are_absent
 from quire_quantization.stored import GroupedWeight
 
 __all__ = ["BlockWeight", "blocks_of"]
+
+_PIECE = 1 << 22
+"""Numbers that are decoded at a time."""
 
 
 class BlockWeight(NamedTuple):
@@ -32,22 +36,22 @@ class BlockWeight(NamedTuple):
 
     def outputs(self, start: int, stop: int) -> BlockWeight:
         """The weight of some of its outputs."""
-        return self._replace(blocks=self.blocks[start:stop])
+        return self._replace(blocks=self.blocks[start:stop], whole_numbers=None)
 
     def header(self) -> Tensor:
         """As op `block_linear` takes it."""
         return block_header(self.form, self.constants)
 
-    def dequantized(self) -> Tensor:
-        """[O, I] float32."""
-        return decode_blocks(self.blocks, self.header())
-
-    def grouped(self) -> GroupedWeight:
-        """For ops that take no blocks."""
-        if self.whole_numbers is not None:
-            return self.whole_numbers(self.blocks)
-        decoded = self.dequantized()
-        return GroupedWeight(decoded, torch.ones(len(decoded), 1), None)
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[O, I], decoded some outputs at a time."""
+        form, header = BLOCK_FORMATS[self.form], self.header()
+        outputs, inputs = len(self.blocks), self.blocks.shape[1] // form.num_bytes * form.inputs
+        out = torch.empty(outputs, inputs, dtype=dtype)
+        if not are_absent():
+            step = max(1, _PIECE // inputs)
+            for begin in range(0, outputs, step):
+                out[begin : begin + step] = decode_blocks(self.blocks[begin : begin + step], header)
+        return out
 
     def linear_weights(self) -> dict[str, Tensor]:
         """As op `block_linear` takes them."""

@@ -28,14 +28,16 @@ def join_weights(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None
             inputs are the same number.
 
     Returns:
-        None where layers keep different forms, are in blocks, or take inputs in an order.
+        None where layers keep different forms, have blocks of different constants, or take inputs in an order.
     """
     first = parts[0]
     forms = [{name: (tensor.dtype, tensor.device, tensor.shape[1:]) for name, tensor in part.items()} for part in parts]
-    in_blocks = first["weight"].dtype == torch.uint8 and first["scale"].ndim == 1
-    if "order" in first or in_blocks or any(form != forms[0] for form in forms):
+    if "order" in first or any(form != forms[0] for form in forms):
         return None
-    return {name: tensor if name in _OF_INPUTS else torch.cat([part[name] for part in parts])
+    shared = _shared(first)
+    if "scale" in shared and not all(torch.equal(part["scale"], first["scale"]) for part in parts):
+        return None
+    return {name: tensor if name in shared else torch.cat([part[name] for part in parts])
             for name, tensor in first.items()}  # fmt: skip
 
 
@@ -46,10 +48,18 @@ def split_weights(weights: dict[str, Tensor], sizes: Sequence[int]) -> list[dict
         sizes: Outputs of each part: multiples of `BLOCK`.
     """
     parts: list[dict[str, Tensor]] = [{} for _ in sizes]
+    shared = _shared(weights)
     for name, tensor in weights.items():
         # Scales of groups are [O / 16, G, 16].
         rows = [size // BLOCK for size in sizes] if tensor.ndim == 3 else list(sizes)
-        pieces = (tensor,) * len(sizes) if name in _OF_INPUTS else tensor.split(rows)
+        pieces = (tensor,) * len(sizes) if name in shared else tensor.split(rows)
         for part, piece in zip(parts, pieces, strict=True):
             part[name] = piece
     return parts
+
+
+def _shared(weights: dict[str, Tensor]) -> frozenset[str]:
+    """Names of what all outputs have in common: of weights in blocks the header, too."""
+    scale = weights.get("scale")
+    in_blocks = weights["weight"].dtype == torch.uint8 and scale is not None and scale.ndim == 1
+    return _OF_INPUTS | {"scale"} if in_blocks else _OF_INPUTS

@@ -7,7 +7,7 @@ are quantized while they are loaded are asked for alike. Knows forms and ops; do
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +33,9 @@ __all__ = [
     "KernelChoice",
     "QuantKey",
     "WeightKernel",
-    "blocks_are_served",
     "check_kernel_names",
     "choose_kernel",
+    "form_on_device",
     "key_of",
 ]
 
@@ -170,7 +170,9 @@ def _in_blocks(weight: BlockWeight, dtype: torch.dtype, name: str) -> dict[str, 
     return weight.linear_weights()
 
 
-def _widened(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+def _widened(weight: GroupedWeight | BlockWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    if isinstance(weight, BlockWeight):
+        return {"weight": weight.dequantized(dtype)}
     return {"weight": weight.dequantized().to(dtype)}
 
 
@@ -219,11 +221,25 @@ KERNELS = (
 """In the order of preference. `linear` takes any weight, widened to the compute dtype: rounded to it, and as large."""
 
 
-def blocks_are_served(weight: BlockWeight, request: OpRequest, disabled: Collection[str] = ()) -> bool:
-    """Whether a weight can stay in blocks on the request's device."""
-    kernel = next(each for each in KERNELS if each.op is ops.block_linear)
+def form_on_device(
+    weight: GroupedWeight | BlockWeight, request: OpRequest, disabled: Collection[str] = (), *, takes_blocks: bool
+) -> tuple[GroupedWeight | BlockWeight, QuantKey]:
+    """A weight of a checkpoint in the form that an op multiplies with, and its key: one in blocks that none takes is of
+    whole numbers, where it can be, or "coded", which is widened.
+
+    Args:
+        takes_blocks: The layer may have op `block_linear`.
+    """
     key = key_of(weight, request.dtype)
-    return kernel.op.name not in disabled and not kernel.reason_against(key, None, request)
+    if not isinstance(weight, BlockWeight):
+        return weight, key
+    kernel = next(each for each in KERNELS if each.op is ops.block_linear)
+    if takes_blocks and kernel.op.name not in disabled and not kernel.reason_against(key, None, request):
+        return weight, key
+    if weight.whole_numbers is None:
+        return weight, replace(key, dtype="coded")
+    whole = weight.whole_numbers(weight.blocks)
+    return whole, key_of(whole, request.dtype)
 
 
 def key_of(weight: GroupedWeight | BlockWeight, dtype: torch.dtype) -> QuantKey:

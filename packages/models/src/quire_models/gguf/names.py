@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "of_each_expert", "stays_compressed"]
+__all__ = ["COMPRESSED", "checkpoint_name", "is_copied_for_the_head", "is_linear", "of_each_expert", "stays_compressed"]
 
 COMPRESSED = {
     "Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8,
@@ -126,3 +126,9 @@ def is_linear(name: str) -> bool:
 def stays_compressed(name: str, kind: str) -> bool:
     """Whether a tensor of this checkpoint name and type is multiplied with as it is in the file."""
     return is_linear(name) and kind in COMPRESSED
+
+
+def is_copied_for_the_head(kind: str) -> bool:
+    """Whether an LM head that is the embedding has a form of its own, where that is smaller on every device; the
+    embedding is widened."""
+    return COMPRESSED.get(kind, 16) < 16

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.gguf.header import GgufTensor, read_header
-from quire_models.gguf.names import checkpoint_name, of_each_expert, stays_compressed
+from quire_models.gguf.names import checkpoint_name, is_copied_for_the_head, of_each_expert, stays_compressed
+from quire_quantization.ggml import GGML_TYPES, read_ggml
 
 __all__ = ["GgufCheckpoint"]
 
@@ -61,7 +62,7 @@ class GgufCheckpoint:
             name = checkpoint_name(tensor.name, architecture)
             raw = torch.from_numpy(data[tensor.path][tensor.offset : tensor.offset + tensor.num_bytes])
             is_head = name == "model.embed_tokens.weight" and config["tie_word_embeddings"]
-            if is_head and stays_compressed("lm_head.weight", tensor.kind):
+            if is_head and is_copied_for_the_head(tensor.kind):
                 yield "lm_head.weight", raw.view(tensor.shape[0], -1)
             compressed = stays_compressed(name, tensor.kind)
             value = raw.view(*tensor.shape[:-1], -1) if compressed else _floats(raw, tensor)
@@ -87,14 +88,21 @@ def _floats(raw: Tensor, tensor: GgufTensor) -> Tensor:
     """Of the tensor's shape; widened ones in float32."""
     if tensor.kind in _PLAIN:
         return raw.view(_PLAIN[tensor.kind]).view(tensor.shape)
-    quants = _library()
-    kind = quants.GGMLQuantizationType[tensor.kind]
-    rows = raw.view(math.prod(tensor.shape[:-1]), -1).numpy()
+    rows = raw.view(math.prod(tensor.shape[:-1]), -1)
     out = torch.empty(len(rows), tensor.shape[-1])
     step = max(1, _ROWS_BYTES // rows.shape[1])
     for begin in range(0, len(rows), step):
-        out[begin : begin + step] = torch.from_numpy(quants.dequantize(rows[begin : begin + step], kind))
+        out[begin : begin + step] = _decoded(rows[begin : begin + step], tensor.kind)
     return out.view(tensor.shape)
+
+
+def _decoded(rows: Tensor, kind: str) -> Tensor:
+    """rows [N, bytes] uint8 -> [N, inputs] float32."""
+    if kind in GGML_TYPES:
+        return read_ggml(rows, kind).dequantized()
+    quants = _library()
+    decoded: Tensor = torch.from_numpy(quants.dequantize(rows.numpy(), quants.GGMLQuantizationType[kind]))
+    return decoded
 
 
 def _library() -> Any:
@@ -103,7 +111,7 @@ def _library() -> Any:
     except ImportError as error:
         raise CheckpointError(
             "the types of this GGUF file are widened by the package gguf, which is not installed; install "
-            "quire-models[gguf], or use a Q8_0 or Q4_0 file"
+            "quire-models[gguf], or use a file of another type (Q4_K_M, Q8_0)"
         ) from error
     return quants
 

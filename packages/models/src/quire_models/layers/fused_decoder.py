@@ -247,7 +247,8 @@ def _fits(layer: DecoderLayerWeights) -> bool:
     part = layer.feed_forward
     gated = part.shared if isinstance(part, RoutedExperts) else part
     if isinstance(gated, GatedWeights):
-        gate, up = (None if one.scale is None else one.scale.shape for one in (gated.gate, gated.up))
+        sides = (gated.gate, gated.up)
+        gate, up = (None if one.scale is None or is_in_blocks(one) else one.scale.shape for one in sides)
         if gate != up or gated.activation not in _GATES:
             return False
     return all(len({_form(weights) for weights in group}) == 1 for group in _inputs(layer))

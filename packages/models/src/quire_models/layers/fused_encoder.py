@@ -15,7 +15,7 @@ from quire_interfaces import ConfigError
 from quire_models.layers.encoder import EncoderLayer
 from quire_models.layers.norm import FusableNorm
 from quire_models.layers.scope import Scope
-from quire_ops import EncoderLayerWeights, EncoderStack, GatedWeights, LinearWeights, RunEncoder, ops
+from quire_ops import EncoderLayerWeights, EncoderStack, GatedWeights, LinearWeights, RunEncoder, is_in_blocks, ops
 from quire_ops.encoder_stack import INPUT_GROUP
 from quire_quantization import Int8GroupedLinear
 
@@ -117,11 +117,11 @@ def _fits(layer: EncoderLayerWeights, *, rounds_inputs: bool) -> bool:
 
 def _is_taken(matrix: LinearWeights, *, rounds_inputs: bool) -> bool:
     """Whether a matrix is plain, or int8 with a scale per output; or, where inputs are rounded, per group
-    of them."""
+    of them. None of those in blocks."""
     if matrix.lora is not None or matrix.input_scale is not None or not matrix.weight.is_contiguous():
         return False
     if not rounds_inputs:
-        return matrix.scale is None or matrix.scale.ndim == 1
+        return matrix.scale is None or (matrix.scale.ndim == 1 and not is_in_blocks(matrix))
     if matrix.weight.dtype != torch.int8 or matrix.scale is None or matrix.scale.ndim != 3:
         return False
     return matrix.scale.shape[1] == -(-matrix.weight.shape[1] // INPUT_GROUP) and matrix.zero is None

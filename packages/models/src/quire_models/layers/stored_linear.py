@@ -18,8 +18,7 @@ from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTenso
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.shards import OutputShard
 from quire_ops import OpRequest, QuantizedTokens, bind
-from quire_quantization.blocks import BlockWeight
-from quire_quantization.kernels import BoundOps, KernelChoice, blocks_are_served, choose_kernel, key_of
+from quire_quantization.kernels import BoundOps, KernelChoice, choose_kernel, form_on_device
 from quire_quantization.numbers import are_absent, once
 
 __all__ = ["StoredLinear", "StoredTensor"]
@@ -60,6 +59,7 @@ class StoredLinear:
             self._tensors, self._layer, self._shard = sharded, self._layer._replace(outputs=shard.size), None
         sizes = {"in_features": inputs, "out_features": outputs if shard is None else shard.size}
         self._request, self._disabled = replace(request, sizes=sizes), disabled
+        self._takes_blocks = ".experts." not in name  # those of a layer are multiplied at once, which takes none
         self._device = device
         self._ops: BoundOps = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
@@ -88,7 +88,8 @@ class StoredLinear:
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the checkpoint, on the host -> what `apply` needs, but for `on_device` still there."""
-        alike = (self._layer._replace(name=""), self._shard, self._request.dtype, self._device, *sorted(tensors))
+        layer = (self._layer._replace(name=""), self._takes_blocks, self._shard)
+        alike = (*layer, self._request.dtype, self._device, *sorted(tensors))
         self.choice, weights = once(alike, partial(self._read_weight, tensors))
         self.has_input_scale = "input_scale" in weights and "input_scale" in tensors
         own = tensors.get("bias")
@@ -104,13 +105,8 @@ class StoredLinear:
         weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
         if self._shard is not None:
             weight = weight.outputs(self._shard.start, self._shard.stop)
-        # Experts of a layer are multiplied at once, which takes no blocks.
-        in_blocks = isinstance(weight, BlockWeight) and ".experts." not in self._layer.name
-        if isinstance(weight, BlockWeight) and not (
-            in_blocks and blocks_are_served(weight, self._request, self._disabled)
-        ):
-            weight = weight.grouped()
-        choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
+        weight, key = form_on_device(weight, self._request, self._disabled, takes_blocks=self._takes_blocks)
+        choice = choose_kernel(key, self.config.inputs, self._request, self._disabled)
         weights = choice.kernel.make(weight, dtype, self._layer.name)
         if choice.kernel.inputs:
             weights["input_scale"] = self._input_scale(tensors.get("input_scale"))

@@ -20,7 +20,7 @@ from quire_models.quantization_formats.float8 import parse_fbgemm_fp8, parse_fp8
 from quire_models.quantization_formats.gptq import parse_auto_round, parse_awq, parse_gptq
 from quire_models.quantization_formats.modelopt import parse_modelopt
 from quire_models.quantization_formats.quark import parse_quark
-from quire_models.quantization_formats.reading import microscaled, unsupported, with_unread
+from quire_models.quantization_formats.reading import WHERE_WIDENED, microscaled, unsupported, with_unread
 from quire_models.quantization_formats.torchao import parse_torchao
 
 __all__ = ["QUANTIZATION_KEYS", "parse_kv_cache", "parse_quantization", "quantization_beside", "quantization_method"]
@@ -171,11 +171,14 @@ def _gguf(fields: Fields) -> QuantizationConfig | None:
     if set(types.values()) <= {"F32", "F16", "BF16"}:
         return None
     widened = ", ".join(sorted({kind for kind in types.values() if kind not in COMPRESSED}))
+    in_blocks = ", ".join(sorted({kind for kind in types.values() if COMPRESSED.get(kind) == 16}))
+    notes = [f"{widened}: widened to the compute dtype when they are loaded"] if widened else []
+    notes += [f"{in_blocks}: {WHERE_WIDENED}"] if in_blocks else []
     return QuantizationConfig(
         layout="gguf",
         bits=8,
         group_size=32,
         quantizes_head=True,
         ggml_types=tuple(types.items()),
-        note=f"{widened}: widened to the compute dtype when they are loaded" if widened else "",
+        note="; ".join(notes),
     )

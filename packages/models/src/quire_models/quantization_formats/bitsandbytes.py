@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_interfaces import Fields
 from quire_models.quantization_config import QuantizationConfig
-from quire_models.quantization_formats.reading import layer_names, unsupported
+from quire_models.quantization_formats.reading import WHERE_WIDENED, layer_names, unsupported
 
 __all__ = ["parse_bitsandbytes"]
 
@@ -31,5 +31,5 @@ def parse_bitsandbytes(fields: Fields) -> QuantizationConfig:
         weight_name=code,
         scale_name="nested" if fields.flag("bnb_4bit_use_double_quant", default=False) else "absmax",
         ignored=names,
-        note="widened to the compute dtype",
+        note=WHERE_WIDENED,
     )

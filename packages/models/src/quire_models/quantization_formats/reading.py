@@ -17,6 +17,7 @@ __all__ = [
     "ADVICE",
     "FLOAT8_TENSOR",
     "FLOAT8_TOKEN",
+    "WHERE_WIDENED",
     "block_shape",
     "check_expression",
     "float8_of",
@@ -31,6 +32,8 @@ __all__ = [
     "with_unread",
 ]
 
+WHERE_WIDENED = "widened to the compute dtype where op block_linear does not serve"
+"""What becomes of weights that are multiplied in blocks or not at all."""
 SUPPORTED = (
     "compressed-tensors (int-quantized, float-quantized, naive-quantized, pack-quantized, mxfp4-, mxfp8- and "
     "nvfp4-pack-quantized), gptq (2, 3, 4 or 8 bits; 2 to 8 as gptq_p), awq (4 bits, gemm), auto-round (in the layouts "
@@ -153,7 +156,7 @@ def microscaled(
 ) -> QuantizationConfig:
     """FP4 or FP8 with a scale for a few inputs."""
     if layout == "nvfp4":
-        more = {"global_scale_name": "weight_global_scale", "note": "widened to the compute dtype", **more}
+        more = {"global_scale_name": "weight_global_scale", "note": WHERE_WIDENED, **more}
     return QuantizationConfig(
         layout=layout,
         bits=8 if layout == "mxfp8" else 4,
