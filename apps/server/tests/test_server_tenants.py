@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from quire import QuireConfig
 from quire_server.callers import read_api_keys
 from quire_server.config import ServerConfig
-from quire_server.tenant_bound import sharing_among
+from quire_server.tenant_bound import with_tenant_defaults
 
 KEYS = {"alice": "sk-alice", "bob": "sk-bob"}
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "ignore_eos": True}
@@ -217,4 +217,4 @@ def test_a_flood_is_refused_and_nobody_else(make_live, key_file):
 def test_several_keys_bound_how_far_tenants_slow_each_other_down(keys, given, bound):
     config = QuireConfig.of(max_tenant_slowdown=given)
     server = ServerConfig(api_key=keys, response_store="none")
-    assert sharing_among(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound
+    assert with_tenant_defaults(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound

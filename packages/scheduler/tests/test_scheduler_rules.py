@@ -126,7 +126,7 @@ def test_a_tenant_over_its_share_lets_others_pass(make_driver):
     driver.add(*[make_request(f"a{i}", [1], tenant="a") for i in range(3)], make_request("b0", [1], tenant="b"))
     driver.step()
     assert driver.steps[0].request_ids == ["a0", "b0"]
-    assert driver.scheduler.waiting_reasons() == {"tenant_share": 2}
+    assert driver.scheduler.waiting_reasons() == {"max_running_per_tenant": 2}
     driver.run()
     assert all(transcript.finish_reason == "length" for transcript in driver.transcripts.values())
     assert max(sum(id.startswith("a") for id in step.request_ids) for step in driver.steps) == 1

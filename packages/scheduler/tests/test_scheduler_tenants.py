@@ -93,7 +93,7 @@ def test_rows_per_tenant_are_bounded_by_the_setting(make_driver):
     driver.add(*flood("flood", 6), *flood("late", 1))
     driver.step()
     assert driver.steps[0].request_ids == ["flood0", "late0", "flood1"]
-    assert driver.scheduler.waiting_reasons() == {"tenant_share": 4}
+    assert driver.scheduler.waiting_reasons() == {"max_running_per_tenant": 4}
     driver.run()
     assert not driver.scheduler.has_requests()
 

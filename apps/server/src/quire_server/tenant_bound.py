@@ -7,12 +7,12 @@ import dataclasses
 from quire import QuireConfig
 from quire_server.callers import APIKeys
 
-__all__ = ["sharing_among"]
+__all__ = ["with_tenant_defaults"]
 
 _MAX_SLOWDOWN = 1.7
 
 
-def sharing_among(keys: APIKeys, config: QuireConfig) -> QuireConfig:
+def with_tenant_defaults(keys: APIKeys, config: QuireConfig) -> QuireConfig:
     """The settings, with a bound for tenants if there are several and none is set."""
     if keys.num_keys < 2 or config.scheduler.max_tenant_slowdown is not None:
         return config

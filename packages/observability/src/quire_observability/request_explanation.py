@@ -19,11 +19,12 @@ _WAITS = {
     "kv_connector": "blocks of another engine",
     "kv_loading": "blocks of a KV tier",
     "max_num_seqs": "a free row: all rows (max_num_seqs) were taken",
+    "max_running_per_tenant": "its tenant's other requests: each tenant may hold so many rows (max_running_per_tenant)",
     "media": "the towers, which read a bounded number of items a step",
     "pipeline": "a step of its stage",
     "paused": "the engine, which was paused",
     "shared_prompt": "another request that was computing the same prompt",
-    "tenant_share": "its tenant's other requests: each tenant may hold so many rows",
+    "tenant_share": "its tenant's other requests: it may add so much to steps of others (max_tenant_slowdown)",
     "tokens_in_flight": "its last token, which was still being computed",
 }
 """Reason for which a request waits -> what it waits for."""

@@ -8,7 +8,10 @@ from typing import Any
 
 from quire_interfaces import ConfigError, Settings, one_of, setting
 
-__all__ = ["SchedulerConfig"]
+__all__ = ["MAX_SLOWDOWN", "SchedulerConfig"]
+
+MAX_SLOWDOWN = 1000
+"""A larger `max_tenant_slowdown` bounds nothing that anybody would wait for."""
 
 
 def _whole(minimum: int) -> Callable[[Any], str | None]:
@@ -24,8 +27,8 @@ def _boolean(value: Any) -> str | None:
 
 
 def _slowdown(value: Any) -> str | None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and (value == 0 or value > 1)
-    return None if fine else "be 0, or a number above 1"
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and (value == 0 or 1 < value <= MAX_SLOWDOWN)
+    return None if fine else f"be 0 (no bound), or a number above 1 and at most {MAX_SLOWDOWN}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,8 @@ class SchedulerConfig(Settings):
     max_tenant_slowdown: float | None = setting(
         None,
         help="How many times as long as alone the steps of one tenant may take because of another one's requests, by "
-        "the time that steps were measured to take; the other one may always run as many requests. Above 1; 0 sets no "
-        "bound. Empty: 1.7 on a server with the keys of several callers, else no bound.",
+        "the time that steps were measured to take; the other one may always run as many requests. Above 1, at most "
+        "1000; 0 sets no bound. Empty: 1.7 on a server with the keys of several callers, else no bound.",
         check=_slowdown,
     )
     encoder_cache_size: int | None = setting(

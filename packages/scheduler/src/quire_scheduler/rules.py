@@ -84,7 +84,7 @@ class MaxRunningPerTenantRule(AdmissionRule):
         ConfigError: `max_running` is below 1.
     """
 
-    name = "tenant_share"
+    name = "max_running_per_tenant"
     holds_queue = False
 
     def __init__(self, max_running: int) -> None:

@@ -4,7 +4,7 @@ import { make, morph } from "./dom.js";
 import { colour, seconds } from "./engine_format.js";
 
 const WAITS = {
-  adapter_slots: "an adapter's place", capacity: "room", grammar: "its grammar", kv_connector: "another engine", kv_loading: "a KV tier", max_num_seqs: "a row", media: "towers",
+  adapter_slots: "an adapter's place", capacity: "room", grammar: "its grammar", kv_connector: "another engine", kv_loading: "a KV tier", max_num_seqs: "a row", max_running_per_tenant: "its tenant's rows", media: "towers",
   paused: "the end of a pause", shared_prompt: "the same prompt", tenant_share: "its tenant's share", tokens_in_flight: "its last token", encoder: "the encoder",
 };
 
