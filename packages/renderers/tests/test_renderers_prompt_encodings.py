@@ -55,3 +55,30 @@ def test_a_folder_without_a_template_gets_the_one_of_its_model_type(kind, tmp_pa
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert read_tokenizer_files(tmp_path).chat_templates == {}
+
+
+class CountingSandbox(TemplateSandbox):
+    """Counts the rounds of loops."""
+
+    num_ticks = 0
+
+    def tick(self):
+        self.num_ticks += 1
+        return super().tick()
+
+
+@pytest.mark.parametrize("kind", PROMPT_ENCODINGS)
+def test_rounds_of_loops_grow_with_the_number_of_messages(kind):
+    def num_rounds(num_turns):
+        sandbox = CountingSandbox(max_chars=1_000_000, timeout_s=30)
+        templates = ChatTemplates({"default": read_prompt_encoding(kind)}, {"bos_token": ""}, sandbox)
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * num_turns
+        templates.render(
+            Conversation(
+                [*messages, messages[0]], None, add_generation_prompt=True, continue_final_message=False, extra={}
+            )
+        )
+        return sandbox.num_ticks
+
+    one, two, three = (num_rounds(num_turns) for num_turns in (20, 40, 60))
+    assert three - two == two - one > 0

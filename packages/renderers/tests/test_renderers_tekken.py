@@ -47,6 +47,33 @@ def test_conversations(prompt, renderers):
     assert rendered.token_ids == prompt["ids"]
 
 
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [
+        ("22", "22"),
+        ("true", "true"),
+        ('{"a":1}', '{"a": 1}'),
+        ('"é"', '"é"'),
+        ("[error] no such city", '"[error] no such city"'),
+        ("{", '"{"'),
+        ("sunny", '"sunny"'),
+        ("", '""'),
+        ("9" * 5000, '"' + "9" * 5000 + '"'),
+    ],
+)
+def test_results_of_tools_are_json_in_version_3(content, written, renderers):
+    call = {"id": "a12345678", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a12345678", "content": content},
+    ]
+    renderer = renderers["v3"]
+    prompt = renderer.tokenizer.decode(renderer.render_chat(messages).token_ids, skip_special_tokens=False)
+    result = prompt.partition("[TOOL_RESULTS]")[2].partition("[/TOOL_RESULTS]")[0]
+    assert result == f'{{"content": {written}, "call_id": "a12345678"}}'
+
+
 def test_the_format_is_recognised_and_other_versions_have_no_template(tmp_path):
     template = load_tokenizer(write(tmp_path)).files.chat_templates["default"]
     form = ChatFormat(chat_template=template)
@@ -62,6 +89,12 @@ def test_the_format_is_recognised_and_other_versions_have_no_template(tmp_path):
         ({"vocab": None}, "must have a vocab"),
         ({"special_tokens": [{"rank": 99, "token_str": "<s>"}]}, "rank and a token_str"),
         ({"special_tokens": [{"rank": 0, "token_str": "<s>"}]}, "must hold <s> and </s>"),
+        ({"special_tokens": 3}, "rank and a token_str"),
+        ({"special_tokens": [{"rank": -1, "token_str": "<s>"}]}, "rank and a token_str"),
+        ({"special_tokens": None, "config": {**CONTENT["config"], "default_num_special_tokens": 1}}, "must hold <s>"),
+        ({"config": {**CONTENT["config"], "default_num_special_tokens": -1}}, "must be at least 0"),
+        ({"config": {**CONTENT["config"], "default_vocab_size": 3}}, "each byte be one"),
+        ({"config": {**CONTENT["config"], "pattern": "(["}}, "pattern"),
     ],
 )
 def test_files_that_are_wrong_are_refused(change, words, tmp_path):

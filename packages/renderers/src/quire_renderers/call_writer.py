@@ -31,6 +31,8 @@ class ParsedCall:
     """Whether anything of them was given out."""
     is_open: bool = False
     """Whether the object of parameters is open."""
+    in_value: bool = False
+    """Whether a value was left that goes on in the next state."""
     in_doubt: bool = False
     """Whether the output may have been cut inside it: where it ends is a guess."""
     waiting: list[str] = field(default_factory=list)
@@ -120,9 +122,15 @@ class CallWriter:
         return f"{opening}{json_string(self.key)}: "
 
     def begin_value(self, sink: Sink) -> None:
-        """A value of the parameter `key` begins."""
+        """A value of the parameter `key` begins, or goes on."""
+        call = self.current()
+        if call.in_value:
+            call.in_value = False
+            if self._value is None:
+                self._raw.clear()
+            return
         self._newline, self._skips_newline = "", self._table.strips_newline
-        if self._streams(sink) and self.current().name is not None:
+        if self._streams(sink) and call.name is not None:
             self._value = None
             self.emit(self.key_text() + '"')
             self._raw.clear()
@@ -153,8 +161,11 @@ class CallWriter:
         newline, self._newline, self.tagged = self._newline, "", None
         self.add_value(newline)
 
-    def end_value(self, sink: Sink) -> None:
-        """The value ends."""
+    def end_value(self, sink: Sink, *, continues: bool = False) -> None:
+        """The value ends, or `continues` in the next state."""
+        if continues:
+            self.current().in_value = True
+            return
         if self._value is None:
             self.emit('"')
         else:

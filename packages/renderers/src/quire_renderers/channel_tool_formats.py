@@ -71,6 +71,7 @@ def _inkling() -> States:
         "<|content_text|>": Go("content", commits=True),
         "<|content_invoke_tool_json|>": "bare",
     }
+    of_assistant = {f"assistant{marker}": go for marker, go in kinds.items() if isinstance(go, Go)}
     ends: dict[str, Go | str] = {
         "<|end_message|>": Go("between", commits=True),
         "<|content_model_end_sampling|>": Go("between", commits=True),
@@ -79,7 +80,7 @@ def _inkling() -> States:
     states: States = {
         "start": Expect({"<|message_model|>": "header", **kinds}, otherwise="content"),
         "between": Expect({"<|message_model|>": "header", **ends, **kinds}, otherwise="content"),
-        "header": Expect(kinds, otherwise="header_name"),
+        "header": Expect(kinds | of_assistant, otherwise="header_name"),
         "header_name": Until(Sink.NAME, {"<|content_invoke_tool_json|>": "named"}),
         "bare": Expect({"{": "bare_key"}),
         "named": Expect({"{": "named_key"}),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from quire_interfaces import ConfigError
 from quire_interfaces.plugins import OneOfOrPlugin, installed_plugins
+from quire_renderers.format_families import with_prefix
 from quire_renderers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Sink, State, Until
 from quire_renderers.output_parser import OutputParser
@@ -166,7 +167,7 @@ class ChatFormat:
             thinking=self.opens_thinking(prompt, continued, chat_template_kwargs),
             dropped=self._special[key].dropped if skip_special_tokens else None,
             must_call=must_call,
-            shown_as=self.reasoning.shown_as if self.reasoning is not None else None,
+            shown_as=self.reasoning.shown_as if self.reasoning is not None and continued is None else None,
         )
 
     def opens_thinking(
@@ -319,12 +320,11 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
     begin = "begin" if "begin" in states else "content"
     options = dict(tools.options) if tools is not None else {}
     if reasoning is not None:
-        answering = {marker: Go("answer", commits=True) for marker in reasoning.answer_start}
+        answering = {marker: Go("answer/content", commits=True) for marker in reasoning.answer_start}
         if answering:
-            # The answer stands between markers of its own, which are no part of it.
-            states["answer"] = Until(
-                Sink.CONTENT, content | dict.fromkeys(reasoning.answer_end, Go("content", commits=True))
-            )
+            # The answer and its calls stand between markers of its own, which are no part of it.
+            within = with_prefix(states, "answer/", kept=())
+            states |= {name: _with_silent(state, reasoning.answer_end) for name, state in within.items()}
             states["begin_answer"] = Expect(answering, otherwise=begin)
         behind = "begin_answer" if answering else begin
         closing: dict[str, Go | str] = {marker: Go(behind, commits=True) for marker in reasoning.end}
@@ -340,8 +340,8 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
         reopened = {marker: Go("thinking", commits=True) for marker in reasoning.start}
         states["start"] = Expect(reopened | answering, otherwise=begin)
         if reasoning.open_by_default:
-            # Opened by the prompt, and once more by a model that does not know.
-            states["thinking_again"] = Expect(reopened, otherwise="thinking")
+            # Opened by the prompt, and once more by a model that does not know, or that answers at once.
+            states["thinking_again"] = Expect(reopened | answering, otherwise="thinking")
         else:
             states["thinking_again"] = states["thinking"]
         options["start_thinking"] = "thinking_again"

@@ -2,7 +2,8 @@
 
 `json_calls`: an object with a name and arguments. `named_calls`: the name as text, then the arguments as one object.
 `tagged_calls`: the name, then a tag per parameter. `python_calls`: function calls in Python's syntax. Each returns the
-states behind the openers; `tool_formats.py` says which format has which markers.
+states behind the openers; `tool_formats.py`, `json_tool_formats.py`, `tagged_tool_formats.py` and
+`channel_tool_formats.py` say which format has which markers.
 """
 
 from __future__ import annotations

@@ -114,6 +114,8 @@ class Go:
     commits: bool = False
     """What was read has done its work, whatever comes: it is not given back as text when the next part is wrong. A
     marker inside the thinking that commits to nothing only begins what may be a call."""
+    continues: bool = False
+    """From one state of a parameter's value to another: the value goes on there."""
 
 
 Exits = Mapping[str, "Go | str"]

@@ -22,7 +22,7 @@ _PLAMO_AFTER: dict[str, Go | str] = {
 
 
 def _apertus() -> States:
-    """A list of objects with one key each, the name of the tool."""
+    """A list of objects with one key each, the name of the tool; more keys are more calls."""
     return {
         "call": Expect({"[": "item"}),
         "item": Expect({"{": "open", ",": "item", "]": Go("after", commits=True)}),
@@ -30,7 +30,8 @@ def _apertus() -> States:
         "name": Until(Sink.NAME, {'"': "colon"}),
         "colon": Expect({":": "arguments"}),
         "arguments": Literal(Role.ARGUMENTS, "close"),
-        "close": Expect({"}": Go("item", ends_call=True)}, is_whole=True),
+        "close": Expect({"}": Go("item", ends_call=True), ",": Go("again", ends_call=True)}, is_whole=True),
+        "again": Expect({'"': "name", "}": "item"}),
         "after": Until(Sink.CONTENT, {"<|tools_prefix|>": "call", **_APERTUS_END}),
     }
 

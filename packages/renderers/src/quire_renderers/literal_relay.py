@@ -30,6 +30,8 @@ _MAX_ATOM_CHARS = 4300  # Python's own JSON reader takes no longer whole numbers
 _SPACE = " \t\r\n"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ATOM_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-._")
+_MAX_BARE_KEY_CHARS = 256
+_BARE_KEY = re.compile(r"""[^{}\[\],:"'<]*""")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _WORDS |= {word: f'"{word}"' for word in ("NaN", "Infinity", "-Infinity")}
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -216,7 +218,8 @@ class LiteralRelay:
         if any(quote[0] == char for quote in self.dialect.quotes):
             self._mode, self._atom = _OPENING, ""
             return position
-        if char in _ATOM_CHARS and self.dialect is not JSON:
+        is_bare = self.dialect.bare_keys and _BARE_KEY.fullmatch(char) is not None
+        if is_bare or (char in _ATOM_CHARS and self.dialect is not JSON):
             self._mode, self._atom = _ATOM, ""
             return position
         return self._fail(position)
@@ -422,6 +425,8 @@ class LiteralRelay:
 
     def _read_atom(self, text: str, position: int) -> int:
         """A number or a word, known to be whole only by what follows."""
+        if self._is_key and self.dialect.bare_keys:
+            return self._read_bare_key(text, position)
         begin, limit = position, position + _MAX_ATOM_CHARS - len(self._atom)
         while position < len(text) and text[position] in _ATOM_CHARS:
             if position == limit:
@@ -432,13 +437,25 @@ class LiteralRelay:
             self._end_atom(position)
         return position
 
+    def _read_bare_key(self, text: str, position: int) -> int:
+        """A key without quotes, up to the colon."""
+        limit = position + _MAX_BARE_KEY_CHARS - len(self._atom)
+        match = _BARE_KEY.match(text, position)
+        end = match.end() if match is not None else position
+        if end > limit:
+            return self._fail(limit)
+        self._atom += text[position:end]
+        if end < len(text):
+            self._end_atom(end)
+        return end
+
     def _end_atom(self, position: int) -> None:
         atom, self._atom = self._atom, ""
         if self._is_key:
             if not self.dialect.bare_keys and not _NUMBER.fullmatch(atom):
                 self._fail(position)
             self._after_comma = False
-            self._held += json_string(atom)
+            self._held += json_string(atom.rstrip(_SPACE))
             self._mode = _COLON
             return
         written = _WORDS.get(atom)

@@ -295,7 +295,8 @@ class OutputParser:
         if state.otherwise is not None:
             self._go_to(state.otherwise)
         else:
-            self._give_up(is_whole=state.is_whole)
+            is_cut = not self._stopped and exits.may_begin_at(self._buffer, 0)
+            self._give_up(is_whole=state.is_whole and not is_cut)
         return True
 
     def _capture(self, state: Until, *, final: bool) -> bool:
@@ -347,7 +348,7 @@ class OutputParser:
                 self._raw.append(self._space)
                 self._space = ""
             elif state.sink in _VALUES:
-                self._calls.end_value(state.sink)
+                self._calls.end_value(state.sink, continues=go.continues)
         if not go.keeps_marker:
             self._raw.append(marker)
             self._buffer = self._buffer[len(marker) :]

@@ -43,6 +43,8 @@ class _Element:
     """What is to be given out before anything in it."""
     closer: str = ""
     """What ends it; empty while it may still be a value."""
+    keys: set[str] = field(default_factory=set)
+    """Of an object, those that came so far."""
     is_empty: bool = True
     text: list[str] = field(default_factory=list)
 
@@ -137,17 +139,23 @@ class TagTreeRelay:
             is_list = key == self._tree.item and (not types or "array" in types)
             parent.closer = "]" if is_list else "}"
             self._give("[" if is_list else "{")
+        is_item = parent.closer == "]"
+        if not is_item and key in parent.keys:
+            self.failed = True
+            return
+        parent.keys.add(key)
         separator = "" if parent.is_empty else ", "
         parent.is_empty = False
-        name = "" if parent.closer == "]" else f"{json_string(key)}: "
-        self._stack.append(_Element(key, _child_schema(parent.schema, key, parent.closer), separator + name))
+        name = "" if is_item else f"{json_string(key)}: "
+        schema = self._tools.child(self._tool, parent.schema, None if is_item else key)
+        self._stack.append(_Element(key, schema, separator + name))
 
     def _close(self, element: _Element) -> None:
         if element.closer:
             self._give(element.closer)
         else:
             text, types = "".join(element.text), self._tools.types_of(self._tool, element.schema)
-            empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}.get(types)
+            empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}.get(types - {"null"})
             is_empty = empty is not None and not text.strip(_SPACE)
             self._give(empty if is_empty and empty else value_as_json(text, types, untyped="json"))
         self._stack.pop()
@@ -158,17 +166,6 @@ class TagTreeRelay:
             element.pending = ""
         self._out.append(text)
         self._has_started = True
-
-
-def _child_schema(schema: Mapping[str, Any], key: str, closer: str) -> Mapping[str, Any]:
-    """What the schema of an object or a list says about what stands in it."""
-    if closer == "]":
-        child = schema.get("items")
-    else:
-        properties = schema.get("properties")
-        child = properties.get(key) if isinstance(properties, Mapping) else None
-        child = child if child is not None else schema.get("additionalProperties")
-    return child if isinstance(child, Mapping) else {}
 
 
 def _held_from(text: str, mark: str, start: int) -> int:

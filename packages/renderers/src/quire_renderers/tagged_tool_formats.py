@@ -148,6 +148,17 @@ def _hunyuan(ending: str) -> States:
     return calls()
 
 
+def _hy_v3() -> States:
+    """Both endings; behind a malformed call, either may come."""
+    states = _hunyuan("") | with_prefix(_hunyuan(":opensource"), "opensource/", kept=("content",))
+    exits: dict[str, Go | str] = {}
+    for name in ("after", "opensource/after"):
+        state = states[name]
+        assert isinstance(state, Until)
+        exits |= state.exits
+    return states | {"recover": Until(Sink.CONTENT, exits)}
+
+
 def _k2_states() -> States:
     """Between a key and its value a type may stand."""
     calls = KeyedCalls(
@@ -170,24 +181,26 @@ _MINICPM_AFTER: dict[str, Go | str] = {'<function name="': "name"}
 
 
 def _minicpm5() -> States:
-    """Values may stand in CDATA sections."""
+    """Values may begin with CDATA sections. White space around these is none of the value's, all other is."""
     made = tagged_calls(
         {},
         call='<function name="',
         name_exits={'">': "parameters"},
         parameter='<param name="',
-        key_exits={'">': "begin_value"},
+        key_exits={'">': Go("begin_value", keeps_marker=True)},
         value_end="</param>",
         call_end="</function>",
         after=_MINICPM_AFTER,
     )
-    parameters = made["parameters"]
-    assert isinstance(parameters, Expect)
+    value = made["value"]
+    assert isinstance(value, Until)
+    spaces = ("", " ", "\n", "\r\n")
+    sections: dict[str, Go | str] = {f'">{space}<![CDATA[': "cdata" for space in spaces}
+    ends = {f"{space}</param>": value.exits["</param>"] for space in spaces}
     return made | {
-        "begin_value": Expect({"<![CDATA[": "cdata"}, otherwise="value"),
-        "cdata": Until(Sink.VALUE, {"]]>": "cdata_end"}),
-        "cdata_end": Expect({"</param>": Go("next", commits=True)}),
-        "next": Expect(parameters.exits),
+        "begin_value": Expect({'">': "value", **sections}),
+        "cdata": Until(Sink.VALUE, {"]]>": Go("behind_cdata", continues=True)}),
+        "behind_cdata": Until(Sink.VALUE, {**value.exits, **ends, "<![CDATA[": Go("cdata", continues=True)}),
     }
 
 
@@ -219,11 +232,13 @@ def _kimi_k3() -> States:
     assert isinstance(parameters, Expect)
     return made | {
         "section": Expect({marker: go for marker, go in _XTML_AFTER.items() if go != "section"}),
-        "attributes": Expect({"index=": "index", "<|sep|>": "parameters"}),
+        "attributes": Expect({"index=": "index", "<|sep|>": "first"}),
         "index": Literal(Role.IGNORED, "attributes"),
-        "parameters": replace(parameters, exits={**parameters.exits, '<|open|>json type="object"<|sep|>': "object"}),
+        # All arguments as one object, or a tag for each.
+        "first": replace(parameters, exits={**parameters.exits, '<|open|>json type="object"<|sep|>': "object"}),
         "object": Literal(Role.ARGUMENTS, "object_end"),
-        "object_end": Expect({"<|close|>json<|sep|>": Go("parameters", commits=True)}, otherwise="parameters"),
+        "object_end": Expect({"<|close|>json<|sep|>": Go("last", commits=True)}, otherwise="last"),
+        "last": replace(parameters, exits={marker: go for marker, go in parameters.exits.items() if go != "key"}),
     }
 
 
@@ -385,7 +400,8 @@ TAGGED_TOOL_FORMATS = (
             "<tool_calls>": "section",
             "<tool_call>": "name",
         },
-        states=lambda: _hunyuan("") | with_prefix(_hunyuan(":opensource"), "opensource/", kept=("content",)),
+        states=_hy_v3,
+        recover="recover",
         options={"untyped_values": "json"},
         prefix="<tool_calls:opensource>\n<tool_call:opensource>NAME<tool_sep:opensource>\n",
         fingerprints=(("<tool_sep",),),

@@ -47,6 +47,8 @@ def read_tekken(path: Path) -> dict[str, Any]:
         or not isinstance(content.get("vocab"), list)
     ):
         raise CheckpointError(f"{path} must have a vocab, and a config with pattern, {' and '.join(numbers)}")
+    if any(config[name] < 0 for name in numbers):
+        raise CheckpointError(f"{path}: {' and '.join(numbers)} must be at least 0")
     return dict(content)
 
 
@@ -71,7 +73,7 @@ def tekken_backend(path: Path) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab, _merges(ranked, names), ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(config["pattern"]), "isolated"),
+            pre_tokenizers.Split(_pattern(config["pattern"], path), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -81,6 +83,13 @@ def tekken_backend(path: Path) -> tokenizers.Tokenizer:
         single=f"{TEKKEN_BOS} $A", pair=f"{TEKKEN_BOS} $A $B", special_tokens=[(TEKKEN_BOS, vocab[TEKKEN_BOS])]
     )
     return backend
+
+
+def _pattern(pattern: str, path: Path) -> Regex:
+    try:
+        return Regex(pattern)
+    except Exception as error:  # the library has no class of its own for it
+        raise CheckpointError(f"{path}: the pattern is no regular expression: {error}") from error
 
 
 def _ranked_tokens(vocab: list[Any], path: Path) -> list[bytes]:
@@ -97,10 +106,11 @@ def _control_tokens(listed: Any, num_control: int, path: Path) -> list[str]:
     """Texts of the control tokens by id; those that the file does not name are fillers."""
     names = [f"<SPECIAL_{token_id}>" for token_id in range(num_control)]
     if listed is None:
-        names[: len(_FIRST_CONTROL_TOKENS)] = _FIRST_CONTROL_TOKENS
-        return names[:num_control]
+        listed = [{"rank": rank, "token_str": name} for rank, name in enumerate(_FIRST_CONTROL_TOKENS[:num_control])]
     try:
         for entry in listed:
+            if entry["rank"] < 0:
+                raise IndexError(f"the rank {entry['rank']}")
             names[entry["rank"]] = str(entry["token_str"])
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{path}: special_tokens must have a rank and a token_str each: {error}") from error

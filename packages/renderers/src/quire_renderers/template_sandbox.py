@@ -80,7 +80,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._max_chars = max_chars
         self._timeout_s = timeout_s
         self._running = threading.local()
-        self.filters["tojson"] = _tojson
+        self.filters |= {"tojson": _tojson, "parsed_json": _parsed_json}
         self.filters = {name: self._guard_filter(function) for name, function in self.filters.items()}
         self.globals.pop("lipsum", None)
         self.globals["raise_exception"] = _raise_exception
@@ -237,6 +237,14 @@ def _tojson(
 ) -> str:
     """Plain JSON (jinja2's own filter escapes for HTML)."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _parsed_json(text: Any) -> Any:
+    """What a JSON text says, and any other text itself."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return text
 
 
 class TemplateRaisedError(jinja2.TemplateRuntimeError):

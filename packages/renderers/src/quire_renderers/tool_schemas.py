@@ -5,7 +5,8 @@ Knows JSON schema as far as a type can be read off it; refuses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire_renderers.literal_relay import JSON, PYTHON, LiteralDialect, LiteralRelay, json_string
@@ -61,7 +62,40 @@ class ToolSchemas:
 
     def types_of(self, tool: str, schema: Mapping[str, Any]) -> frozenset[str]:
         """JSON types that a part of a tool's schema allows; empty when nothing is known."""
-        return _TypeReader(self.parameters(tool)).types(schema)
+        key = (tool, id(schema))
+        if key not in self._types_of:
+            self._types_of[key] = schema, _TypeReader(self.parameters(tool)).types(schema)
+        return self._types_of[key][1]
+
+    def child(self, tool: str, schema: Mapping[str, Any], key: str | None) -> Mapping[str, Any]:
+        """What a part of a tool's schema says about the value of a key, or about the items of a list; empty when
+        nothing is known.
+
+        Args:
+            tool: Its name.
+            schema: The part.
+            key: None for the items.
+        """
+        place = (tool, id(schema), key)
+        if place not in self._children:
+            reader = _ChildReader(self.parameters(tool))
+            if key is None:
+                found = reader.child(schema, lambda part: part.get("items"))
+            else:
+                found = reader.child(schema, functools.partial(_property, key))
+                found = reader.child(schema, lambda part: part.get("additionalProperties")) if found is None else found
+            self._children[place] = schema, {} if found is None else found
+        return self._children[place][1]
+
+    # With the schemas, whose ids stay theirs while they are kept.
+
+    @functools.cached_property
+    def _types_of(self) -> dict[tuple[str, int], tuple[Mapping[str, Any], frozenset[str]]]:
+        return {}
+
+    @functools.cached_property
+    def _children(self) -> dict[tuple[str, int, str | None], tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        return {}
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have; empty when nothing is known."""
@@ -111,11 +145,61 @@ class _TypeReader:
     def _referred(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._references:
             self._references[reference] = _ANY  # while it is being read: a reference to itself says nothing
-            target: Any = self._root if reference.startswith("#/") else None
-            for step in reference[2:].split("/"):
-                target = target.get(step) if isinstance(target, Mapping) else None
-            self._references[reference] = self.types(target, depth + 1)
+            self._references[reference] = self.types(_target(self._root, reference), depth + 1)
         return self._references[reference]
+
+
+class _ChildReader:
+    """Looks for what a schema says about what stands in a value, following references, alternatives and conjunctions.
+
+    For one way of looking only: what a reference leads to is kept.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+
+    def child(self, schema: Any, look: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, Any] | None:
+        """What `look` finds in a schema or in its parts, None when it finds nothing."""
+        return self._child(schema, look, {}, 0)
+
+    def _child(
+        self,
+        schema: Any,
+        look: Callable[[Mapping[str, Any]], Any],
+        references: dict[str, Mapping[str, Any] | None],
+        depth: int,
+    ) -> Mapping[str, Any] | None:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return None
+        own = look(schema)
+        found = [own] if isinstance(own, Mapping) else []
+        for word in ("anyOf", "oneOf", "allOf"):
+            parts = schema[word] if isinstance(schema.get(word), list) else []
+            children = [self._child(part, look, references, depth + 1) for part in parts]
+            known = [child for child in children if child is not None]
+            if known:
+                found.append(known[0] if len(known) == 1 else {"allOf" if word == "allOf" else "anyOf": known})
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in references:
+                references[reference] = None  # while it is being read
+                references[reference] = self._child(_target(self._root, reference), look, references, depth + 1)
+            child = references[reference]
+            found += [child] if child is not None else []
+        return {"allOf": found} if len(found) > 1 else found[0] if found else None
+
+
+def _property(key: str, schema: Mapping[str, Any]) -> Any:
+    properties = schema.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else None
+
+
+def _target(root: Mapping[str, Any], reference: str) -> Any:
+    """What a reference to a part of the same schema means."""
+    target: Any = root if reference.startswith("#/") else None
+    for step in reference[2:].split("/"):
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target
 
 
 def _kind_of(value: Any) -> str:
