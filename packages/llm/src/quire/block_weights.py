@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from quire.config import QuireConfig
+from quire_interfaces.plugins import plugins_of
 
 __all__ = ["keeps_blocks"]
 
@@ -15,7 +15,8 @@ def keeps_blocks(config: QuireConfig) -> bool:
     """Whether op `block_linear` serves: on CPUs, with the compiled kernels, where it is not disabled."""
     if config.runner.device != "cpu" or "block_linear" in config.model.disabled_linear_kernels:
         return False
-    return any(_has_library(entry.module.split(".")[0]) for entry in entry_points(group="quire.ops", name="cpu"))
+    kernels = [plugin.point.module for plugin in plugins_of("quire.ops") if plugin.name == "cpu" and plugin.is_allowed]
+    return any(_has_library(module.partition(".")[0]) for module in kernels)
 
 
 def _has_library(package: str) -> bool:
