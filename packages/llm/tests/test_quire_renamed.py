@@ -41,7 +41,7 @@ def test_tokens_are_those_of_transformers_class(name: str, tmp_path: Path) -> No
 
 
 def test_code_of_a_checkpoint_is_refused_under_other_names() -> None:
-    case = CASES["PhimoeForCausalLM"]
-    fields = {**case.fields, "architectures": ["PhimoeForCausalLM"], "model_type": "phimoe", "auto_map": {"a": "b"}}
+    case = CASES["MellumForCausalLM"]
+    fields = {**case.fields, "architectures": ["MellumForCausalLM"], "model_type": "mellum", "auto_map": {"a": "b"}}
     with pytest.raises(CheckpointError, match="auto_map"):
         ModelConfig.from_dict(fields)

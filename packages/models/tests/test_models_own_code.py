@@ -460,10 +460,12 @@ CASES: dict[str, Callable[[], Case]] = {
 
 ELSEWHERE = {
     "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
-    "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM",
+    "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM", "HCXVisionV2ForCausalLM",
+    "IQuestLoopCoderForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "SolarForCausalLM",
+    "Step1ForCausalLM", "Step3p5ForCausalLM",
 }  # fmt: skip
 """Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, or to
-float64 in test_models_own_attention.py."""
+float64 in test_models_own_attention.py and test_models_own_layers.py."""
 
 
 def first_of_each() -> list[str]:

@@ -88,6 +88,22 @@ class DeltaCase:
         return function(q, k, v, a, b, *self.fixed, state, layout)
 
 
+class ChannelDeltaCase:
+    name = "channel_delta_rule"
+
+    def __init__(self, dtype: torch.dtype, *, heads: int = 3, key: int = 12, value: int = 20) -> None:
+        self.shape = (heads, key, value)
+        self.state_shape, self.state_dtype = (heads, key, value), torch.float32
+        self.inputs = [rand(n, heads * (3 * key + value + 1) + 3, dtype=dtype) for n in LENS]
+
+    def __call__(self, function: Callable[..., Tensor], rows: Tensor, state: Tensor, layout: Layout) -> Tensor:
+        heads, key, value = self.shape
+        parts = rows.split([heads * key, heads * key, heads * value, heads * key, heads, 3], dim=-1)
+        q, k, v, decay = (each.unflatten(-1, (heads, -1)) for each in parts[:4])
+        strength = 2 * torch.sigmoid(parts[4].float())
+        return function(q, k, v, -decay.float().exp(), strength, state, layout)
+
+
 class WkvCase:
     name = "wkv"
 
@@ -113,6 +129,7 @@ CASES: dict[str, Callable[[torch.dtype], Any]] = {
     "wkv": WkvCase,
     "delta": DeltaCase,
     "delta-wide": lambda dtype: DeltaCase(dtype, keys=1, values=3, key=32, value=33),
+    "delta-channels": ChannelDeltaCase,
     "delta-equal-heads": lambda dtype: DeltaCase(dtype, keys=3, values=3, key=7, value=16),
 }
 

@@ -28,7 +28,7 @@ from quire_ops.op import Op
 from quire_ops.partial_attention import latent_attention_with_lse, merge_attention_states, paged_attention_with_lse
 from quire_ops.penalties import penalize
 from quire_ops.quantized_linear import block_linear, fp8_linear, grouped_linear, int8_linear, w8a8_linear
-from quire_ops.recurrent import causal_conv1d, gated_delta_rule, mamba2_scan, selective_scan, wkv
+from quire_ops.recurrent import causal_conv1d, channel_delta_rule, gated_delta_rule, mamba2_scan, selective_scan, wkv
 from quire_ops.routing import route_experts
 from quire_ops.sampling import sample, sample_masked
 from quire_ops.sparse_attention import index_topk, position_slots, sparse_latent_attention
@@ -41,6 +41,7 @@ __all__ = [
     "biased_paged_attention",
     "block_linear",
     "causal_conv1d",
+    "channel_delta_rule",
     "decode_inputs",
     "decode_step",
     "decoder_stack",

@@ -25,6 +25,7 @@ from quire_ops.op import op
 __all__ = [
     "StateRun",
     "causal_conv1d",
+    "channel_delta_rule",
     "gated_delta_rule",
     "mamba2_scan",
     "selective_scan",
@@ -192,6 +193,33 @@ def gated_delta_rule(
         decayed = torch.exp(log_decay)[:, None, None] * before
         change = value[token].double() - (decayed * write[:, :, None]).sum(1)  # [Hv, Dv]
         after = decayed + write[:, :, None] * (torch.sigmoid(b[token].double())[:, None] * change)[:, None]
+        return after, (after * read[:, :, None]).sum(1)
+
+    return _scan(state, layout, torch.empty(value.shape, dtype=value.dtype, device=value.device), advance)
+
+
+@op(token_args=(0, 1, 2, 3, 4))
+def channel_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor,
+    state: Tensor,
+    layout: PagedLayout,
+) -> Tensor:
+    """The delta rule with a decay for each channel of the keys (Kimi Team 2025, arXiv:2510.26692, eq. 1): with query
+    and key brought to length 1 (eps 1e-6 under the root), and query divided by sqrt(Dk): S = exp(log_decay) * S, row
+    by row; S = S + key (strength * (value - S^T key))^T; out = S^T query.
+
+    query [T, H, Dk], key [T, H, Dk], value [T, H, Dv], log_decay [T, H, Dk] float32, at most 0, strength [T, H]
+    float32, state [num_blocks, H, Dk, Dv] float32 -> [T, H, Dv], dtype of value."""
+
+    def advance(before: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        read, write = _unit(query[token].double()) * query.shape[-1] ** -0.5, _unit(key[token].double())  # [H, Dk]
+        decayed = torch.exp(log_decay[token].double())[:, :, None] * before
+        change = value[token].double() - (decayed * write[:, :, None]).sum(1)  # [H, Dv]
+        after = decayed + write[:, :, None] * (strength[token].double()[:, None] * change)[:, None]
         return after, (after * read[:, :, None]).sum(1)
 
     return _scan(state, layout, torch.empty(value.shape, dtype=value.dtype, device=value.device), advance)

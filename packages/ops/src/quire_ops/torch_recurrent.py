@@ -15,10 +15,13 @@ from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 from quire_ops.table import torch_backend_for
 
-__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
+__all__ = ["causal_conv1d", "channel_delta_rule", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
 CHUNK = 64
 """Tokens that are computed at once."""
+
+CHANNEL_CHUNK = 16
+"""The same where each pair of them has a number for every channel."""
 
 
 @torch_backend_for(recurrent.causal_conv1d)
@@ -167,6 +170,48 @@ def gated_delta_rule(
             out[part] = result.transpose(0, 1)
             to_end = torch.exp(total[-1] - total).T[..., None]
             now = torch.exp(total[-1])[:, None, None] * now + (to_end * writes).transpose(1, 2) @ change
+        if run.write:
+            state[run.write] = now
+    return out.to(value.dtype)
+
+
+@torch_backend_for(recurrent.channel_delta_rule)
+def channel_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    strength: Tensor,
+    state: Tensor,
+    layout: PagedLayout,
+) -> Tensor:
+    """As `gated_delta_rule`; what is left of a key between two tokens is a number for each channel."""
+    read_keys, write_keys = _unit(query.float()) * query.shape[-1] ** -0.5, _unit(key.float())
+    wide = value.float()
+    if _is_decode(layout):
+        read, write, begins = _decode_blocks(layout, state.device)
+        now = state[read].masked_fill_(begins[:, None, None, None], 0) * torch.exp(log_decay)[..., None]
+        change = strength[..., None] * (wide - torch.einsum("thkv,thk->thv", now, write_keys))
+        now = now + write_keys[..., None] * change[:, :, None]
+        state[write] = now
+        return torch.einsum("thkv,thk->thv", now, read_keys).to(value.dtype)
+    out = torch.empty_like(wide)
+    for run in state_runs(layout):
+        now = state[run.read] if run.read else torch.zeros_like(state[0])
+        for begin in range(run.begin, run.end, CHANNEL_CHUNK):
+            part = slice(begin, min(begin + CHANNEL_CHUNK, run.end))
+            total = log_decay[part].cumsum(0).transpose(0, 1)  # [H, L, Dk]
+            reads, writes = read_keys[part].transpose(0, 1), write_keys[part].transpose(0, 1)
+            later = torch.ones(2 * (total.shape[1],), dtype=torch.bool, device=total.device).triu(1)
+            between = (total[:, :, None] - total[:, None]).masked_fill(later[..., None], -torch.inf).exp()
+            left = between * writes[:, None]  # [H, L, L, Dk]: what token l finds of the key of token m
+            shares, since = strength[part].T[..., None], torch.exp(total)
+            system = shares * torch.einsum("hlk,hlmk->hlm", writes, left).tril(-1)
+            targets = shares * (wide[part].transpose(0, 1) - (since * writes) @ now)
+            change = torch.linalg.solve_triangular(system, targets, upper=False, unitriangular=True)  # [H, L, Dv]
+            result = (since * reads) @ now + torch.einsum("hlk,hlmk->hlm", reads, left) @ change
+            out[part] = result.transpose(0, 1)
+            now = since[:, -1, :, None] * now + left[:, -1].transpose(1, 2) @ change
         if run.write:
             state[run.write] = now
     return out.to(value.dtype)

@@ -31,6 +31,7 @@ __all__ = ["Network"]
 LAYOUT_OPS = frozenset(
     {
         "causal_conv1d",
+        "channel_delta_rule",
         "gated_delta_rule",
         "index_topk",
         "latent_attention",

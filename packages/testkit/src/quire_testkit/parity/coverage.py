@@ -19,7 +19,6 @@ _SPARSE = "chooses what it attends to (sparse attention)"
 
 REFUSED: Mapping[str, str] = {
     "AXK2ForCausalLM": _SPARSE,
-    "BailingHybridForCausalLM": _STATES,
     "BigBirdForCausalLM": _OWN_ATTENTION,
     "BltForCausalLM": "reads bytes in patches, by a network of its own",
     "CpmAntForCausalLM": "has biases by distance that it learns, in both directions of a prompt",
@@ -36,13 +35,11 @@ REFUSED: Mapping[str, str] = {
     "HYV4ForCausalLM": _SPARSE,
     "Inkling2ForCausalLM": _STATES,
     "InklingForCausalLM": _STATES,
-    "KimiLinearForCausalLM": _STATES,
     "Lfm3ForCausalLM": _STATES,
     "MegatronBertForCausalLM": _OWN_ATTENTION,
     "MusicgenForCausalLM": "makes sound, several tokens at once",
     "MusicgenMelodyForCausalLM": "makes sound, several tokens at once",
     "MvpForCausalLM": _OWN_ATTENTION,
-    "OlmoHybridForCausalLM": _STATES,
     "OpenAIGPTLMHeadModel": "keeps no cache",
     "ProphetNetForCausalLM": "predicts several tokens at once, by streams of their own",
     "Qwen4ExpForCausalLM": _STATES,
@@ -94,21 +91,13 @@ VLLM_TEXT = (
 VLLM_MISSING: Mapping[str, str] = {
     "AliceAIForCausalLM": "weighs what all blocks before gave (attention residuals), and has Kimi's delta attention",
     "BailingMoeV2_5ForCausalLM": "has linear attention with norms of groups beside latent attention",
-    "BailingMoeV3ForCausalLM": "has Kimi's delta attention beside latent attention",
     "DoryForCausalLM": "runs layers again and again on a sphere (nGPT)",
     "Glm5NextForCausalLM": "chooses what it attends to (sparse attention), by blocks",
-    "HCXVisionV2ForCausalLM": "has towers with code of their own; its language model is HyperCLOVAXForCausalLM",
-    "IQuestLoopCoderForCausalLM": "runs its layers twice, and mixes what both runs attended to",
     "InklingForConditionalGeneration": "keeps a state between tokens that is not a KV cache",
     "K2HorizonForCausalLM": "has attention whose values are mixtures of experts (MoVA)",
     "LongcatFlashNgramForCausalLM": "embeds sequences of tokens, of which it keeps the last ones",
-    "MiMoV2ForCausalLM": "has a model_type that Transformers does not know",
     "MistralLarge3ForCausalLM": "is published in Mistral's own format (params.json)",
-    "MuseGlimmerForCausalLM": "is the text of MuseGlimmerForConditionalGeneration, which runs; it has no class alone",
     "PanguProMoEV2ForCausalLM": "has learned keys and values in front of every sequence",
-    "SolarForCausalLM": "adds what layers far before gave to what others take",
-    "Step1ForCausalLM": "has biases by the root of the distance",
-    "Step3p5ForCausalLM": "is the text of Step3p7ForConditionalGeneration, which runs; it has no class alone",
     "Step5ForCausalLM": _SPARSE,
 }
 """Those that do not run here -> why; others of them are in `REFUSED`."""

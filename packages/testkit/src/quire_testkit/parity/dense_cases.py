@@ -37,6 +37,16 @@ DENSE_CASES: dict[str, ParityCase] = {
     "GraniteForCausalLM": case(
         "GraniteConfig", embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6, logits_scaling=4.0
     ),
+    "GraniteSWAForCausalLM": case(
+        "GraniteSWAConfig", sliding_window=20, attention_multiplier=0.2, layer_rope_theta=[10000.0, 500.0, 0]
+    ),
+    "HyperCLOVAXForCausalLM": case(
+        "HyperCLOVAXConfig",
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.6,
+        logits_scaling=4.0,
+    ),
     "OlmoForCausalLM": case("OlmoConfig", clip_qkv=1.5),
     "Olmo2ForCausalLM": case("Olmo2Config"),
     "Olmo3ForCausalLM": case(

@@ -29,6 +29,20 @@ MAMBA2_FIELDS: dict[str, Any] = {
     "mamba_chunk_size": 32,
 }
 
+_KIMI_FIELDS: dict[str, Any] = {
+    **LLAMA_FIELDS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
 _recurrent = partial(case, tolerance=1e-3)
 
 RECURRENT_CASES: dict[str, ParityCase] = {
@@ -55,6 +69,33 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         shared_expert_intermediate_size=40,
         mlp_only_layers=[1],
         weight_scale=0.1,
+    ),
+    "KimiLinearForCausalLM": _recurrent(
+        "KimiLinearConfig",
+        _KIMI_FIELDS,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_head_dim=12,
+        linear_num_heads=3,
+        weight_scale=0.1,
+    ),
+    "BailingHybridForCausalLM": _recurrent(
+        "BailingHybridConfig",
+        _KIMI_FIELDS,
+        head_dim=12,
+        layer_group_size=2,
+        first_k_dense_replace=1,
+        num_mtp_layers=0,
+        weight_scale=0.05,
+    ),
+    "OlmoHybridForCausalLM": _recurrent(
+        "OlmoHybridConfig",
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        # Queries, keys and values as wide as each other: Transformers writes the convolution in three equal parts.
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24,
+        linear_value_head_dim=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
     "BambaForCausalLM": _recurrent(
         "BambaConfig", **MAMBA2_FIELDS, attn_layer_indices=[1], mlp_bias=True, uses_cache=False
