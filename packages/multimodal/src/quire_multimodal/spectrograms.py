@@ -1,5 +1,5 @@
-"""Sounds for networks whose encoder reads spectrograms in place of a prompt (Whisper): no processor of a checkpoint, no
-process of its own."""
+"""Sounds for networks whose encoder reads them in place of a prompt, as spectrograms (Whisper) or samples (Moonshine):
+no processor of a checkpoint, no process of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from quire_multimodal.store import StoredItem, write_features
 __all__ = ["SpectrogramPreparer", "mono_samples"]
 
 Spectrogram = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+NumTokens = Callable[[NDArray[np.float32]], int]
 FEATURES = "input_features"
 """Name of a spectrogram among the arrays of its item, as Transformers' extractor calls it."""
 
@@ -45,14 +46,14 @@ class SpectrogramPreparer(MediaPreparer):
 
     Args:
         config: Bounds and sources.
-        spectrogram: Samples [S] -> [mel bins, frames], of one length.
+        spectrogram: Samples [S] -> [mel bins, frames]; or [1, S], where the encoder reads samples.
         rate: Samples in a second that it takes.
-        num_tokens: What the encoder makes of a spectrogram.
+        num_tokens: What it gives -> the number of tokens that the encoder makes of it.
         name: Of what it computes: other names are other contents.
     """
 
     def __init__(
-        self, config: MediaConfig | None, spectrogram: Spectrogram, *, rate: int, num_tokens: int, name: str
+        self, config: MediaConfig | None, spectrogram: Spectrogram, *, rate: int, num_tokens: NumTokens, name: str
     ) -> None:
         super().__init__(None, config)
         self.placeholders = {str(Modality.AUDIO): ""}
@@ -85,7 +86,7 @@ class SpectrogramPreparer(MediaPreparer):
         item = MediaItem(
             modality=Modality.AUDIO,
             key=query.key,
-            num_embeds=self._num_tokens,
+            num_embeds=self._num_tokens(features),
             path=str(path),
             features=tuple(layout),
         )

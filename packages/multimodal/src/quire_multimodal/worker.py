@@ -21,6 +21,7 @@ from quire_multimodal.config import MediaConfig
 from quire_multimodal.decode import VideoFrames
 from quire_multimodal.image_vectors import ImageVectors, has_image_vectors
 from quire_multimodal.processor import ItemProcessor
+from quire_multimodal.sound_features import SoundFeatures, has_sound_features
 from quire_multimodal.store import write_features
 from quire_multimodal.worker_messages import leave_signals_to_owner, receive, send
 
@@ -63,6 +64,8 @@ def _load(settings: dict[str, Any], connection: socket.socket) -> ItemProcessor 
         folder, config = settings["folder"], MediaConfig(**settings["config"])
         if has_image_vectors(folder):
             processor: ItemProcessor = ImageVectors.of_folder(folder, config)
+        elif has_sound_features(folder):
+            processor = SoundFeatures.of_folder(folder, config, settings["embed_token_ids"])
         else:
             processor = ItemProcessor.from_folder(folder, config, settings["embed_token_ids"])
     except QuireError as error:

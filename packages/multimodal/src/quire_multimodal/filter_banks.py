@@ -1,0 +1,137 @@
+"""Samples -> logarithms of the power in mel bins, as the networks of Granite Speech and Fun-ASR were trained on them.
+
+Both come from torchaudio there: `transforms.MelSpectrogram` (O'Shaughnessy's mel scale, as in HTK), and
+`compliance.kaldi.fbank` (Kaldi's features, Povey et al. 2011). Here they are numpy, in float64 up to the result.
+
+Shape legend: S samples, F frames, M mel bins, B frequencies of a frame.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["granite_speech_features", "kaldi_filter_bank", "stacked_frames"]
+
+_HTK_SCALE = 2595 / np.log(10)
+_KALDI_SCALE = 1127.0
+_MEL_CORNER_HZ = 700.0
+_LOWEST_KALDI_HZ = 20.0
+_PREEMPHASIS = 0.97
+_FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+"""Kaldi's least power of a mel bin."""
+_GRANITE_FLOOR = 1e-10
+_GRANITE_RANGE = 8.0
+"""Powers of ten between the loudest bin and the least that is told from silence."""
+
+
+def granite_speech_features(
+    samples: NDArray[np.float32],
+    *,
+    rate: int = 16_000,
+    num_mel_bins: int = 80,
+    num_fft: int = 512,
+    frame_len: int = 400,
+    hop_len: int = 160,
+) -> NDArray[np.float32]:
+    """What Granite Speech's encoder reads: samples [S] -> [F // 2, 2 * M] float32, two frames in a row.
+
+    Frames stand around every `hop_len`th sample, from the first; before the first sample and behind the last one stand
+    their mirrored neighbours.
+
+    Args:
+        samples: -1 to 1, more than `num_fft // 2`.
+        rate: Samples in a second.
+        num_mel_bins: M.
+        num_fft: Samples that are transformed, those around a frame counted with weight 0.
+        frame_len: Samples of a frame.
+        hop_len: Samples between the middles of two frames.
+    """
+    half = num_fft // 2
+    mirrored = np.pad(samples.astype(np.float64), half, mode="reflect")
+    before = (num_fft - frame_len) // 2
+    window = np.zeros(num_fft)
+    window[before : before + frame_len] = np.hanning(frame_len + 1)[:-1]
+    frames = np.lib.stride_tricks.sliding_window_view(mirrored, num_fft)[::hop_len]
+    power = _powers(frames * window, num_fft) @ _htk_filters(rate, num_mel_bins, num_fft)
+    logs = np.log10(np.maximum(power, _GRANITE_FLOOR))
+    scaled = np.maximum(logs, logs.max() - _GRANITE_RANGE) / 4 + 1
+    pairs = scaled[: len(scaled) // 2 * 2].reshape(-1, 2 * num_mel_bins)
+    return np.ascontiguousarray(pairs, np.float32)
+
+
+def kaldi_filter_bank(
+    samples: NDArray[np.float32],
+    *,
+    rate: int = 16_000,
+    num_mel_bins: int = 80,
+    frame_ms: float = 25,
+    hop_ms: float = 10,
+    window: str = "hamming",
+) -> NDArray[np.float32]:
+    """Kaldi's features without dither: samples [S] -> natural logarithms [F, M] float32, of whole frames alone.
+
+    Args:
+        samples: Of any scale, at least a frame.
+        rate: Samples in a second.
+        num_mel_bins: M.
+        frame_ms: Length of a frame.
+        hop_ms: Between the beginnings of two frames.
+        window: "hamming", "hanning" or "povey".
+
+    Raises:
+        ValueError: no such window.
+    """
+    frame_len, hop_len = int(rate * frame_ms / 1000), int(rate * hop_ms / 1000)
+    num_fft = 1 << (frame_len - 1).bit_length()
+    frames = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), frame_len)[::hop_len]
+    frames = frames - frames.mean(axis=1, keepdims=True)
+    frames = frames - _PREEMPHASIS * np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
+    power = _powers(frames * _kaldi_window(window, frame_len), num_fft)
+    mel = power[:, :-1] @ _kaldi_filters(rate, num_mel_bins, num_fft)
+    return np.ascontiguousarray(np.log(np.maximum(mel, _FLOAT32_EPSILON)), np.float32)
+
+
+def stacked_frames(frames: NDArray[np.float32], num_stacked: int, stride: int) -> NDArray[np.float32]:
+    """Frames at a low rate (LFR): every `stride`th of them with its neighbours beside it, [F, M] -> [ceil(F / stride),
+    num_stacked * M]. The first frame stands for those before it, and the last one for those behind it."""
+    places = np.arange(0, len(frames), stride)[:, None] + np.arange(num_stacked) - (num_stacked - 1) // 2
+    return np.ascontiguousarray(frames[np.clip(places, 0, len(frames) - 1)].reshape(len(places), -1))
+
+
+def _powers(frames: NDArray[np.float64], num_fft: int) -> NDArray[np.float64]:
+    spectrum = np.fft.rfft(frames, num_fft, axis=-1)
+    return np.asarray(spectrum.real**2 + spectrum.imag**2, np.float64)
+
+
+@lru_cache(maxsize=4)
+def _htk_filters(rate: int, num_mel_bins: int, num_fft: int) -> NDArray[np.float64]:
+    """Triangles over frequencies, evenly spaced on the mel scale from 0 to half the rate, each of height 1, [B, M]."""
+    top = _HTK_SCALE * np.log1p(rate / 2 / _MEL_CORNER_HZ)
+    corners = _MEL_CORNER_HZ * np.expm1(np.linspace(0, top, num_mel_bins + 2) / _HTK_SCALE)
+    return _triangles(np.linspace(0, rate // 2, num_fft // 2 + 1), corners)
+
+
+@lru_cache(maxsize=4)
+def _kaldi_filters(rate: int, num_mel_bins: int, num_fft: int) -> NDArray[np.float64]:
+    """Triangles over mels from 20 Hz to half the rate, for all frequencies but the last one, [B - 1, M]."""
+    low, top = (_KALDI_SCALE * np.log1p(hertz / _MEL_CORNER_HZ) for hertz in (_LOWEST_KALDI_HZ, rate / 2))
+    mels = _KALDI_SCALE * np.log1p(np.arange(num_fft // 2) * (rate / num_fft) / _MEL_CORNER_HZ)
+    return _triangles(mels, np.linspace(low, top, num_mel_bins + 2))
+
+
+def _triangles(places: NDArray[np.float64], corners: NDArray[np.float64]) -> NDArray[np.float64]:
+    rising = (places[:, None] - corners[:-2]) / (corners[1:-1] - corners[:-2])
+    falling = (corners[2:] - places[:, None]) / (corners[2:] - corners[1:-1])
+    return np.maximum(0, np.minimum(rising, falling))
+
+
+@lru_cache(maxsize=4)
+def _kaldi_window(name: str, length: int) -> NDArray[np.float64]:
+    if name == "hamming":
+        return np.hamming(length)
+    if name in ("hanning", "povey"):
+        return np.hanning(length) ** (0.85 if name == "povey" else 1.0)
+    raise ValueError(f"the window {name!r} is not known; it may be hamming, hanning or povey")
