@@ -44,7 +44,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 class OneStepAtATime:
     """Transcribes by steps, each of which waits for those that were asked for before; none can be interrupted."""
 
-    model_kind, can_translate, has_word_timestamps = "a simulation", False, False
+    can_translate, has_word_timestamps = False, False
 
     def __init__(self) -> None:
         self._steps = asyncio.Lock()

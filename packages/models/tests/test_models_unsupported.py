@@ -28,7 +28,12 @@ def refusal(**fields: Any) -> str:
     ("architecture", "model_type", "kind", "nearest"),
     [
         ("Wav2Vec2Model", "wav2vec2", "hears or speaks", ""),
-        ("MoonshineForConditionalGeneration", "moonshine", "transcribes speech, as Whisper, Qwen3-ASR", ""),
+        (
+            "MoonshineStreamingForConditionalGeneration",
+            "moonshine_streaming",
+            "transcribes speech, as Whisper, Qwen3-ASR",
+            "",
+        ),
         ("CanaryForConditionalGeneration", "canary", "transcribes speech", ""),
         ("CohereAsrForConditionalGeneration", "cohere_asr", "transcribes speech", ""),
         ("ParakeetForCTC", "parakeet_ctc", "transcribes speech", ""),

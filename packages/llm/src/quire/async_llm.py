@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.chat_transcriber import ChatTranscriber
@@ -51,6 +51,9 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from quire_models.config import ModelConfig
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
 
@@ -175,16 +178,16 @@ class AsyncLLM:
             eos_token_ids=dict.fromkeys((*model_config.eos_token_ids, *tokenizer.eos_token_ids)),
             seed=self.config.engine.seed,
         )
-        self.transcriber = self._make_transcriber(info)
+        self.transcriber = self._make_transcriber(info, model_config)
         return info
 
-    def _make_transcriber(self, info: EngineInfo) -> Transcriber | None:
+    def _make_transcriber(self, info: EngineInfo, model: ModelConfig) -> Transcriber | None:
         if self.speech is not None and self._engine is not None:
             return WhisperTranscriber(self.speech, self._engine, self.config.model.max_logprobs)
         media = self.media
         if media is None or "audio" not in media.placeholders or info.runner != "generate" or info.mm_encoder_only:
             return None
-        if info.max_encoder_len:
+        if model.num_mel_bins:  # a Whisper that lacks tokens
             return None
         return ChatTranscriber(self.engine, self.renderer, media, self.folder)
 

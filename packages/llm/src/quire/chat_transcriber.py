@@ -1,5 +1,5 @@
-"""Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...): each stretch of speech is
-a question with a sound, whose answer is its text.
+"""Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...), and with Moonshine, which
+hears alone: each stretch of speech is a question with a sound, whose answer is its text.
 
 Stretches are found by the voice detector, so that silence asks nothing, and several are asked at a time. Such models
 tell no times: a segment is a stretch.
@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.media import MediaFront, media_sources
+from quire.media import HeldMedia, MediaFront, media_sources
+from quire.prompts import parse_prompt_async
 from quire.speech_questions import SpeechQuestions
 from quire.transcribers import Hearing
 from quire_engine import AsyncEngine
@@ -36,19 +37,18 @@ class ChatTranscriber:
     """Transcribes by questions.
 
     Args:
-        engine: Its model takes sounds in conversations.
+        engine: Its model takes sounds in conversations, or alone.
         renderer: Of its conversations.
         media: Prepares their sounds.
         folder: Of the checkpoint, whose config.json says which model it is.
     """
 
-    model_kind = "a model for conversations that hears"
-    can_translate = True
     has_word_timestamps = False
 
     def __init__(self, engine: AsyncEngine, renderer: ChatRenderer, media: MediaFront, folder: Path) -> None:
         self._engine, self._renderer, self._media = engine, renderer, media
         self._questions = SpeechQuestions(folder)
+        self.can_translate = self._questions.can_translate
 
     async def transcribe(
         self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
@@ -89,12 +89,15 @@ class ChatTranscriber:
         request_options: RequestOptions,
         hearing: Hearing,
     ) -> Segment:
-        messages, begun = self._questions.messages(samples, options)
-        held = await self._media.prepare(media_sources(messages))
+        question = self._questions.ask(samples, options)
+        held: HeldMedia | None = None
         try:
-            prompt = self._renderer.render_chat(
-                messages, media=held, add_generation_prompt=not begun, continue_final_message=begun
-            )
+            if question.prompt is not None:
+                parsed = await parse_prompt_async(question.prompt, self._renderer, self._media)
+                held, prompt = parsed.media, parsed.rendered
+            else:
+                held = await self._media.prepare(media_sources(question.messages))
+                prompt = self._renderer.render_chat(question.messages, media=held, **question.render_options)
             params = self._questions.params(options)
             text, token_ids, logprob = "", [], 0.0
             async for output in self._engine.generate(prompt, params, request_options):
@@ -105,7 +108,8 @@ class ChatTranscriber:
                 token_ids += completion.token_ids
                 logprob = logprob if completion.cumulative_logprob is None else completion.cumulative_logprob
         finally:
-            held.release()
+            if held is not None:
+                held.release()
         hearing.num_prompt_tokens += len(prompt.token_ids)
         hearing.num_generation_tokens += len(token_ids)
         text, language = self._questions.read(text)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import quire_multimodal  # names are loaded when they are used: a server of texts loads neither numpy nor Pillow
 from quire.config import QuireConfig
 from quire.media_embeds import EmbedsItem, embeds_of_part, embeds_of_value
-from quire.sounds import spectrogram_preparer
+from quire.sounds import sound_preparer
 from quire_interfaces import CheckpointError, Modality, PromptMedia
 from quire_models.config import ModelConfig
 from quire_multimodal import MediaConfig, MediaError
@@ -101,15 +101,15 @@ class MediaFront:
     """
 
     def __init__(self, folder: Path | None, config: MediaConfig, model: ModelConfig) -> None:
-        self.is_encoder_input = bool(model.num_mel_bins)
+        self.is_encoder_input = model.hears
         """A sound is what the network's encoder reads, in place of a prompt."""
         self.hidden_size = model.hidden_size
         """Width of the residual stream."""
         self.embeds_width = model.hidden_size if model.media is None else model.media.width
         """Width of the embeddings of an item, further features of a network that reads some included."""
         self.preparer = (
-            spectrogram_preparer(config, model)
-            if self.is_encoder_input
+            sound_preparer(config, model, folder)
+            if self.is_encoder_input and folder is not None
             else quire_multimodal.MediaPreparer(
                 folder,
                 config,
@@ -177,7 +177,7 @@ def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaF
     """What prepares the media of a model, and prompts that are embeddings. None for a model that takes text only, is
     to, or has no processor that can be loaded: then the log says why, and texts are served.
     """
-    if model.media is not None or model.num_mel_bins:
+    if model.media is not None or model.hears:
         try:
             return MediaFront(folder, config.media, model)
         except CheckpointError as error:

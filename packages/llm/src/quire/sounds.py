@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quire_multimodal  # names are loaded when they are used: a server of texts loads no numpy
 import quire_speech
-from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError
+from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError, read_json
 from quire_models.config import ModelConfig
+from quire_models.spec import SampleConvolution, num_sound_tokens
 from quire_multimodal import MediaConfig
 
 if TYPE_CHECKING:
     from quire_multimodal import SpectrogramPreparer
 
-__all__ = ["render_sound_prompt", "sound_fields", "spectrogram_preparer"]
+__all__ = ["render_sound_prompt", "sound_fields", "sound_preparer"]
 
 
 class _Renderer(Protocol):
@@ -24,17 +26,41 @@ class _Renderer(Protocol):
     ) -> RenderedPrompt: ...
 
 
-def spectrogram_preparer(config: MediaConfig, model: ModelConfig) -> SpectrogramPreparer:
-    """What makes spectrograms for a network that reads them, of the whole length that it reads."""
+def sound_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> SpectrogramPreparer:
+    """What prepares sounds for a network whose encoder reads them: spectrograms of the whole length that it reads, or
+    samples.
+
+    Args:
+        folder: Of the checkpoint.
+    """
+    convolutions = model.network.sound_convolutions
+    if convolutions:
+        path = folder / "preprocessor_config.json"
+        normalizes = path.is_file() and bool(read_json(path).get("do_normalize", True))
+        return quire_multimodal.SpectrogramPreparer(
+            config,
+            partial(quire_speech.window_samples, least=_least_samples(convolutions), normalizes=normalizes),
+            rate=quire_speech.SAMPLES_PER_S,
+            num_tokens=lambda samples: num_sound_tokens(convolutions, samples.shape[1]),
+            name=f"samples {normalizes}",
+        )
     bins, tokens = model.num_mel_bins, model.network.max_encoder_len
     frames = 2 * tokens
     return quire_multimodal.SpectrogramPreparer(
         config,
         partial(quire_speech.window_log_mel, num_mel_bins=bins, num_frames=frames),
         rate=quire_speech.SAMPLES_PER_S,
-        num_tokens=tokens,
+        num_tokens=lambda _: tokens,
         name=f"log_mel {bins} {frames}",
     )
+
+
+def _least_samples(convolutions: Sequence[SampleConvolution]) -> int:
+    """Length of a sound of one token."""
+    count = 1
+    for each in reversed(convolutions):
+        count = (count - 1) * each.stride + each.width
+    return count
 
 
 def sound_fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:

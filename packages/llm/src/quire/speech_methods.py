@@ -73,13 +73,19 @@ class SpeechMethods(ABC):
         use_tqdm: bool,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        chat_template: str | None,
+        chat_template_kwargs: dict[str, Any] | None,
     ) -> list[Any]:
         """As `LLM.chat`."""
 
+    @abstractmethod
+    def generate(self, prompts: Any, sampling_params: SamplingParams, *, use_tqdm: bool) -> list[Any]:
+        """As `LLM.generate`."""
+
     @cached_property
     def _hears(self) -> bool:
-        """Whether the model takes sounds in conversations."""
-        is_decoder = self.engine_info.runner == "generate" and not self.engine_info.max_encoder_len
+        """Whether the model is asked about sounds, stretch by stretch."""
+        is_decoder = self.engine_info.runner == "generate" and not self.model_config.num_mel_bins
         return is_decoder and self.media is not None and "audio" in self.media.placeholders
 
     def transcribe(
@@ -172,17 +178,15 @@ class SpeechMethods(ABC):
             for piece in itertools.chain(pieces if samples is None else [samples], [None]):
                 windows = cutter.finish() if piece is None else cutter.feed(piece)
                 num_samples += 0 if piece is None else len(piece)
-                asked = [questions.messages(each, options) for _, each in windows]
+                asked = [questions.ask(each, options) for _, each in windows]
                 if not asked:
                     continue
-                begun = asked[0][1]
-                outputs = self.chat(
-                    [messages for messages, _ in asked],
-                    questions.params(options),
-                    use_tqdm=False,
-                    add_generation_prompt=not begun,
-                    continue_final_message=begun,
-                )
+                prompts, params = [each.prompt for each in asked if each.prompt is not None], questions.params(options)
+                if prompts:
+                    outputs = self.generate(prompts, params, use_tqdm=False)
+                else:
+                    messages = [each.messages for each in asked]
+                    outputs = self.chat(messages, params, use_tqdm=False, **asked[0].render_options)
                 for (start_s, window), output in zip(windows, outputs, strict=True):
                     (completion,) = output.outputs
                     if completion.error is not None:

@@ -1,5 +1,5 @@
 """What models that hear in conversations (Qwen2-Audio, Qwen3-ASR, GLM-ASR, ...) are asked so that they transcribe, and
-how their answers are read. Knows no engine.
+how their answers are read. Those that hear alone (Moonshine) get the sound. Knows no engine.
 
 Each family is asked as Transformers' processor of it does (`apply_transcription_request`), or as its model card says.
 """
@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.media import MediaPart
 from quire_interfaces import Modality, RequestError, SamplingParams
-from quire_speech import Segment, TranscriptionOptions
+from quire_speech import Segment, TranscriptionOptions, language_code
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RATE", "SpeechQuestions"]
+__all__ = ["RATE", "SpeechQuestion", "SpeechQuestions"]
 
 RATE = 16_000
 """Samples a second of what is asked about."""
@@ -35,6 +35,8 @@ _QUESTIONS = {
     "phi4_multimodal": "Transcribe the audio clip into text.",
 }
 """model_type -> its own question."""
+_SOUND_ALONE = frozenset({"moonshine"})
+"""Types whose encoder reads the sound and whose decoder writes what is said: there is nothing to ask."""
 _SOUND_LAST = frozenset({"audioflamingo3"})
 """Types whose sound stands behind the question."""
 _BY_TEMPLATE = frozenset({"fun_asr_nano", "moss_transcribe_diarize"})
@@ -49,6 +51,38 @@ _UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", 
 """Codes and names of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
+_REQUEST_TEMPLATES = {
+    "voxtral": (
+        "{{ bos_token }}[INST]{% for part in messages[0].content %}"
+        "{{ '[AUDIO]' if part.type == 'audio' else part.text }}{% endfor %}[/INST]"
+        "{{ 'lang:' ~ language if language else '' }}[TRANSCRIBE]"
+    ),
+}
+"""model_type -> chat template of a request to transcribe, which stands in the place of a question: mistral-common's
+`TranscriptionRequest`. It has room for a language, not for words that may come."""
+
+
+class SpeechQuestion(NamedTuple):
+    """What is asked about a stretch of speech."""
+
+    messages: list[dict[str, Any]]
+    is_begun: bool = False
+    """Whether the conversation ends with the beginning of the answer."""
+    chat_template: str | None = None
+    """In the place of the model's own; None for that."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    """A prompt in the place of a conversation; None for that."""
+
+    @property
+    def render_options(self) -> dict[str, Any]:
+        """Arguments with which the conversation is rendered."""
+        return {
+            "add_generation_prompt": not self.is_begun,
+            "continue_final_message": self.is_begun,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
 
 
 class SpeechQuestions:
@@ -65,8 +99,21 @@ class SpeechQuestions:
         self.window_s = min(_WINDOW_S, float(extractor.get("chunk_length") or _WINDOW_S))
         """Longest stretch that one question is about."""
 
+    @property
+    def can_translate(self) -> bool:
+        """Whether the model can be asked for English."""
+        return self._model_type not in _SOUND_ALONE
+
     def check(self, options: TranscriptionOptions, model: str) -> None:
-        """Raises RequestError where options are for models of Whisper's kind."""
+        """Raises RequestError where options are for models of other kinds."""
+        if self._model_type in _SOUND_ALONE:
+            if options.task == "translate":
+                raise RequestError(f"{model} does not translate", param="task", code="unsupported")
+            for name in ("prompt", "hotwords"):
+                if getattr(options, name):
+                    raise RequestError(
+                        f"{model} reads nothing but sound; leave {name} out", param=name, code="unsupported"
+                    )
         if options.word_timestamps:
             raise RequestError(
                 f"{model} tells no times of words; leave timestamp_granularities at segment",
@@ -80,10 +127,11 @@ class SpeechQuestions:
         if options.beam_size > 1:
             raise RequestError("beams are for models of Whisper's kind; leave them out", param="n", code="unsupported")
 
-    def messages(
-        self, samples: NDArray[np.float32], options: TranscriptionOptions
-    ) -> tuple[list[dict[str, Any]], bool]:
-        """The conversation about samples [S], and whether it ends with the beginning of the answer."""
+    def ask(self, samples: NDArray[np.float32], options: TranscriptionOptions) -> SpeechQuestion:
+        """The question about samples [S]. Raises RequestError where the language is not known."""
+        if self._model_type in _SOUND_ALONE:
+            sound_prompt = {"prompt": "", "multi_modal_data": {"audio": (samples, RATE)}}
+            return SpeechQuestion([], prompt={"encoder_prompt": sound_prompt})
         source = quire_multimodal.MediaSource(modality=Modality.AUDIO, value=(samples, RATE), param="file")
         sound = {"type": "audio", "source": MediaPart(source)}
         language = _LANGUAGES.get((options.language or "").lower(), (options.language or "").capitalize())
@@ -93,7 +141,15 @@ class SpeechQuestions:
             messages.append({"role": "user", "content": [sound]})
             if language:
                 messages.append({"role": "assistant", "content": f"language {language}{_QWEN_TEXT}"})
-            return messages, bool(language)
+            return SpeechQuestion(messages, is_begun=bool(language))
+        template = _REQUEST_TEMPLATES.get(self._model_type)
+        if template is not None and options.task == "transcribe" and not context:
+            code = language_code(options.language) if options.language else ""
+            return SpeechQuestion(
+                [{"role": "user", "content": [sound]}],
+                chat_template=template,
+                chat_template_kwargs={"language": code},
+            )
         question = "" if self._model_type in _BY_TEMPLATE else _QUESTIONS.get(self._model_type, _QUESTION)
         if options.task == "translate":
             question = "Translate the speech into English. Answer with the translation alone."
@@ -102,7 +158,9 @@ class SpeechQuestions:
         if context:
             question = f"{question} These words may occur in it: {context}" if question else context
         content = [sound, {"type": "text", "text": question}] if question else [sound]
-        return [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}], False
+        return SpeechQuestion(
+            [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}]
+        )
 
     def params(self, options: TranscriptionOptions) -> SamplingParams:
         """How answers are written."""

@@ -48,8 +48,6 @@ class Hearing:
 class Transcriber(Protocol):
     """Transcribes recordings."""
 
-    model_kind: str
-    """What it is, in a few words for people: "Whisper", "a model for conversations that hears"."""
     can_translate: bool
     has_word_timestamps: bool
 

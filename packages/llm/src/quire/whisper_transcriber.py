@@ -32,8 +32,6 @@ class WhisperTranscriber:
         max_logprobs: The server's bound, which bounds beams.
     """
 
-    model_kind = "Whisper"
-
     def __init__(self, front: SpeechFront, engine: AsyncEngine, max_logprobs: int) -> None:
         self._front, self._engine = front, engine
         self._max_logprobs = resolved_max_logprobs(max_logprobs, engine.info.vocab_size)

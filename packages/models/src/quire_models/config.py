@@ -287,6 +287,11 @@ class ModelConfig:
         return self.network.num_mel_bins
 
     @property
+    def hears(self) -> bool:
+        """Its encoder reads sounds: spectrograms, or samples."""
+        return self.num_mel_bins > 0 or bool(self.network.sound_convolutions)
+
+    @property
     def generates(self) -> bool:
         """It continues texts; otherwise it gives hidden states, or what a pooler makes of them."""
         return self.network.has_lm_head

@@ -163,6 +163,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral"),
     "MixtralForCausalLM": Architecture("mixtral"),
     "ModernBertModel": Architecture("modernbert"),
+    "MoonshineForConditionalGeneration": Architecture("moonshine"),
     "MptForCausalLM": Architecture("mpt"),
     "NemotronForCausalLM": Architecture("nemotron"),
     "NemotronHForCausalLM": Architecture("nemotron_h"),

@@ -10,7 +10,7 @@ A record's `weights` names every parameter that the checkpoint has to bring, rel
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -31,8 +31,10 @@ __all__ = [
     "NetworkSpec",
     "NormSpec",
     "PositionSpec",
+    "SampleConvolution",
     "Weight",
     "inside",
+    "num_sound_tokens",
     "recast",
     "within",
 ]
@@ -299,6 +301,21 @@ class CheckpointNames:
     fused: tuple[FusedRows, ...] = ()
 
 
+class SampleConvolution(NamedTuple):
+    """A convolution over time, without padding."""
+
+    width: int
+    stride: int
+
+
+def num_sound_tokens(convolutions: Sequence[SampleConvolution], num_samples: int) -> int:
+    """Tokens that convolutions without padding make of a sound; 0 where it is too short for any."""
+    count = num_samples
+    for each in convolutions:
+        count = max(0, (count - each.width) // each.stride + 1)
+    return count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
     """A decoder: embedding, layers, a norm, a head. Encoders, alone or beside a decoder, are in `encoder_spec.py`."""
@@ -336,6 +353,8 @@ class NetworkSpec:
     None for a network without such a head."""
     num_mel_bins: int = 0
     """Height of the spectrograms that its encoder reads; 0 where it reads tokens, or there is none."""
+    sound_convolutions: tuple[SampleConvolution, ...] = ()
+    """What makes tokens of the samples that its encoder reads, from the first; empty where it reads none."""
     is_encoder: ClassVar[bool] = False
     """It reads whole texts, in both directions, and keeps no cache."""
     shares_heads: ClassVar[bool] = True

@@ -21,6 +21,7 @@ __all__ = [
     "mel_filters",
     "scaled",
     "window_log_mel",
+    "window_samples",
 ]
 
 SAMPLES_PER_S = 16_000
@@ -29,6 +30,9 @@ NUM_FFT = 400
 HOP_LENGTH = 160
 """Samples between the beginnings of two frames."""
 FRAMES_PER_S = SAMPLES_PER_S // HOP_LENGTH
+WINDOW_S = 30
+"""Longest sound that networks hear at once."""
+_VARIANCE_FLOOR = 1e-7
 _FLOOR = 1e-10
 """Least power of a mel bin."""
 _RANGE = 8.0
@@ -99,6 +103,19 @@ def window_log_mel(samples: NDArray[np.float32], num_mel_bins: int, num_frames: 
     window = np.zeros(num_frames * HOP_LENGTH, np.float32)
     window[: len(samples)] = samples[: len(window)]
     return log_mel(window, num_mel_bins)
+
+
+def window_samples(samples: NDArray[np.float32], *, least: int, normalizes: bool) -> NDArray[np.float32]:
+    """What a network reads that takes samples themselves: the first half minute of a recording, [S] -> [1, S].
+
+    Args:
+        least: Silence is put behind shorter ones, up to so many samples.
+        normalizes: They are scaled to mean 0 and variance 1 before, as Wav2Vec 2.0's are.
+    """
+    window = samples[: WINDOW_S * SAMPLES_PER_S].astype(np.float32)
+    if normalizes and len(window):
+        window = (window - window.mean()) / np.sqrt(window.var() + _VARIANCE_FLOOR)
+    return np.pad(window, (0, max(0, least - len(window))))[None].astype(np.float32)
 
 
 def log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.build import build_feed_forward, build_mixer, within
 from quire_models.config import ModelConfig
 from quire_models.encoder_spec import CrossLayerSpec, EncoderDecoderSpec
+from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.encoder import CrossAttention, EncoderLayer
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
@@ -45,14 +46,15 @@ class CrossDecoderLayer:
         assert last is not None
         self._norms = tuple(make_norm(norm, scope) for norm in (first, spec.cross_norm, last))
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: Tensor, batch: ForwardBatch, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]; `rotation`: cosines and sines of its own attention, None for none."""
+        cos, sin = (x, x) if rotation is None else rotation
         attention_norm, cross_norm, feed_forward_norm = self._norms
         if self._is_post_ln:
-            x = attention_norm(x + self.attention(x, x, x, batch))  # nothing is rotated
+            x = attention_norm(x + self.attention(x, cos, sin, batch))
             x = cross_norm(x + self.cross(x, batch))
             return feed_forward_norm(x + self.feed_forward(x))
-        x = x + self.attention(attention_norm(x), x, x, batch)
+        x = x + self.attention(attention_norm(x), cos, sin, batch)
         x = x + self.cross(cross_norm(x), batch)
         return x + self.feed_forward(feed_forward_norm(x))
 
@@ -77,6 +79,7 @@ class EncoderDecoderLM(Network):
             for index, layer in enumerate(spec.layers)
             if isinstance(layer, CrossLayerSpec)
         ]
+        self._tables, self._rotations = rotary_tables(spec.layers, scope)
         self.encoder_norm = None if spec.encoder_norm is None else make_norm(spec.encoder_norm, encoder)
         self.decoder_norm = None if spec.final_norm is None else make_norm(spec.final_norm, decoder)
         head = spec.head
@@ -139,8 +142,10 @@ class EncoderDecoderLM(Network):
         """[T] tokens -> the decoder's hidden states [T, hidden_size] after its last norm."""
         self.use_adapters(batch.lora)
         x = self.decoder_embedding(batch.input_ids, batch.positions, batch.lora)
-        for layer in self.decoder_layers:
-            x = layer(x, batch)
+        length = max(batch.num_positions, *batch.attention[0].kv_lens) if self._tables else 0
+        rotations = [table(batch.positions, length) for table in self._tables]
+        for layer, rotation in zip(self.decoder_layers, self._rotations, strict=True):
+            x = layer(x, batch, None if rotation is None else rotations[rotation])
         return x if self.decoder_norm is None else self.decoder_norm(x)
 
     def head_input(self, hidden: Tensor) -> Tensor:

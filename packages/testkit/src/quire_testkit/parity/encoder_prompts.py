@@ -1,4 +1,4 @@
-"""What an encoder reads, for the whole engine and for Transformers: tokens, or a spectrogram. Imports torch."""
+"""What an encoder reads, for the whole engine and for Transformers: tokens, or a sound. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from torch import Tensor
 
 from quire_interfaces import MediaSpan, Modality, PromptMedia
 from quire_models import ModelConfig
+from quire_models.spec import num_sound_tokens
 from quire_testkit.parity.media_items import stored_item
 
 __all__ = ["EncoderInput", "Spectrogram", "encoder_input"]
 
 NUM_TOKENS = 45
 """Tokens that an encoder reads."""
+NUM_SAMPLES = 17_000
+"""Of a sound whose samples it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Spectrogram:
     """A sound for networks whose encoder reads no tokens."""
 
     features: Tensor
-    """[mel bins, frames], float32."""
+    """[mel bins, frames], float32; [1, samples] of a network that reads these."""
     num_tokens: int
     """What the encoder makes of it."""
     media: PromptMedia
@@ -49,11 +52,14 @@ def encoder_input(config: ModelConfig, number: int, folder: Path) -> EncoderInpu
     if not config.max_encoder_len:
         return []
     name = f"{config.architecture} {number}"
-    if not config.num_mel_bins:
+    if not config.hears:
         return random.Random(name).choices(range(3, config.vocab_size), k=NUM_TOKENS)
     generator = torch.Generator().manual_seed(number)
-    num_tokens = config.max_encoder_len  # Transformers' encoder reads sounds of its whole length only
-    sounds = [torch.randn(config.num_mel_bins, 2 * num_tokens, generator=generator) for _ in range(2)]
+    if convolutions := config.network.sound_convolutions:
+        shape, num_tokens = (1, NUM_SAMPLES), num_sound_tokens(convolutions, NUM_SAMPLES)
+    else:  # Transformers' encoder reads sounds of its whole length only
+        shape, num_tokens = (config.num_mel_bins, 2 * config.max_encoder_len), config.max_encoder_len
+    sounds = [torch.randn(*shape, generator=generator) for _ in range(2)]
     media = []
     for index, features in enumerate(sounds):
         item = stored_item(folder / f"{name} {index}", Modality.AUDIO, {"input_features": features}, num_tokens)

@@ -100,7 +100,9 @@ def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation, 
 def _inputs(model: Any, token_ids: list[int], encoder: EncoderInput) -> dict[str, Tensor]:
     tokens = torch.tensor([token_ids])
     if isinstance(encoder, Spectrogram):
-        return {"input_features": encoder.features[None].to(model.dtype), "decoder_input_ids": tokens}
+        features = encoder.features.to(model.dtype)
+        name = "input_features" if model.main_input_name == "input_features" else "input_values"
+        return {name: features[None] if name == "input_features" else features, "decoder_input_ids": tokens}
     return (
         {"input_ids": torch.tensor([list(encoder)]), "decoder_input_ids": tokens} if encoder else {"input_ids": tokens}
     )
