@@ -1,4 +1,4 @@
-"""The demo model with what it has no companions for: Medusa heads, and a layer for further tokens. Random, but near
+"""The demo model with what it has no companions for: other drafters, and a layer for further tokens. Random, but near
 enough to what it computes that some drafts are right."""
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from quire_demo_model import checkpoint_path
 
-__all__ = ["write_adapter_of_layers", "write_medusa_heads", "write_with_mtp_layer"]
+__all__ = [
+    "write_adapter_of_layers",
+    "write_block_drafter",
+    "write_medusa_heads",
+    "write_mlp_speculator",
+    "write_with_mtp_layer",
+]
 
 
 def write_medusa_heads(folder: Path, num_heads: int = 3) -> Path:
@@ -103,4 +109,75 @@ def write_adapter_of_layers(folder: Path, adapter: Path) -> Path:
     num_layers = json.loads((checkpoint_path() / "config.json").read_text())["num_hidden_layers"]
     values["layers_to_transform"] = list(range(num_layers))
     (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def write_mlp_speculator(folder: Path, num_heads: int = 3) -> Path:
+    """A random MLP speculator for the demo model, whose LM heads are the embedding.
+
+    Args:
+        folder: Made.
+
+    Returns:
+        `folder`.
+    """
+    folder.mkdir(exist_ok=True)
+    embedding = load_file(checkpoint_path() / "model.safetensors")["model.embed_tokens.weight"]
+    (vocab, size), generator = embedding.shape, torch.Generator().manual_seed(0)
+    tensors = {}
+    for i in range(num_heads):
+        own = {"emb": embedding, "head": embedding, "proj": torch.randn(size, size, generator=generator) * size**-0.5}
+        own |= {"ln": torch.ones(size)}
+        tensors |= {f"speculator.{part}.{i}.weight": tensor.bfloat16().clone() for part, tensor in own.items()}
+        tensors[f"speculator.ln.{i}.bias"] = torch.zeros(size).bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    fields = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": vocab,
+        "emb_dim": size, "inner_dim": size, "n_predict": num_heads, "scale_input": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def write_block_drafter(folder: Path, kind: str) -> Path:
+    """A random drafter for the demo model that says all of a draft in one pass.
+
+    Args:
+        folder: Made.
+        kind: "dflash" or "peagle".
+
+    Returns:
+        `folder`.
+    """
+    folder.mkdir(exist_ok=True)
+    target = json.loads((checkpoint_path() / "config.json").read_text())
+    size, head_dim = target["hidden_size"], target["hidden_size"] // target["num_attention_heads"]
+    width, kv_width = size, target["num_key_value_heads"] * head_dim
+    is_dflash, inner, generator = kind == "dflash", 64, torch.Generator().manual_seed(0)
+    fields = {**target, "num_hidden_layers": 1, "intermediate_size": inner, "head_dim": head_dim}
+    if is_dflash:
+        fields |= {
+            "architectures": ["DFlashDraftModel"], "block_size": 4,
+            "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]},
+        }  # fmt: skip
+    else:
+        fields |= {"eagle_aux_hidden_state_layer_ids": [1, 3], "ptd_token_id": 3}
+    (folder / "config.json").write_text(json.dumps(fields))
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).bfloat16()
+
+    inputs = size if is_dflash else 2 * size
+    shapes = {"q": (width, inputs), "k": (kv_width, inputs), "v": (kv_width, inputs), "o": (size, width)}
+    tensors = {f"layers.0.self_attn.{name}_proj.weight": matrix(*shape) for name, shape in shapes.items()}
+    shapes = {"gate": (inner, size), "up": (inner, size), "down": (size, inner)}
+    tensors |= {f"layers.0.mlp.{name}_proj.weight": matrix(*shape) for name, shape in shapes.items()}
+    norms = {"layers.0.input_layernorm": size, "layers.0.post_attention_layernorm": size, "norm": size}
+    if is_dflash:
+        norms |= {"hidden_norm": size, "layers.0.self_attn.q_norm": head_dim, "layers.0.self_attn.k_norm": head_dim}
+    else:
+        norms["layers.0.hidden_norm"] = size
+        tensors["mask_hidden"] = matrix(1, 2 * size)
+    tensors |= {f"{name}.weight": torch.ones(length).bfloat16() for name, length in norms.items()}
+    save_file({**tensors, "fc.weight": matrix(size, 2 * size)}, folder / "model.safetensors")
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from llm_demo_heads import write_medusa_heads
+from llm_demo_heads import write_block_drafter, write_medusa_heads, write_mlp_speculator
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
@@ -189,7 +189,9 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
         layer = weights["weights: experts"] // 2 + weights["weights: attention"] // 3
         assert layer < llm.engine_info.memory_bytes["weights: draft"] < 1.5 * layer
         llm.close()
-    with pytest.raises(ConfigError, match="is for the methods draft_model, eagle, eagle3, medusa, and"):
+    with pytest.raises(
+        ConfigError, match="is for the methods draft_model, eagle, eagle3, dflash, medusa, mlp_speculator, and"
+    ):
         LLM(**settings, speculative_method="mtp", speculative_model="x")
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no layers that predict"):
         LLM(**SETTINGS, speculative_method="mtp")
@@ -208,6 +210,33 @@ def test_medusa_heads(tmp_path: Path, expected: list[Any]) -> None:
     llm.close()
     with pytest.raises(ConfigError, match="has 3 Medusa heads"):
         LLM(**settings, num_speculative_tokens=4)
+
+
+@pytest.mark.parametrize("kind", ["mlp_speculator", "dflash", "peagle"])
+def test_other_drafters(kind: str, tmp_path: Path, expected: list[Any]) -> None:
+    """Heads in a row, and drafts from one pass, by vLLM's speculative_config."""
+    is_mlp = kind == "mlp_speculator"
+    folder = write_mlp_speculator(tmp_path) if is_mlp else write_block_drafter(tmp_path, kind)
+    method = "eagle3" if kind == "peagle" else kind
+    given = {"method": method, "model": str(folder), "num_speculative_tokens": 3}
+    if kind == "peagle":
+        given["parallel_drafting"] = True
+    llm = LLM(**SETTINGS, speculative_config=given)
+    for _ in range(2):
+        assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    stats, memory = llm.stats(), llm.engine_info.memory_bytes
+    assert stats.num_draft_tokens_total > 100
+    stored = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert stored * 0.9 < memory["weights: draft"] <= stored * 3  # with the embedding, where a plan counts it
+    assert (memory["KV cache: draft"] == 0) == is_mlp
+    llm.close()
+    refused: dict[str, dict[str, Any]] = {
+        "mlp_speculator": {"num_speculative_tokens": 4}, "dflash": {"num_speculative_tokens": 4},
+        "peagle": {"eagle_topk": 2},
+    }  # fmt: skip
+    why = {"mlp_speculator": "has 3 heads of an MLP", "dflash": "fills blocks of 4", "peagle": "gives no trees"}
+    with pytest.raises(ConfigError, match=why[kind]):
+        LLM(**SETTINGS, speculative_config=given | refused[kind])
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -46,16 +46,24 @@ def test_both_formats_say_the_same(kind: str, tmp_path: Path) -> None:
     ("values", "words"),
     [
         ({"speculators_model_type": "eagle"}, "kind 'eagle', not 'eagle3': choose speculative method eagle"),
-        ({"speculators_model_type": "peagle"}, "kind 'peagle'.*do not run here"),
-        ({"speculators_model_type": "dflash"}, "kind 'dflash'.*do not run here"),
+        ({"speculators_model_type": "mtp"}, "kind 'mtp'.*do not run here"),
+        ({"speculators_model_type": "dflash"}, "kind 'dflash'.*choose speculative method dflash"),
         ({**LAYER, "architectures": ["DFlashDraftModel"]}, "kind 'dflash'"),
-        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "kind 'mlp_speculator'"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "choose speculative method mlp_speculator"),
         ({"speculators_model_type": "eagle3"}, "transformer_layer_config must be an object"),
     ],
 )
 def test_other_drafters_are_refused_by_name(values: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
         read_eagle_config(write(tmp_path / "other", values), "eagle3")
+
+
+def test_a_parallel_head_is_a_kind_of_eagle3(tmp_path: Path) -> None:
+    values = {"speculators_model_type": "peagle", "transformer_layer_config": LAYER | {"num_hidden_layers": 2}}
+    folder = write(tmp_path / "parallel", {**values, **OWN, "mask_token_id": 7})
+    assert read_eagle_config(folder, "eagle3").mask_token_id == 7
+    with pytest.raises(CheckpointError, match="kind 'peagle', not 'eagle': choose speculative method eagle3"):
+        read_eagle_config(folder, "eagle")
 
 
 def test_heads_with_norms_of_their_own_are_refused(tmp_path: Path) -> None:

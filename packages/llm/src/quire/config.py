@@ -38,6 +38,7 @@ from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
 from quire_lora.config import LoraConfig
 from quire_models.compilation import complaint_about
+from quire_models.load_formats import LoadFormat
 from quire_multimodal import MediaConfig
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
@@ -109,9 +110,10 @@ class ModelSettings(Settings):
     )
     load_format: str = setting(
         "auto",
-        help="Where weights come from: the model's safetensors files or GGUF file (auto; safetensors, bitsandbytes and "
-        "gguf say which it is), PyTorch's own (pt; tensors only), or random (dummy).",
-        check=one_of("auto", "safetensors", "pt", "gguf", "bitsandbytes", "dummy"),
+        help="Where weights come from: the model's safetensors files or GGUF file (auto, hf; safetensors, bitsandbytes "
+        "and gguf say which it is), safetensors files read by the library runai-model-streamer (runai_streamer), "
+        "PyTorch's own (pt; tensors only), or random (dummy).",
+        check=LoadFormat(),
     )
     dtype: str = setting(
         "auto",
@@ -367,7 +369,9 @@ def speculative_settings(value: Any) -> dict[str, Any]:
     value = dict(value)
     if value.get("model") is not None:
         value.setdefault("method", "draft_model")  # as vLLM understands it
-    prefixed = ("method", "model", "revision", "quantization", "adaptive")  # names that mean something else elsewhere
+    # Names that mean something else elsewhere have a prefix there.
+    specs = dataclasses.fields(SpecDecodeConfig)
+    prefixed = {spec.name for spec in specs if str(spec.metadata.get("flag")).startswith("--speculative-")}
     return {(f"speculative_{name}" if name in prefixed else name): each for name, each in value.items()}
 
 

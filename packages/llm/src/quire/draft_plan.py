@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ from quire.block_weights import keeps_blocks
 from quire.config import QuireConfig
 from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import ModelConfig
+from quire_models.draft_heads.dflash_config import read_dflash_config
 from quire_models.draft_heads.eagle_config import EagleConfig, default_feature_layers, read_eagle_config
 from quire_models.draft_heads.medusa_config import MedusaConfig, read_medusa_config
+from quire_models.draft_heads.mlp_speculator_config import MLPSpeculatorConfig, read_mlp_speculator_config
 from quire_models.draft_heads.mtp_config import mtp_config
 from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
 from quire_models.named_formats import resolved_linear_method
 from quire_renderers import load_tokenizer
-from quire_spec_decode import SpecDecodeConfig
+from quire_spec_decode import LAST_STATE_METHODS, SpecDecodeConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
 
@@ -94,9 +96,8 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
             feature_width=target.hidden_size,
         )
     folder = _folder(config)
-    if settings.method == "medusa":
-        heads = read_medusa_config(folder, target)
-        _check_medusa(heads, folder, settings)
+    if settings.method in LAST_STATE_METHODS:
+        heads = _last_state_heads(settings, folder, target)
         return DraftPlan(
             folder=folder,
             config=heads,
@@ -110,10 +111,10 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         _check_vocabulary(draft, folder, target, target_folder)
         layers, num_features = tuple[int, ...](), 0
     else:
-        draft = read_eagle_config(folder, settings.method)
+        draft = _head(settings, folder)
         _check_head(draft, folder, target)
         layers = draft.feature_layers or default_feature_layers(target.num_layers)
-        layers = layers if settings.method == "eagle3" else ()
+        layers = () if settings.method == "eagle" else layers
         num_features = len(layers) or 1
     method = resolved_linear_method(settings.quantization, draft, field="speculative_quantization")
     return DraftPlan(
@@ -208,17 +209,51 @@ def _tokens_of_other_files(folder: Path) -> dict[str, int] | None:
     return {name: token_id for name, token_id in names if name}
 
 
-def _check_medusa(heads: MedusaConfig, folder: Path, settings: SpecDecodeConfig) -> None:
-    if settings.num_speculative_tokens > heads.medusa_heads:
+def _last_state_heads(
+    settings: SpecDecodeConfig, folder: Path, target: ModelConfig
+) -> MedusaConfig | MLPSpeculatorConfig:
+    """Heads that read the last hidden state alone, if they are for the target and for as many tokens."""
+    heads: MedusaConfig | MLPSpeculatorConfig
+    if settings.method == "medusa":
+        heads = read_medusa_config(folder, target)
+        count, name = heads.medusa_heads, "Medusa heads"
+    else:
+        heads = read_mlp_speculator_config(folder, target)
+        count, name = heads.num_heads_ahead, "heads of an MLP speculator"
+    if settings.num_speculative_tokens > count:
         raise ConfigError(
-            f"{str(folder)!r} has {heads.medusa_heads} Medusa heads, each for one token ahead; lower "
-            f"num_speculative_tokens ({settings.num_speculative_tokens}) to {heads.medusa_heads} or less",
+            f"{str(folder)!r} has {count} {name}, each for one token ahead; lower "
+            f"num_speculative_tokens ({settings.num_speculative_tokens}) to {count} or less",
             field="num_speculative_tokens",
         )
     if settings.quantization is not None:
         raise ConfigError(
-            "Medusa heads are held as they are; leave speculative_quantization out", field="speculative_quantization"
+            f"{name} are held as they are; leave speculative_quantization out", field="speculative_quantization"
         )
+    return heads
+
+
+def _head(settings: SpecDecodeConfig, folder: Path) -> EagleConfig:
+    """A head that reads the target's hidden states of every token, if it drafts as many tokens as is asked."""
+    if settings.method == "dflash":
+        head = read_dflash_config(folder)
+        if settings.num_speculative_tokens >= head.block_size:
+            raise ConfigError(
+                f"{str(folder)!r} fills blocks of {head.block_size} tokens, the last known one among them; lower "
+                f"num_speculative_tokens ({settings.num_speculative_tokens}) to {head.block_size - 1} or less",
+                field="num_speculative_tokens",
+            )
+        return head
+    head = read_eagle_config(folder, settings.method)
+    if not settings.parallel_drafting:
+        return replace(head, mask_token_id=None)
+    if head.mask_token_id is not None and settings.eagle_topk > 1:
+        raise ConfigError(
+            f"{str(folder)!r} says all tokens of a draft in one pass, which gives no trees; leave eagle_topk "
+            f"({settings.eagle_topk}) at 1, or turn parallel_drafting off",
+            field="eagle_topk",
+        )
+    return head
 
 
 def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
@@ -228,7 +263,7 @@ def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
             f"tokens, this one has {target.hidden_size} and {target.vocab_size}",
             field="speculative_model",
         )
-    if head.kind != "eagle3":
+    if head.kind == "eagle":
         return
     layers = head.feature_layers or default_feature_layers(target.num_layers)
     if head.feature_layers is None and not layers[0] < layers[1] < layers[2]:
@@ -241,4 +276,14 @@ def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
         raise CheckpointError(
             f"the head {str(folder)!r} reads layers {', '.join(map(str, layers))} of a model that has "
             f"{target.num_layers}; it was trained for another model"
+        )
+    if head.mask_token_id is not None and head.mask_token_id >= target.vocab_size:
+        raise CheckpointError(
+            f"the mask token of {str(folder)!r} is {head.mask_token_id}, the model has {target.vocab_size} tokens; it "
+            "was trained for another model"
+        )
+    if head.kind == "dflash" and target.num_layers in layers:
+        raise CheckpointError(
+            f"the drafter {str(folder)!r} reads what comes out of the last layer, and its configuration does not say "
+            "whether behind the final norm; such drafters do not run here"
         )

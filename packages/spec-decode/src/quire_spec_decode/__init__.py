@@ -1,6 +1,6 @@
 """Speculative decoding: drafters propose tokens, verification keeps the ones the model would have sampled itself."""
 
-from quire_spec_decode.config import HEAD_METHODS, NETWORK_METHODS, SpecDecodeConfig, make_drafter
+from quire_spec_decode.config import HEAD_METHODS, LAST_STATE_METHODS, NETWORK_METHODS, SpecDecodeConfig, make_drafter
 from quire_spec_decode.controller import DraftController
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HEAD_METHODS",
+    "LAST_STATE_METHODS",
     "NETWORK_METHODS",
     "Draft",
     "DraftController",

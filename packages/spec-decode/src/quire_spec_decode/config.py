@@ -8,13 +8,22 @@ from quire_interfaces import ConfigError, Drafter, RequestDrafter, Settings, at_
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
 
-__all__ = ["HEAD_METHODS", "NETWORK_METHODS", "TREE_METHODS", "SpecDecodeConfig", "make_drafter"]
+__all__ = [
+    "HEAD_METHODS",
+    "LAST_STATE_METHODS",
+    "NETWORK_METHODS",
+    "TREE_METHODS",
+    "SpecDecodeConfig",
+    "make_drafter",
+]
 
-HEAD_METHODS = ("eagle", "eagle3", "mtp")
+HEAD_METHODS = ("eagle", "eagle3", "mtp", "dflash")
 """Methods that draft with a head which reads the model's hidden states of every token."""
-TREE_METHODS = (*HEAD_METHODS, "medusa")
+LAST_STATE_METHODS = ("medusa", "mlp_speculator")
+"""Methods that draft with heads which read the last hidden state alone, and keep nothing."""
+TREE_METHODS = ("eagle", "eagle3", "mtp", "medusa")
 """Methods that may draft trees."""
-NETWORK_METHODS = ("draft_model", *HEAD_METHODS, "medusa")
+NETWORK_METHODS = ("draft_model", *HEAD_METHODS, *LAST_STATE_METHODS)
 """Methods that draft with a network of its own."""
 
 
@@ -27,13 +36,15 @@ class SpecDecodeConfig(Settings):
         help="How draft tokens are found: none; ngram (look the last tokens up in the request's own text); suffix (the "
         "same in recent outputs, too, with votes); draft_model (a smaller model of the same vocabulary); eagle or "
         "eagle3 (a head that reads the model's hidden states); mtp (the layer for it in the model's own checkpoint); "
-        "medusa (heads that each say a further token).",
+        "medusa (heads that each say a further token); mlp_speculator (heads in a row, each behind the token that the "
+        "one before it said); dflash (a small network that fills a block of further tokens in one pass).",
         check=one_of("none", "ngram", "suffix", *NETWORK_METHODS),
         flag="--speculative-method",
     )
     model: str | None = setting(
         None,
-        help="Folder or hub name of what drafts (methods draft_model, eagle, eagle3, medusa); the demo model has some.",
+        help="Folder or hub name of what drafts (methods draft_model, eagle, eagle3, dflash, medusa, mlp_speculator); "
+        "the demo model has some.",
         flag="--speculative-model",
     )
     revision: str | None = setting(
@@ -63,6 +74,12 @@ class SpecDecodeConfig(Settings):
         unit="tokens",
         check=between(1, 256),
         flag="--speculative-num-draft-tokens",
+    )
+    parallel_drafting: bool = setting(
+        True,
+        help="Draft all tokens in one pass where a head was trained for it (P-EAGLE, method eagle3: its config.json "
+        "has ptd_token_id); off drafts one after another.",
+        flag="--speculative-parallel-drafting",
     )
     adaptive: bool = setting(
         True,
@@ -148,7 +165,7 @@ class SpecDecodeConfig(Settings):
     @property
     def most_slots_ahead(self) -> int:
         """Slots of the cache behind the last known token that a drafting network writes to at most."""
-        if self.method not in NETWORK_METHODS or self.method == "medusa":
+        if self.method not in NETWORK_METHODS or self.method in LAST_STATE_METHODS:
             return 0
         return self.num_speculative_tokens if self.eagle_topk == 1 else self.eagle_topk * self.num_speculative_tokens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from quire_interfaces.step import SchedulerOutput
 from quire_models.draft_heads.medusa import MedusaHeads
@@ -11,7 +12,20 @@ from quire_ops import to_device
 from quire_spec_decode.row_drafter import DraftLimits, DraftRows, DraftStep, RowDrafter
 from quire_spec_decode.trees import Draft, Level, best_tree
 
-__all__ = ["MedusaDrafting"]
+__all__ = ["MedusaDrafting", "last_states"]
+
+
+def last_states(step: DraftStep, rows: DraftRows) -> tuple[list[int], Tensor]:
+    """Rows that get drafts, N of them, and the features [N, H] of the last token of each that was computed: the one
+    before its last known token, which the step has sampled."""
+    plan, found, places = step.plan, list[int](), list[int]()
+    for i, row in enumerate(plan.rows.tolist()):
+        if row in step.limits:
+            kept = plan.kept[row][-1] if row in plan.kept else int(rows.num_tokens[row] - 2 - plan.start[i])
+            found.append(row)
+            places.append(int(plan.query_start_loc[i]) + kept)
+    assert step.features is not None
+    return found, step.features[to_device(np.array(places, dtype=np.int64), step.features.device)]
 
 
 class MedusaDrafting(RowDrafter):
@@ -33,17 +47,9 @@ class MedusaDrafting(RowDrafter):
 
     def propose(self, step: DraftStep) -> dict[int, Draft]:
         """Row -> what the heads guess to follow, at most as deep as its limit and as there are heads."""
-        plan, rows, places = step.plan, list[int](), list[int]()
-        for i, row in enumerate(plan.rows.tolist()):
-            if row in step.limits:
-                # The last token is not computed yet: the one before it has said it.
-                kept = plan.kept[row][-1] if row in plan.kept else int(self._rows.num_tokens[row] - 2 - plan.start[i])
-                rows.append(row)
-                places.append(int(plan.query_start_loc[i]) + kept)
+        rows, hidden = last_states(step, self._rows)
         if not rows:
             return {}
-        assert step.features is not None
-        hidden = step.features[to_device(np.array(places), step.features.device)]
         depth = min(max(step.limits.values()), self._num_heads)
         found = [self._heads.top(hidden, head, self._topk) for head in range(depth)]
         tops = [(scores.tolist(), ids.tolist()) for scores, ids in found]

@@ -7,29 +7,31 @@ know how networks are built, nor when drafting pays.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
+from quire_models.draft_heads.dflash import DFlashHead
+from quire_models.draft_heads.eagle import EagleHead
 from quire_models.draft_heads.head import DraftHead
 from quire_models.draft_heads.medusa import MedusaHeads
-from quire_models.stages import StageSpec
-from quire_ops import DecodeRows, OpFunction, SampleTable, to_device
+from quire_models.draft_heads.mlp_speculator import MLPSpeculator
+from quire_ops import DecodeRows, OpFunction, SampleTable
 from quire_spec_decode.draft_cache import AllocateKVCaches, DraftCache, RowSpan
+from quire_spec_decode.head_drafting import BlockDrafting, HeadDrafting, ParallelDrafting
 from quire_spec_decode.medusa_drafting import MedusaDrafting
+from quire_spec_decode.mlp_speculator_drafting import MLPSpeculatorDrafting
 from quire_spec_decode.row_drafter import DraftLimits, DraftRows, DraftStep, RowDrafter
-from quire_spec_decode.trees import Draft, Level, best_tree
+from quire_spec_decode.trees import Draft
 
-__all__ = ["HeadDrafting", "ModelDrafting", "network_drafting"]
+__all__ = ["ModelDrafting", "network_drafting"]
 
 
 def network_drafting(
@@ -59,7 +61,13 @@ def network_drafting(
     if isinstance(network, MedusaHeads):
         _check_trees(limits, target)
         return MedusaDrafting(network, rows, limits)
+    if isinstance(network, MLPSpeculator):
+        return MLPSpeculatorDrafting(network, rows)
     cache = DraftCache(network, rows, plan, step_inputs, allocate)
+    if isinstance(network, DFlashHead):
+        return BlockDrafting(network, target, rows, cache, limits)
+    if isinstance(network, EagleHead) and network.is_parallel:
+        return ParallelDrafting(network, target, rows, cache, limits)
     if isinstance(network, DraftHead):
         _check_trees(limits, target, network)
         return HeadDrafting(network, target, rows, cache, limits)
@@ -205,153 +213,6 @@ class ModelDrafting(RowDrafter):
         which = [entry.row for entry in entries]
         self._num_tokens[which] = [entry.end for entry in entries]
         return self._decode(which, [entry.start for entry in entries])
-
-
-class HeadDrafting(RowDrafter):
-    """A head, such as EAGLE's. It reads the target's features of every step. Where it missed some (a prefix that was
-    cached while nothing was drafted), it sees of the row what follows, from the next step on that begins with a block.
-
-    Its drafts are chains of the most likely tokens, or the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858, section
-    4): at each depth the `draft_topk` nodes that are likely to come true, by the product of the head's probabilities,
-    get as many children each; of all candidates the likeliest are proposed."""
-
-    def __init__(
-        self, head: DraftHead, target: Network, rows: DraftRows, cache: DraftCache, limits: DraftLimits
-    ) -> None:
-        head.join(target)
-        self._topk, self._depth, self._num_nodes = limits.topk, limits.depth, limits.num_nodes
-        self._head = head
-        self._rows = rows
-        self._cache = cache
-        self.wants_hidden = head.wants_hidden
-        spec = target.config.network
-        num_layers = spec.num_layers if isinstance(spec, StageSpec) else len(spec.layers)
-        self.feature_layers = head.feature_layers(num_layers)
-
-    def begin(self, output: SchedulerOutput) -> None:
-        """Tell the cache which blocks rows got for this step."""
-        self._cache.begin(output)
-
-    def propose(self, step: DraftStep) -> dict[int, Draft]:
-        """Row -> what the network guesses to follow, at most as deep as its limit and its blocks allow."""
-        entries, last, places = self._seen(step)
-        if not entries:
-            return {}
-        assert step.features is not None
-        batch = self._cache.batch(entries)
-        batch.input_ids = self._following(entries)
-        states = self._head.advance(batch, self._head.fuse(step.features[to_device(places, step.features.device)]))
-        for entry in entries:
-            self._cache.wrote(entry.row, entry.start, entry.end)
-        drafts: dict[int, Draft] = {}
-        for topk in {1, self._topk}:
-            limits = {
-                entry.row: min(step.limits[entry.row], 1 + (self._cache.num_slots(entry.row) - entry.end) // topk)
-                for entry in entries
-                if entry.row in step.limits and (topk == 1) == (self._topk == 1 or entry.row in step.chains)
-            }
-            chosen = [i for i, entry in enumerate(entries) if limits.get(entry.row, 0) > 0]
-            if chosen:
-                guess = self._guess if topk == 1 else self._grow
-                drafts |= guess([entries[i] for i in chosen], states[[last[i] for i in chosen]], limits)
-        return drafts
-
-    def _seen(self, step: DraftStep) -> tuple[list[RowSpan], list[int], np.ndarray]:
-        """Positions whose successor is known, of rows of which nothing is missing; the last one of each among them;
-        and where all of them are among the step's tokens."""
-        plan, rows = step.plan, self._rows
-        entries: list[RowSpan] = []
-        last: list[int] = []
-        places: list[np.ndarray] = []
-        count = 0
-        for i, row in enumerate(plan.rows.tolist()):
-            start, end = int(plan.start[i]), min(int(plan.ends[i]), int(rows.num_tokens[row]) - 1)
-            if end <= start or row in rows.failed:
-                continue
-            if self._cache.num_written(row) < start and not self._cache.leave_out(row, start):
-                continue
-            entries.append(RowSpan(row, start, end))
-            kept = np.array(plan.kept[row]) if row in plan.kept else np.arange(end - start)
-            places.append(int(plan.query_start_loc[i]) + kept[: end - start])
-            count += end - start
-            last.append(count - 1)
-        return entries, last, np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
-
-    def _following(self, entries: list[RowSpan]) -> Tensor:
-        """[T] the tokens behind the positions of the entries."""
-        return torch.cat([self._rows.token_ids[e.row, e.start + 1 : e.end + 1] for e in entries]).long()
-
-    def _guess(self, entries: list[RowSpan], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
-        proposals: dict[int, list[int]] = {entry.row: [] for entry in entries}
-        while entries:
-            token_ids = self._head.argmax(states)[0]
-            for entry, token in zip(entries, token_ids.tolist(), strict=True):
-                proposals[entry.row].append(token)
-            left = [i for i, entry in enumerate(entries) if len(proposals[entry.row]) < limits[entry.row]]
-            if not left:
-                break
-            entries = [RowSpan(entries[i].row, entries[i].end, entries[i].end + 1) for i in left]
-            batch = self._cache.batch(entries)
-            batch.input_ids = token_ids[left]
-            states = self._head.advance(batch, states[left])
-        return {row: Draft(tokens) for row, tokens in proposals.items()}
-
-    def _grow(self, entries: list[RowSpan], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
-        """A tree for each entry. What is expanded lies behind the row's tokens in the drafter's cache, depth after
-        depth."""
-        levels: dict[int, list[Level]] = {entry.row: [] for entry in entries}
-        ends = {entry.row: entry.end for entry in entries}
-        rows = list(levels)
-        scores, tokens = self._head.top(states, self._topk)  # [R * expanded, K]
-        expanded = np.full((len(rows), 1), -1)
-        paths = np.zeros((len(rows), 1, 0), dtype=np.int64)
-        for depth in itertools.count(1):
-            width = scores.shape[1]
-            scores, tokens = (each.view(len(rows), -1, width) for each in (scores, tokens))
-            for row, nodes, ids, values in zip(rows, expanded.tolist(), tokens.tolist(), scores.tolist(), strict=True):
-                levels[row].append(Level(nodes, ids, values))
-            left = [i for i, row in enumerate(rows) if depth < limits[row]]
-            if not left:
-                break
-            rows = [rows[i] for i in left]
-            best = scores[left].flatten(1).topk(min(self._topk, scores[0].numel()))  # [R, E]
-            above = (best.indices // width).cpu().numpy()  # which node of the depth before each follows
-            states = states.view(len(scores), -1, states.shape[-1])[np.array(left)[:, None], above].flatten(0, 1)
-            input_ids = tokens[left].flatten(1).gather(1, best.indices).flatten()
-            expanded = best.indices.cpu().numpy()
-            starts = np.array([ends[row] + (depth - 1) * self._topk for row in rows])
-            own = starts[:, None] + np.arange(expanded.shape[1])
-            paths = np.concatenate((np.take_along_axis(paths[left], above[..., None], 1), own[..., None]), -1)
-            states = self._expand(rows, ends, paths, input_ids, states)
-            scores, tokens = self._head.top(states, self._topk)
-            scores = scores + best.values.flatten()[:, None]
-        return {row: best_tree(found, -(-self._num_nodes * len(found) // self._depth)) for row, found in levels.items()}
-
-    def _expand(
-        self, rows: list[int], ends: dict[int, int], paths: NDArray[np.int64], input_ids: Tensor, states: Tensor
-    ) -> Tensor:
-        """One pass over nodes of one depth.
-
-        Args:
-            rows: [R].
-            ends: Row -> its known positions, which are those before the tree.
-            paths: [R, E, depth] places of the nodes that each follows, and its own.
-            input_ids: [R * E] tokens of the nodes.
-            states: [R * E, H] of what they follow.
-        """
-        num_nodes, depth = paths.shape[1:]
-        first = paths[:, 0, -1]
-        batch = self._cache.batch(
-            [RowSpan(row, start, start + num_nodes) for row, start in zip(rows, first.tolist(), strict=True)]
-        )
-        roots = np.repeat([ends[row] for row in rows], num_nodes)[:, None]
-        table = np.concatenate((roots + depth - 1, roots, paths.reshape(-1, depth)), axis=1)
-        device = input_ids.device
-        batch.input_ids = input_ids
-        batch.positions = to_device(table[:, 0], device)
-        places = table - np.repeat(self._cache.left_out(rows), num_nodes)[:, None]
-        batch.attention[0].paths = to_device(places.astype(np.int32), device)
-        return self._head.advance(batch, states)
 
 
 def _take(entries: list[RowSpan], budget: int) -> list[RowSpan]:

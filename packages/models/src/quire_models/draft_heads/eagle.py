@@ -3,7 +3,9 @@ from a target's hidden states.
 
 At position i it sees the target's features of token i beside the embedding of token i + 1, and says token i + 2; its
 own state stands for the features of the tokens it has only guessed. EAGLE-3 fuses features of several depths, keeps
-the embedding apart from them within its layer, and may propose a part of the vocabulary only.
+the embedding apart from them within its first layer, and may propose a part of the vocabulary only. P-EAGLE is an
+EAGLE-3 head, mostly of several layers, that says several tokens in one pass: in the place of a guessed token and its
+features stand a token and features for the purpose (`mask_token_id`, `mask_hidden`).
 
 Shape legend: T positions, H hidden size, F feature layers, N positions whose logits are wanted.
 """
@@ -68,7 +70,7 @@ class EagleHead(DraftHead):
         assert isinstance(spec, EagleSpec)
         self._is_eagle3 = config.kind == "eagle3"
         self._feature_layers = config.feature_layers
-        self.wants_hidden = not self._is_eagle3
+        self.wants_hidden = config.kind == "eagle"
         has_bias = scope.parameter("fc.bias", size, optional=True)
         assert spec.embedding.project_in is not None
         self.fc = Linear.of(scope, spec.embedding.project_in)
@@ -85,17 +87,19 @@ class EagleHead(DraftHead):
         self._argmax = scope.op(ops.lm_head_argmax)
         self._embed = scope.op(ops.embedding)
         self._embedding: Tensor | None = None
+        self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
         if self._is_eagle3:
-            assert spec.final_norm is not None
             self.midlayer = _Eagle3Layer(spec, scope / "midlayer")
-            self.norm = make_norm(spec.final_norm, scope)
-        else:
-            self.layers = [build_layer(layer, i, scope / layer.name) for i, layer in enumerate(spec.layers)]
+        first = int(self._is_eagle3)
+        self.layers = [build_layer(layer, i, scope / layer.name) for i, layer in enumerate(spec.layers) if i >= first]
         self.rotary = rotary_tables(spec.layers, scope)[0][0]
+        width = config.num_features * config.target_hidden_size
+        self._masked_parameter = scope.parameter("mask_hidden", 1, width, optional=True)
+        self._masked_state: Tensor | None = None
 
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Layers of the target whose input it reads (EAGLE-3)."""
-        return (self._feature_layers or default_feature_layers(num_layers)) if self._is_eagle3 else ()
+        """Layers of the target whose input it reads (EAGLE-3, DFlash)."""
+        return () if self.wants_hidden else self._feature_layers or default_feature_layers(num_layers)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Names with and without "model.", of EAGLE-3's layer under either name, and those of `speculators`."""
@@ -105,17 +109,29 @@ class EagleHead(DraftHead):
                 name = ours + name.removeprefix(theirs)
         if self._is_eagle3 and name.startswith("layers.0."):
             name = "midlayer." + name.removeprefix("layers.0.")
+        if name == "mask_hidden":
+            tensor = tensor.reshape(1, -1)
         return ((name, tensor),)
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Give the loaded parameters to their layers, and check the map of the vocabulary."""
         super().finish_loading(after_each)
-        taken = (self._fc_bias_parameter, self._embedding_parameter, self._head_parameter, self._to_target_parameter)
-        self._fc_bias, self._embedding, self._head, offsets = (
+        taken = (
+            self._fc_bias_parameter, self._embedding_parameter, self._head_parameter, self._to_target_parameter,
+            self._masked_parameter,
+        )  # fmt: skip
+        self._fc_bias, self._embedding, self._head, offsets, masked = (
             None if parameter.tensor is None else parameter.take() for parameter in taken
         )
         config = self.config
         assert isinstance(config, EagleConfig)
+        if self.is_parallel:
+            if masked is None:
+                raise CheckpointError(
+                    "the EAGLE-3 head is to draft all tokens in one pass (ptd_token_id in its config.json), but its "
+                    "checkpoint has no mask_hidden; turn parallel_drafting off to draft one after another"
+                )
+            self._masked_state = self._project(masked)[0]
         if offsets is not None:
             self._to_target = torch.arange(len(offsets), device=offsets.device) + offsets
             if bool((self._to_target < 0).any() | (self._to_target >= config.vocab_size).any()):
@@ -155,6 +171,18 @@ class EagleHead(DraftHead):
             return features
         return self._project(features)
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it says all tokens of a draft in one pass (P-EAGLE)."""
+        assert isinstance(self.config, EagleConfig)
+        return self._is_eagle3 and self.config.mask_token_id is not None
+
+    @property
+    def masked_state(self) -> Tensor:
+        """[H] what stands for the state of a token that is only guessed (P-EAGLE)."""
+        assert self._masked_state is not None, "the head drafts one token after another"
+        return self._masked_state
+
     def advance(self, batch: ForwardBatch, states: Tensor) -> Tensor:
         """One pass.
 
@@ -169,15 +197,18 @@ class EagleHead(DraftHead):
         cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self._embed(batch.input_ids, self._embedding)
         if self._is_eagle3:
-            return self.midlayer(embedded, states, cos, sin, batch)
-        x, residual = self._project(torch.cat((embedded, states), dim=-1)), None
+            return self._through_layers(self.midlayer(embedded, states, cos, sin, batch), cos, sin, batch)
+        return self._through_layers(self._project(torch.cat((embedded, states), dim=-1)), cos, sin, batch)
+
+    def _through_layers(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        residual: Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, cos, sin, batch)
         return x if residual is None else x + residual
 
     def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """States [N, H] -> logits [N, draft_vocab_size] float32; `target_ids` says whose."""
-        hidden = self.norm(hidden) if self._is_eagle3 else hidden
+        hidden = hidden if self.norm is None else self.norm(hidden)
         if isinstance(self._head, DecoderLM):
             return self._head.compute_logits(hidden, lora)
         assert self._head is not None
@@ -185,7 +216,7 @@ class EagleHead(DraftHead):
 
     def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """States [N, H] -> the most likely token of the target's vocabulary [N] int64, and its logit."""
-        hidden = self.norm(hidden) if self._is_eagle3 else hidden
+        hidden = hidden if self.norm is None else self.norm(hidden)
         head = self._head
         assert head is not None
         ids, max_logits = head.argmax(hidden, lora) if isinstance(head, DecoderLM) else self._argmax(hidden, head)

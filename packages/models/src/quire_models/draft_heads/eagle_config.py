@@ -20,14 +20,27 @@ from quire_models.quantization_formats import parse_quantization, quantization_m
 from quire_models.spec import HeadSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 from quire_models.stored_linears import with_files
 
-__all__ = ["EAGLE_KINDS", "EagleConfig", "EagleSpec", "default_feature_layers", "read_eagle_config"]
+__all__ = [
+    "EAGLE_KINDS",
+    "EagleConfig",
+    "EagleSpec",
+    "default_feature_layers",
+    "feature_layers",
+    "of_speculators",
+    "read_eagle_config",
+]
 
 EAGLE_KINDS = ("eagle", "eagle3")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
-_OWN_OF_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "quantization_config", _LAYERS)
+_OWN_OF_SPECULATORS = (
+    "draft_vocab_size", "target_hidden_size", "norm_before_residual", "quantization_config", _LAYERS,
+    "aux_hidden_state_layer_ids", "mask_token_id", "ptd_token_id", "block_size",
+)  # fmt: skip
 """Fields of a head in the format of `speculators` that stand beside its layer's."""
 _OTHER_DRAFTERS = {"DFlashDraftModel": "dflash", "MLPSpeculatorPreTrainedModel": "mlp_speculator"}
 """architectures -> kind of drafters that are no heads of EAGLE."""
+_METHODS = ("eagle", "eagle3", "dflash", "mlp_speculator")
+"""Kinds that are speculative methods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +51,15 @@ class EagleSpec(NetworkSpec):
     """Of the states beside the embedding (EAGLE-3)."""
     norm_before_residual: bool = False
     """Whether the residual is the state behind that norm."""
+    hidden_norm_in: str = "midlayer"
+    """Name of the part that the norm belongs to; empty for the head itself (DFlash)."""
     built_by: ClassVar[str] = "quire_models.draft_heads.eagle:EagleHead"
 
     def weights(self) -> Iterator[Weight]:
         """Parameters by their full names, but the tables of embedding and head."""
         yield from NetworkSpec.weights(self)
         if self.hidden_norm is not None:
-            yield from inside(self.layers[0].name, self.hidden_norm.weights())
+            yield from inside(self.hidden_norm_in, self.hidden_norm.weights())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +72,18 @@ class EagleConfig(ModelConfig):
     """Tokens that the head can propose."""
     target_hidden_size: int
     feature_layers: tuple[int, ...] | None = None
-    """Layers of the target whose input is read (EAGLE-3); None where the checkpoint leaves it to the target's depth."""
+    """Layers of the target whose input is read (EAGLE-3, DFlash); None where the checkpoint leaves it to the target's
+    depth."""
+    mask_token_id: int | None = None
+    """Token that stands for those that are not known yet, where all drafts come from one pass (P-EAGLE, DFlash)."""
+    block_size: int = 0
+    """Tokens of a block, the last known one among them (DFlash); 0 for heads without blocks."""
 
     @property
     def num_features(self) -> int:
         """Features of a position, each as wide as the target's hidden states."""
         if self.kind == "eagle":
-            return 1
+            return 1  # the hidden states
         return 3 if self.feature_layers is None else len(self.feature_layers)
 
 
@@ -82,11 +102,9 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{str(folder)!r} has no config.json, so it is no folder of an EAGLE head")
-    raw = _of_speculators(read_json(path), kind, path)
+    raw = of_speculators(read_json(path), kind, path)
     config = Fields({**raw, "architectures": ["LlamaForCausalLM"]}, str(path))
     sizes = decoder_sizes(config)
-    if kind == "eagle3" and sizes.num_layers != 1:
-        raise CheckpointError(f"{path}: an EAGLE-3 head has one layer, num_hidden_layers is {sizes.num_layers}")
     head = EagleConfig(
         architecture="EagleHead",
         model_type="eagle",
@@ -99,7 +117,8 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
         kind=kind,
         draft_vocab_size=config.integer("draft_vocab_size", default=sizes.vocab_size, minimum=1),
         target_hidden_size=config.integer("target_hidden_size", default=sizes.hidden_size, minimum=1),
-        feature_layers=_feature_layers(config) if kind == "eagle3" else None,
+        feature_layers=feature_layers(config, _LAYERS) if kind == "eagle3" else None,
+        mask_token_id=_mask_token_id(config, raw) if kind == "eagle3" else None,
     )
     size, has_embedding = sizes.hidden_size, kind == "eagle"
     inputs = head.num_features * head.target_hidden_size + has_embedding * size
@@ -108,8 +127,14 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
     return replace(head, network=replace(head.network, embedding=embedding))
 
 
-def _of_speculators(raw: dict[str, Any], kind: str, source: Path) -> dict[str, Any]:
-    """The fields as the original repositories have them.
+def _mask_token_id(config: Fields, raw: dict[str, Any]) -> int | None:
+    """The token that a P-EAGLE head reads in the place of those that are only guessed; None for other heads."""
+    name = "ptd_token_id" if "ptd_token_id" in raw else "mask_token_id"
+    return config.integer(name, minimum=0) if raw.get(name) is not None else None
+
+
+def of_speculators(raw: dict[str, Any], kind: str, source: Path) -> dict[str, Any]:
+    """The fields as the original repositories have them. P-EAGLE is a kind of EAGLE-3.
 
     Raises:
         CheckpointError: a drafter of another kind.
@@ -117,9 +142,10 @@ def _of_speculators(raw: dict[str, Any], kind: str, source: Path) -> dict[str, A
     names = raw.get("architectures")
     others = [_OTHER_DRAFTERS[name] for name in names if name in _OTHER_DRAFTERS] if isinstance(names, list) else []
     found = raw.get("speculators_model_type", others[0] if others else kind)
-    if found != kind:
+    if found != kind and not (found == "peagle" and kind == "eagle3"):
+        method = "eagle3" if found == "peagle" else found
         choice = (
-            f"choose speculative method {found}" if found in EAGLE_KINDS else "drafters of that kind do not run here"
+            f"choose speculative method {method}" if method in _METHODS else "drafters of that kind do not run here"
         )
         raise CheckpointError(
             f"{source} is the configuration of a drafter of the kind {found!r}, not {kind!r}: {choice}"
@@ -135,16 +161,19 @@ def _of_speculators(raw: dict[str, Any], kind: str, source: Path) -> dict[str, A
 
 
 def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
-    """The first layer of EAGLE has no norm before its attention. EAGLE-3's attention sees embedding and state side by
-    side."""
+    """The first layer of EAGLE has no norm before its attention. In EAGLE-3's first one attention sees embedding and
+    state side by side."""
     bias, mlp = (
         config.flag("attention_bias", default=False),
         sizes.gated_mlp(bias=config.flag("mlp_bias", default=False)),
     )
     is_eagle3 = kind == "eagle3"
-    attention = sizes.attention(qkv_bias=bias, in_features=2 * sizes.hidden_size if is_eagle3 else 0)
+    attention = sizes.attention(qkv_bias=bias)
     layers = [sizes.pre_norm(layer, attention, mlp, prefix="layers") for layer in sizes.layers]
-    layers[0] = replace(layers[0], name="midlayer") if is_eagle3 else replace(layers[0], input_norm=None)
+    wide = sizes.attention(qkv_bias=bias, in_features=2 * sizes.hidden_size)
+    layers[0] = (
+        replace(layers[0], name="midlayer", mixers=(wide,)) if is_eagle3 else replace(layers[0], input_norm=None)
+    )
     return sizes.network(
         layers,
         kind=EagleSpec,
@@ -156,11 +185,16 @@ def _network(config: Fields, sizes: DecoderSizes, kind: str) -> NetworkSpec:
     )
 
 
-def _feature_layers(config: Fields) -> tuple[int, ...] | None:
-    nested = config.get("eagle_config")
-    layers = config.get(_LAYERS) or (nested.get(_LAYERS) if isinstance(nested, dict) else None)
+def feature_layers(config: Fields, name: str, within: str = "eagle_config") -> tuple[int, ...] | None:
+    """A list of layers, from the field `name` or the field of that name in the object `within`; None for neither.
+
+    Raises:
+        CheckpointError: it is no list of layers.
+    """
+    nested = config.get(within)
+    layers = config.get(name) or (nested.get(name) if isinstance(nested, dict) else None)
     if layers is None:
         return None
     if not isinstance(layers, list) or not layers or any(type(layer) is not int or layer < 0 for layer in layers):
-        raise CheckpointError(f"{config.source}: {_LAYERS} must be a list of layers, is {layers!r}")
+        raise CheckpointError(f"{config.source}: {name} must be a list of layers, is {layers!r}")
     return tuple(layers)

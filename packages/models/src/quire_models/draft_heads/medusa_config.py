@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +9,8 @@ from typing import ClassVar
 from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
-from quire_models.spec import HeadSpec, NetworkSpec, recast
+from quire_models.draft_heads.target_values import values_of_target
+from quire_models.spec import NetworkSpec
 
 __all__ = ["MedusaConfig", "read_medusa_config"]
 
@@ -58,18 +58,5 @@ def read_medusa_config(folder: str | Path, target: ModelConfig) -> MedusaConfig:
             raise CheckpointError(f"{path}: the heads are for a model whose {name} is {theirs}, this one's is {ours}")
     if config.integer("truncated_vocab_size", default=target.vocab_size, minimum=1) != target.vocab_size:
         raise CheckpointError(f"{path}: heads for a part of the vocabulary (truncated_vocab_size) are not read")
-    values = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
-    plain = NetworkSpec(
-        **{field.name: getattr(target.network, field.name) for field in dataclasses.fields(NetworkSpec)}
-    )
-    values |= {
-        "architecture": "MedusaHeads",
-        "network": recast(MedusaSpec, dataclasses.replace(plain, layers=(), head=HeadSpec(tied=False))),
-        "media": None,
-        "language_names": None,
-        "quantization": None,
-        "quantization_method": "",
-        "is_native": True,
-        "stored_parameters": None,
-    }
+    values = values_of_target(target, "MedusaHeads", MedusaSpec)
     return MedusaConfig(**values, medusa_heads=heads, medusa_layers=layers)

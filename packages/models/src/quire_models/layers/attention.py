@@ -144,6 +144,11 @@ class SelfAttention:
         of_heads: dict[str, Any] = {"q_norm": query.weight, "k_norm": key.weight, "norm_eps": query.eps}
         return AttentionWeights(**fields, **of_heads, norm_after_rotation=norms.after_rotation)
 
+    def store(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> None:
+        """Write keys and values of x [T, hidden_size], from which nothing attends."""
+        query, key, value = map(self._heads, self._qkv(x))
+        self._write(query, key, value, cos, sin, batch)
+
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = map(self._heads, self._qkv(x))
         gate: Tensor | None = None
