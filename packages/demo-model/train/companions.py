@@ -4,6 +4,9 @@ Run (about 10 minutes of one core each):
     python packages/demo-model/train/companions.py draft
     python packages/demo-model/train/companions.py eagle3
 
+With --hidden-states the head learns from what an engine has written (`extract.py`), as it would for a model that only
+an engine can run: from its embedding, final norm, LM head and these files.
+
 Both learn to say what the demo model would say: the loss is the cross entropy with its distribution, on the corpus it
 learned from. Seed and clock decide the run: with --tokens instead of --minutes it is reproducible.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from batches import MicroBatch, steps, stream
-from chat import CHECKPOINT
+from chat import CHECKPOINT, Chat
 from eagle import EagleHead, head_from_checkpoint, head_to_checkpoint
 from evaluate import load_model
+from extracted import ExtractedBatch, extracted
 from model import Llama, LlamaConfig, causal_attention, from_checkpoint, to_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -48,8 +52,11 @@ class Told:
 
 @torch.no_grad()
 def ask(teacher: Llama, m: MicroBatch) -> Told:
-    """Features and logits of the teacher, in its own dtype."""
+    """Features and logits of the teacher, in its own dtype; features that the batch has are not computed."""
     used, config = m.rows * m.row_len, teacher.config
+    if isinstance(m, ExtractedBatch):
+        last = m.features.flatten(0, 1)[:, -config.hidden_size :]
+        return Told(m.features, _logits(teacher, last[torch.from_numpy(m.chosen)]))
     x = F.embedding(torch.from_numpy(m.ids[:used]), teacher.embedding)
     cos, sin = teacher.rope(torch.arange(m.row_len).repeat(m.rows), x.dtype)
     features = []
@@ -59,9 +66,14 @@ def ask(teacher: Llama, m: MicroBatch) -> Told:
         q, k, v = (y.reshape(m.rows, m.row_len, *y.shape[1:]) for y in before(x, cos, sin))
         x = after(x, causal_attention(q, k, v).view(used, -1))
     features.append(x)
-    last = F.rms_norm(x[torch.from_numpy(m.chosen)], (config.hidden_size,), teacher.norm, config.rms_norm_eps)
     joined = torch.cat(features, -1).view(m.rows, m.row_len, -1)
-    return Told(joined, F.linear(last, teacher.embedding))
+    return Told(joined, _logits(teacher, x[torch.from_numpy(m.chosen)]))
+
+
+def _logits(teacher: Llama, x: Tensor) -> Tensor:
+    """[A, D] behind the last layer -> [A, vocab_size]."""
+    config = teacher.config
+    return F.linear(F.rms_norm(x, (config.hidden_size,), teacher.norm, config.rms_norm_eps), teacher.embedding)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -126,13 +138,20 @@ def frequent_ids(count: int) -> Tensor:
     return seen.topk(count).indices.sort().values
 
 
+def batches(args: argparse.Namespace) -> Iterator[list[MicroBatch]]:
+    """Steps of training: from the corpus, or from the files of an engine."""
+    if args.hidden_states is None:
+        return stream(args.seed, args.micro_batch_tokens, args.micro_batches)
+    return extracted(args.hidden_states, args.seed, args.micro_batch_tokens, args.micro_batches, Chat().pad_id)
+
+
 def fit(network: nn.Module, loss_of: Loss, args: argparse.Namespace) -> None:
     """Train until the budget is spent. The computation is in bf16 beside float32 parameters."""
     master = [p.detach().clone().float() for p in network.parameters()]
     network.bfloat16()
     optimizer = torch.optim.AdamW(master, lr=args.peak_lr, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     start, tokens, window = time.perf_counter(), 0, [0.0, 0]
-    for step, micro_batches in enumerate(stream(args.seed, args.micro_batch_tokens, args.micro_batches)):
+    for step, micro_batches in enumerate(batches(args)):
         spent = tokens / args.tokens if args.tokens else (time.perf_counter() - start) / (60 * args.minutes)
         if spent >= 1:
             break
@@ -174,11 +193,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="budget of training tokens")
     parser.add_argument("--out", type=Path, help="folder to write")
     parser.add_argument("--start", type=Path, help="folder of a companion to go on from")
+    parser.add_argument("--hidden-states", type=Path, help="folder of an engine's files to learn from (eagle3)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--peak-lr", type=float, default=4e-3, help="highest learning rate")
     parser.add_argument("--micro-batch-tokens", type=int, default=2048)
     parser.add_argument("--micro-batches", type=int, default=2)
     args = parser.parse_args()
+    if args.hidden_states is not None and args.companion != "eagle3":
+        parser.error("--hidden-states is for eagle3: a draft model reads tokens alone")
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     out = args.out or CHECKPOINT.parent / args.companion

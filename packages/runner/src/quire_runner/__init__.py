@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire_runner.block_bytes import BlockBytes
     from quire_runner.config import RunnerConfig
     from quire_runner.executor import ThreadedExecutor
+    from quire_runner.hidden_states import HiddenStatesRunner
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
     from quire_runner.pipeline import PipelineRunner
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlignmentPooler",
     "BlockBytes",
+    "HiddenStatesRunner",
     "LogitsTap",
     "ModelRunner",
     "PipelineRunner",
@@ -46,6 +48,7 @@ __all__ = [
 _MODULE_OF = {
     "AlignmentPooler": "alignment",
     "BlockBytes": "block_bytes",
+    "HiddenStatesRunner": "hidden_states",
     "LogitsTap": "protocols",
     "ModelRunner": "runner",
     "PipelineRunner": "pipeline",

@@ -87,6 +87,23 @@ class RunnerConfig(Settings):
     kernel_tables: str | None = setting(
         None, help="Folder of configurations of GPU kernels that were measured (quire tune); they come before our own."
     )
+    extract_hidden_states: str | None = setting(
+        None,
+        help="Folder in which the hidden states of each request are written, a safetensors file of token ids and "
+        "states each, as training a drafter needs them; empty: none.",
+    )
+    extract_hidden_states_layers: tuple[int, ...] = setting(
+        (),
+        help="Layers whose input is written, e.g. 2 14 25 28; the number of layers stands for what comes out of the "
+        "last one, before the final norm. Needed by extract_hidden_states.",
+        unit="layers",
+    )
+    extract_hidden_states_gib: float = setting(
+        16.0,
+        help="Most hidden states that an engine writes; requests beyond get no file.",
+        unit="GiB",
+        check=at_least(0),
+    )
     profiler_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
         None,
         help="What POST /start_profile records, as a JSON object in vLLM's form, e.g. "
