@@ -10,10 +10,10 @@ from models_quantized import FORMATS
 from quire_interfaces import ConfigError
 from quire_models import ModelConfig
 from quire_models.ledger import WEIGHT_BYTES
+from quire_models.load_formats import LOAD_FORMATS, REFUSED_LOAD_FORMATS
 from quire_models.named_formats import (
     _INSTEAD,
     CHECKPOINT_METHODS,
-    LOAD_FORMATS,
     check_load_format,
     resolved_linear_method,
 )
@@ -117,11 +117,11 @@ def test_other_names_say_what_to_do() -> None:
 
 def test_files_are_what_they_are_said_to_be() -> None:
     allowed = {
-        "plain": {"auto", "safetensors", "pt", "dummy"},
-        "gptq": {"auto", "safetensors", "pt", "dummy"},
-        "nf4": {"auto", "safetensors", "pt", "bitsandbytes", "dummy"},
-        "gguf": {"auto", "gguf", "dummy"},
-        "gguf plain": {"auto", "gguf", "dummy"},
+        "plain": {"auto", "hf", "safetensors", "pt", "runai_streamer", "dummy"},
+        "gptq": {"auto", "hf", "safetensors", "pt", "runai_streamer", "dummy"},
+        "nf4": {"auto", "hf", "safetensors", "pt", "runai_streamer", "bitsandbytes", "dummy"},
+        "gguf": {"auto", "hf", "gguf", "dummy"},
+        "gguf plain": {"auto", "hf", "gguf", "dummy"},
     }
     for name, formats in allowed.items():
         model = model_of(name)
@@ -131,5 +131,16 @@ def test_files_are_what_they_are_said_to_be() -> None:
             else:
                 with pytest.raises(ConfigError, match=f"load_format is '{asked}', but the .*leave the setting out"):
                     check_load_format(asked, model)
-    with pytest.raises(ConfigError, match=r"load_format must be one of auto, .* got 'tensorizer'"):
-        check_load_format("tensorizer", model_of("plain"))
+    # What vLLM has besides, by name.
+    names = {
+        "fastsafetensors", "instanttensor", "mistral", "npcache", "runai_streamer_sharded", "sharded_state",
+        "tensorizer",
+    }  # fmt: skip
+    assert set(REFUSED_LOAD_FORMATS) == names
+    for name, instead in REFUSED_LOAD_FORMATS.items():
+        with pytest.raises(ConfigError) as refused:
+            check_load_format(name, model_of("plain"))
+        assert refused.value.field == "load_format"
+        assert f"{name} is not read: {instead}" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"load_format must be one of auto, [^(]* got 'other'"):
+        check_load_format("other", model_of("plain"))

@@ -45,6 +45,8 @@ _logger = logging.getLogger(__name__)
 
 Announce = Callable[["ServerContext", EngineInfo], None]
 """Called when the server answers."""
+PROGRESS_EVERY_S = 10.0
+"""Between two lines of the log that say how far the start is."""
 SWITCH_INTERVAL_S = 0.001
 """How long worker threads, which read large requests, keep the event loop waiting for the interpreter lock. Python's
 own 5 ms are lost with every write of every stream."""
@@ -335,8 +337,17 @@ def _check_template_kwargs(values: dict[str, Any] | None) -> None:
 
 @contextlib.contextmanager
 def start_progress(llm: AsyncLLM) -> Iterator[None]:
-    """A progress bar on a terminal while the engine starts."""
+    """A progress bar on a terminal while the engine starts, elsewhere lines in the log where it takes long."""
     if not sys.stderr.isatty():
+        told_s = time.monotonic()
+
+        def tell(stage: str, fraction: float) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= PROGRESS_EVERY_S:
+                told_s = time.monotonic()
+                _logger.info("%s: %.0f %%", stage, 100 * fraction, extra={"stage": stage, "fraction": fraction})
+
+        llm.client.on_progress = tell
         yield
         return
     from rich.console import Console

@@ -160,7 +160,7 @@ def load_model(
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
             dtype. The caches that the network is run with must have it.
         block_size: Tokens of the cache's blocks, if that is known: some attention backends take few sizes.
-        load_format: One of `quire_models.named_formats.LOAD_FORMATS`: "pt" for PyTorch's own files (tensors only),
+        load_format: One of `quire_models.load_formats.LOAD_FORMATS`: "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
         disabled_linear_kernels: Ops that may not multiply with quantized weights.
         language_model_only: Build no towers: the network takes text alone.

@@ -9,9 +9,10 @@ from __future__ import annotations
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_models.ledger import WEIGHT_BYTES
+from quire_models.load_formats import LoadFormat
 from quire_models.quantization_config import QuantizationConfig
 
-__all__ = ["CHECKPOINT_METHODS", "LOAD_FORMATS", "check_load_format", "resolved_linear_method"]
+__all__ = ["CHECKPOINT_METHODS", "check_load_format", "resolved_linear_method"]
 
 CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "auto-round": ("auto-round",),
@@ -73,12 +74,11 @@ _INSTEAD = {
 }
 """Names that other engines have, or had -> what to do instead."""
 
+_OF_FILES = ("gguf", "safetensors", "pt", "bitsandbytes", "runai_streamer")
+"""Formats that are right or wrong about a GGUF file."""
+
 _OF_ENCODERS = ("w8a8-g64",)
 """Linear methods of networks whose layers run in one call, op `encoder_stack`."""
-
-LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "bitsandbytes", "dummy")
-"""Where weights come from: the files that there are ("auto"), safetensors, PyTorch's own files, a GGUF file,
-safetensors that bitsandbytes quantized, or a random generator."""
 
 
 def resolved_linear_method(asked: str | None, model: ModelConfig, *, field: str = "quantization") -> str:
@@ -157,10 +157,10 @@ def check_load_format(asked: str, model: ModelConfig) -> None:
     Raises:
         ConfigError: They are not, or there is no such format.
     """
-    if asked not in LOAD_FORMATS:
-        raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {asked!r}", field="load_format")
+    if (complaint := LoadFormat()(asked)) is not None:
+        raise ConfigError(f"load_format must {complaint}, got {asked!r}", field="load_format")
     is_gguf = model.quantization_method == "gguf"
-    if (asked == "gguf") != is_gguf and asked in ("gguf", "safetensors", "pt", "bitsandbytes"):
+    if (asked == "gguf") != is_gguf and asked in _OF_FILES:
         found = "is a GGUF file" if is_gguf else "is no GGUF file"
         raise ConfigError(
             f"load_format is {asked!r}, but the model {found}; leave the setting out (auto takes what there is)",

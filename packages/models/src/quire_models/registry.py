@@ -14,7 +14,7 @@ from quire_models.pooling_decoder import as_pooling_decoder, fallback_body_spec
 from quire_models.pooling_heads import DECODER_HEADS, HeadKind
 from quire_models.spec import NetworkSpec
 from quire_models.transformers_backend.config import fallback_spec
-from quire_models.unsupported import unsupported_architecture
+from quire_models.unsupported import DIFFUSION, unsupported_architecture
 from quire_pooling.spec import PoolerSpec
 
 __all__ = [
@@ -202,6 +202,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Zamba2ForCausalLM": Architecture("zamba2"),
 }
 
+_OF_TEXTS = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
+"""Ends of the names of classes that may run through Transformers."""
 PLUGINS = "quire.models"
 """Group of the entry points of other packages' networks: name of an architecture -> function `spec`."""
 
@@ -359,6 +361,6 @@ def architecture_of(config: Fields) -> str:
         return str(name)
     misspelt = {name.lower() for name in architectures} & {name.lower() for name in ARCHITECTURES}
     for name in names:
-        if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")) and not misspelt:
+        if name.endswith(_OF_TEXTS) and not (misspelt or DIFFUSION.search(name)):
             return str(name)
     raise unsupported_architecture(config, architectures, supported)

@@ -13,7 +13,10 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, Fields, read_json
 
-__all__ = ["nearest_path_hint", "no_config_error", "unsupported_architecture"]
+__all__ = ["DIFFUSION", "nearest_path_hint", "no_config_error", "unsupported_architecture"]
+
+DIFFUSION = re.compile(r"LLaDA|Dream|SDAR|BlockDiffusion|DiffusionGemma|DiffuCoder|DiffuLlama|WeDLM")
+"""Names of architectures that write blocks of tokens by diffusion."""
 
 KINDS: tuple[tuple[str, str], ...] = (
     (r"ForMaskedLM|ForPreTraining|ForMaskedDiffusion", "fills gaps in texts and writes none"),
@@ -21,7 +24,12 @@ KINDS: tuple[tuple[str, str], ...] = (
     (r"For(Sequence|Token)Classification|ForMultipleChoice|ForNextSentence|CrossEncoder", "classifies texts"),
     (r"ForQuestionAnswering", "marks answers in texts"),
     (r"ForImageClassification|ForObjectDetection|Segmentation|DepthEstimation|ForMaskedImage", "looks at pictures"),
-    (r"LLaDA|Dream|SDAR|Diffusion|Transformer2D|DiT(?![a-z])|Flux|UNet", "writes by diffusion, all tokens at once"),
+    (
+        DIFFUSION.pattern,
+        "writes by diffusion: it refines a block of tokens in many passes before any is certain, and a step of this "
+        "engine ends with certain tokens",
+    ),
+    (r"Diffusion|Transformer2D|DiT(?![a-z])|Flux|UNet", "makes pictures, sound or video by diffusion"),
     (
         r"Moonshine|Parakeet|Canary|Asr(?![a-z])|ASR|Speech(To|2)Text|Transcribe|ForCTC",
         "transcribes speech, as Whisper, Qwen3-ASR and others of docs/speech.md do here",

@@ -23,6 +23,7 @@ from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Packed, Parameter
 from quire_models.mapped_pages import MappedPages
+from quire_models.read_ahead import SMALL_BYTES, read_ahead, streamed
 from quire_models.staged_uploads import StagedUploads
 from quire_quantization.numbers import KV_SCALES, OPTIONAL_TENSORS, ask
 
@@ -49,7 +50,7 @@ def load_weights(
 
     Args:
         progress: Called after each tensor.
-        load_format: One of `quire_models.named_formats.LOAD_FORMATS`, except "dummy".
+        load_format: One of `quire_models.load_formats.LOAD_FORMATS`, except "dummy".
 
     Raises:
         CheckpointError: No files of this format, unreadable ones, or weights that are missing, superfluous or of the
@@ -58,7 +59,7 @@ def load_weights(
     folder = Path(folder)
     scales = KVScales(model.attention_names, model.num_checkpoint_kv_heads)
     filling = fill_parameters(
-        model, folder, model.checkpoint_tensors, progress, pickled=load_format == "pt", absent=model.absent
+        model, folder, model.checkpoint_tensors, progress, load_format=load_format, absent=model.absent
     )
     extra = [name for name, piece in filling.extra if not (_is_ignored(name, model) or scales.take(name, piece))]
     if filling.missing or extra or filling.wrong:
@@ -106,7 +107,7 @@ def fill_parameters(
     checkpoint_tensors: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]],
     progress: Progress | None = None,
     *,
-    pickled: bool = False,
+    load_format: str = "auto",
     absent: Collection[str] = (),
 ) -> Filling:
     """Give each parameter its tensor from the files in `folder`.
@@ -114,20 +115,23 @@ def fill_parameters(
     Args:
         checkpoint_tensors: A tensor of the checkpoint -> names and tensors of parameters.
         progress: Called after each tensor of the checkpoint.
-        pickled: The files are PyTorch's own.
+        load_format: As `load_weights` takes it.
         absent: Names of parts whose tensors other ranks read.
 
     Raises:
         CheckpointError: No files of this format, or unreadable ones.
     """
     parameters = {parameter.name: parameter for parameter in model.parameters}
-    checkpoint = open_checkpoint(folder, pickled=pickled)
+    checkpoint = open_checkpoint(folder, pickled=load_format == "pt")
+    tensors, is_streamed = checkpoint.tensors(), load_format == "runai_streamer"
+    if is_streamed or checkpoint.total_bytes >= SMALL_BYTES:
+        tensors = streamed(checkpoint.files) if is_streamed else read_ahead(checkpoint)
     pages = MappedPages(checkpoint.files)
     done = 0
     wrong: dict[str, str] = {}
     extra: list[tuple[str, Tensor]] = []
     uploads = StagedUploads(model.device) if platform_of_type(model.device.type).module else None
-    for stored_name, stored in checkpoint.tensors():
+    for stored_name, stored in tensors:
         done += stored.nbytes
         for name, tensor in checkpoint_tensors(stored_name, stored):
             for part, piece in _parts(name, tensor, model, wrong):
