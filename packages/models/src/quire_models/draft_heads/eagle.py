@@ -69,7 +69,6 @@ class EagleHead(DraftHead):
         spec, size = config.network, config.hidden_size
         assert isinstance(spec, EagleSpec)
         self._is_eagle3 = config.kind == "eagle3"
-        self._feature_layers = config.feature_layers
         self.wants_hidden = config.kind == "eagle"
         has_bias = scope.parameter("fc.bias", size, optional=True)
         assert spec.embedding.project_in is not None
@@ -99,7 +98,8 @@ class EagleHead(DraftHead):
 
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
         """Layers of the target whose input it reads (EAGLE-3, DFlash)."""
-        return () if self.wants_hidden else self._feature_layers or default_feature_layers(num_layers)
+        assert isinstance(self.config, EagleConfig)
+        return () if self.wants_hidden else self.config.feature_layers or default_feature_layers(num_layers)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Names with and without "model.", of EAGLE-3's layer under either name, and those of `speculators`."""
