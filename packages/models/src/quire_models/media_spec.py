@@ -54,6 +54,9 @@ UNSERVED: dict[str, str] = {
 }
 """`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""
 
+_OWN_TOWERS = frozenset({"HCXVisionV2ForCausalLM"})
+"""Classes that came with code of their own for their towers; their text is served."""
+
 
 _TOWER_OF_TIMM = {"fast_vlm": "timm_wrapper", "gemma3n": "gemma3n_vision", "perception_lm": "timm_wrapper"}
 """`model_type` of networks -> that of their vision tower, where the package timm has it."""
@@ -105,6 +108,8 @@ def media_refusal(values: Mapping[str, Any]) -> str:
     needed = _TOWER_OF_TIMM.get(model_type)
     if needed is not None and own in (None, needed) and find_spec("timm") is None:
         return "its vision tower is one of the package timm, which is not installed"
+    if _OWN_TOWERS.intersection(map(str, values.get("architectures") or ())):
+        return "its towers came with code of their own"
     return UNSERVED.get(model_type, "")
 
 
