@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire_interfaces import CheckpointError, FullAttentionSpec, MambaSpec
+from quire_interfaces import CheckpointError, FullAttentionSpec, LatentAttentionSpec, MambaSpec
 from quire_models import ModelConfig, build_model, load_model
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.ledger import num_parameters
@@ -45,7 +45,7 @@ def test_networks_ask_for_what_the_planner_counts(architecture: str, tmp_path: P
     assert sum(torch.Size(parameter.shape).numel() for parameter in counted) == num_parameters(config)
     specs = config.kv_cache_specs(16, "bfloat16")
     assert any(isinstance(spec, MambaSpec) for spec in specs.values())
-    assert all(isinstance(spec, (MambaSpec, FullAttentionSpec)) for spec in specs.values())
+    assert all(isinstance(spec, (MambaSpec, FullAttentionSpec, LatentAttentionSpec)) for spec in specs.values())
 
 
 def test_a_layer_may_have_two_caches(tmp_path: Path) -> None:

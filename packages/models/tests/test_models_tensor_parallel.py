@@ -23,6 +23,7 @@ from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
 KINDS = [
+    "BailingHybridForCausalLM",  # Kimi's delta attention, gates of latent attention's heads
     "BambaForCausalLM",  # attention beside Mamba-2
     "BloomForCausalLM",  # linear biases of the heads' scores
     "CohereForCausalLM",  # a norm with a weight for each head
@@ -53,7 +54,8 @@ OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
 head there, and a shared expert is added before the sum is rounded."""
 
 NEVER_IN_ONE_CALL = {
-    "CohereForCausalLM", "DeepseekV32ForCausalLM", "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM"
+    "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "MptForCausalLM", "RwkvForCausalLM",
+    "MambaForCausalLM",
 }  # fmt: skip
 """Networks whose layers no rank computes in one call."""
 

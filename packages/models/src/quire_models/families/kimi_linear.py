@@ -41,7 +41,7 @@ class GatedLatentSpec(LatentSelfAttentionSpec):
 
     def gate(self) -> LinearSpec:
         """From x to a number for each head."""
-        return LinearSpec(name="g_proj", in_features=self.hidden_size, out_features=self.num_heads)
+        return self.projection("g_proj", self.hidden_size, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

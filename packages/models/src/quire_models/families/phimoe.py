@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from quire_interfaces import Fields
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import layer_windows
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.families.mixtral import mixtral_moe
@@ -50,12 +50,17 @@ def spec(config: Fields) -> NetworkSpec:
 
 
 def _rope(config: Fields, sizes: DecoderSizes) -> RopeConfig | None:
-    """The rotation, whose factor of cosines and sines config.json says where it extends the context: that of long
-    texts, as its divisors are those of long texts."""
+    """The rotation, whose factor of cosines and sines config.json says where it extends the context.
+
+    Raises:
+        CheckpointError: Short and long texts have factors of their own, which no published checkpoint has.
+    """
     raw = config.get("rope_parameters") or config.get("rope_scaling")
     if sizes.rope is None or not isinstance(raw, Mapping) or sizes.rope.kind != "longrope":
         return sizes.rope
     rope = Fields(raw, f"{config.source}: rope_scaling")
     factor = rope.number("long_mscale", default=sizes.rope.attention_factor, above=0.0)
-    rope.skip("short_mscale")
+    short = rope.number("short_mscale", default=factor, above=0.0)
+    if short != factor:
+        raise CheckpointError(f"{rope.source}: short_mscale ({short}) and long_mscale ({factor}) must be equal")
     return replace(sizes.rope, attention_factor=factor)
