@@ -63,6 +63,9 @@ def test_recordings_over_http(server: Any, network: Any, folder: Path) -> None:
     assert answer.status_code == 200, answer.text
     assert text
     assert answer.json()["text"] == text
+    unbounded = server.client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(sound))})
+    assert unbounded.status_code == 200, unbounded.text
+    assert unbounded.json()["text"].startswith(text)
     assert [each["start"] for each in answer.json()["segments"]] == [start_s]
 
 

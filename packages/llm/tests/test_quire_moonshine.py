@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
-from quire import LLM, RequestError, SamplingParams
+from quire import LLM, LoRARequest, RequestError, SamplingParams
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig
 from quire_speech import TranscriptionOptions
@@ -82,12 +85,37 @@ def test_recordings_are_heard_stretch_by_stretch(llm: LLM, network: Any) -> None
     assert [each.start_s for each in found.segments] == [start_s for start_s, _ in windows]
     assert [list(each.token_ids) for each in found.segments] == [expected(network, heard) for _, heard in windows]
     assert (silent.text, len(file.segments)) == ("", 2)
+    for bound in (None, 999):  # its context is shorter than what others get for half a minute
+        (whole,) = llm.transcribe(tone(3, 1.2), TranscriptionOptions(max_tokens=bound))
+        (segment,) = whole.segments
+        assert NUM_TOKENS < len(segment.token_ids) < 160
 
 
 def test_very_short_and_very_long_sounds(llm: LLM) -> None:
     short, long = llm.generate([prompt(tone(1, 0.01)), prompt(tone(1, 33.0))], GREEDY, use_tqdm=False)
     assert len(short.outputs[0].token_ids) == len(long.outputs[0].token_ids) == NUM_TOKENS
     assert len(long.prompt_token_ids or ()) == 1248  # tokens of half a minute
+
+
+def test_adapters_reach_encoder_and_decoder(folder: Path, network: Any, tmp_path: Path) -> None:
+    """As weights with the adapter added, in Transformers."""
+    merged = copy.deepcopy(network)
+    chooser, tensors = torch.Generator().manual_seed(1), {}
+    for name, module in merged.named_modules():
+        if name.endswith(("q_proj", "v_proj", "fc1", "fc2")):
+            outputs, inputs = module.weight.shape
+            a, b = (torch.randn(shape, generator=chooser) * 0.2 for shape in ((4, inputs), (outputs, 4)))
+            tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+            module.weight.data += 2 * b @ a
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "fc1", "fc2"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    samples, adapter = tone(2), LoRARequest("voice", 1, str(tmp_path))
+    with LLM(folder, dtype="float32", kv_cache_memory_bytes=1 << 24, num_threads=1, enable_lora=True) as llm:
+        outputs = llm.generate([prompt(samples)] * 2, GREEDY, use_tqdm=False, lora_request=[None, adapter])
+    found = [list(output.outputs[0].token_ids) for output in outputs]
+    assert found == [expected(network, samples), expected(merged, samples)]
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(

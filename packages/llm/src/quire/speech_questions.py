@@ -26,7 +26,7 @@ RATE = 16_000
 """Samples a second of what is asked about."""
 _WINDOW_S = 30.0
 _MAX_TOKENS = 448
-"""Of a window, where the request names no bound: more than anybody says in half a minute."""
+"""More than anybody says in half a minute."""
 _QUESTION = "Transcribe the speech word for word. Answer with the text alone."
 _QUESTIONS = {
     "audioflamingo3": "Transcribe the input speech.",
@@ -93,7 +93,14 @@ class SpeechQuestions:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._model_type = str(_read_json(folder / "config.json").get("model_type"))
+        config = _read_json(folder / "config.json")
+        self._model_type = str(config.get("model_type"))
+        self._max_tokens: int | None = _MAX_TOKENS
+        """Of a window, where the request names no bound; None for as many as the context holds."""
+        self._most_tokens: int | None = None
+        """That a request may name; more become so many. None where a wrong one is refused."""
+        if self._model_type in _SOUND_ALONE:  # its context is that of a window
+            self._max_tokens, self._most_tokens = None, int(config.get("max_position_embeddings", 512)) - 1
         processor = _read_json(folder / "processor_config.json").get("feature_extractor")
         extractor = processor or _read_json(folder / "preprocessor_config.json")
         self.window_s = min(_WINDOW_S, float(extractor.get("chunk_length") or _WINDOW_S))
@@ -164,9 +171,12 @@ class SpeechQuestions:
 
     def params(self, options: TranscriptionOptions) -> SamplingParams:
         """How answers are written."""
+        max_tokens = options.max_tokens or self._max_tokens
+        if max_tokens is not None and self._most_tokens is not None:
+            max_tokens = min(max_tokens, self._most_tokens)
         return SamplingParams(
             temperature=options.temperatures[0],
-            max_tokens=options.max_tokens or _MAX_TOKENS,
+            max_tokens=max_tokens,
             seed=options.seed,
             top_p=options.top_p,
             top_k=options.top_k,
