@@ -103,7 +103,7 @@ class Driver:
         assert not model.host_lengths
         self.plan = plan_kv_cache(model.config.kv_cache_specs(BLOCK, "float32"), num_blocks=32)
         config = {"device": DEVICE, "dtype": "float32", "max_num_seqs": 3, "max_model_len": 64, **config}
-        config = {"cuda_graph_sizes": (2,), **config}
+        config = {"cuda_graph_sizes": (2,), "cuda_graph_mixed_tokens": 0, **config}
         capture = None if DEVICE == "cuda" else partial(record_graph, launches=launches)
         self.slots = tuple(row % max_loras if max_loras and row else -1 for row in range(3))
         self.runner = ModelRunner.for_model(

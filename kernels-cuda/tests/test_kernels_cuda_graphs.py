@@ -13,6 +13,7 @@ from kernels_cuda_runner import NETWORK, Driver, triton_table, use_triton
 from kernels_cuda_support import DEVICE
 
 from quire_ops import OpRequest, ops
+from quire_runner import config
 from quire_sampling import SampleMode
 
 LATENT_NETWORK: dict[str, Any] = {
@@ -63,6 +64,32 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
     assert set(graphs.runner.graphs.captured) == {(2, mode) for mode in SampleMode if mode < SampleMode.OBSERVED}
+
+
+@pytest.mark.parametrize("network", ["windows", "latent"])
+def test_prompts_beside_decodes_are_in_graphs(monkeypatch: pytest.MonkeyPatch, network: str) -> None:
+    """A prompt alone, and one beside a decode; full and sliding windows, and latent and sparse attention."""
+    monkeypatch.setattr(config, "MIXED_GRAPH_STEP", 16)  # fewer tokens, for interpreting takes its time
+    fields = NETWORK if network == "windows" else LATENT_NETWORK
+    eager, graphs = Driver(fields, enforce_eager=True), Driver(fields, cuda_graph_mixed_tokens=16)
+    captured = graphs.runner._captured
+    assert captured is not None
+    assert captured.mixed is not None
+    captured.mixed.graphs.capture(1e9)
+    served, try_run = [], captured.mixed.try_run
+
+    def counted(step: Any) -> Any:
+        pending = try_run(step)
+        served.append(pending is not None)
+        return pending
+
+    captured.mixed.try_run = counted  # type: ignore[method-assign]
+    for rows in ([0], [0, 1], [1, 0]):
+        for driver in (eager, graphs):
+            driver.step(rows)
+    assert captured.mixed.graphs.failure is None
+    assert served == [True, True]
+    assert graphs.tokens == eager.tokens
 
 
 def test_rows_with_adapters_are_in_the_graphs() -> None:

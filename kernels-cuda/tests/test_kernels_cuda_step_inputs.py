@@ -55,3 +55,18 @@ def test_decode_inputs_equal_reference(monkeypatch, starts):
     for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine.cpu(), theirs)
+
+
+def test_sequences_of_any_number_of_tokens_equal_reference(monkeypatch):
+    """Some have none, and one many: what steps with prompts in a graph are."""
+    poison(monkeypatch)
+    torch.manual_seed(1)
+    token_ids = torch.randint(0, 1 << 31, (6, 700), dtype=torch.int32)
+    tables = (RowTable(torch.randint(1, 1000, (6, 44), dtype=torch.int32), 16, None),
+              RowTable(torch.randint(1, 1000, (6, 352), dtype=torch.int32), 2, 20))  # fmt: skip
+    spans = torch.tensor([[3, 1, 5, 5, 5], [17, 40, 0, 0, 0], [18, 342, 0, 0, 7], [0, 1, 303, 303, 303]])
+    wanted = ref.decode_inputs(token_ids, tables, spans, 310)
+    got = decode_inputs(here(token_ids), here(tables), here(spans), 310)
+    for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine.cpu(), theirs)

@@ -109,7 +109,7 @@ class Engine:
             self.network, plan, RunnerConfig(device=device, dtype=dtype, cuda_graph_sizes=(num_seqs,), **settings),
             grammars=_AllButOne(), adapters=adapters,
         )  # fmt: skip
-        self.runner.warm_up()
+        self.runner.warm_up(capture_s=30.0)
         self.config, self._step = config, 0
 
     def step(

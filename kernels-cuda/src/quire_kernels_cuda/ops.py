@@ -40,6 +40,7 @@ class Served:
     cache_dtypes: frozenset[str] | None = None
     batch_invariant: bool = False
     device_lengths: bool = False
+    device_query_lens: bool = False
     trees: bool = False
     many_registers: bool = False
     """It has no form for targets that have few (`Target.has_few_registers`)."""
@@ -91,12 +92,20 @@ SERVED = (
         sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
         cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
         device_lengths=True,
+        device_query_lens=True,
         trees=True,
     ),
     Served(op=ops.write_latent_cache, module="latent", batch_invariant=True),
-    Served(op=ops.latent_attention, module="latent", device_lengths=True, trees=True, many_registers=True),
-    Served(op=ops.index_topk, module="index", device_lengths=True),
-    Served(op=ops.position_slots, module="index", device_lengths=True),
+    Served(
+        op=ops.latent_attention,
+        module="latent",
+        device_lengths=True,
+        device_query_lens=True,
+        trees=True,
+        many_registers=True,
+    ),
+    Served(op=ops.index_topk, module="index", device_lengths=True, device_query_lens=True),
+    Served(op=ops.position_slots, module="index", device_lengths=True, device_query_lens=True),
     Served(op=ops.sparse_latent_attention, module="latent", many_registers=True),
 )
 
@@ -149,6 +158,7 @@ def op_backends(
             cache_dtypes=served.cache_dtypes,
             batch_invariant=served.batch_invariant,
             device_lengths=served.device_lengths,
+            device_query_lens=served.device_query_lens,
             trees=served.trees,
             builder=builder,
             unavailable=reasons[served.op.name],

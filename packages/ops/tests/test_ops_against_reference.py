@@ -111,9 +111,15 @@ def test_decode_inputs(backend: OpBackend, seed: int) -> None:
     )
     rows = [rng.randrange(num_rows) for _ in range(rng.randint(1, 9))]
     starts = [rng.randrange(row_len) for _ in rows]
-    spans = torch.tensor([rows, starts, [start + 1 for start in starts], list(range(len(rows)))])
-    got = backend.function(token_ids, tables, spans)
-    wanted = ref.decode_inputs(token_ids, tables, spans)
+    lens, num_tokens = [1] * len(rows), None
+    if seed % 2:  # sequences of any number of tokens, the last one of some
+        lens = [rng.randint(0, min(4, row_len - start)) for start in starts]
+        lens[-1] = max(lens[-1], 1)
+        num_tokens = sum(lens)
+    ends = [start + length for start, length in zip(starts, lens, strict=True)]
+    spans = torch.tensor([rows, starts, ends, [sum(lens[:i]) for i in range(len(rows))]])
+    got = backend.function(token_ids, tables, spans, num_tokens)
+    wanted = ref.decode_inputs(token_ids, tables, spans, num_tokens)
     for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine, theirs)

@@ -149,12 +149,17 @@ def add_torch_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "op_table", lambda: table)
 
 
-def add_torch_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, and networks of `quire_models` that can be captured."""
+def add_torch_networks(monkeypatch: pytest.MonkeyPatch, *, with_prompts: bool = False) -> None:
+    """The same, and networks of `quire_models` that can be captured, steps with prompts too if `with_prompts`."""
     table = torch_table()
     table.add(
         OpBackend(
-            op=ops.paged_attention, name="whole tables", function=paged_attention, priority=10, device_lengths=True
+            op=ops.paged_attention,
+            name="whole tables",
+            function=paged_attention,
+            priority=10,
+            device_lengths=True,
+            device_query_lens=with_prompts,
         )
     )
     table.add(OpBackend(op=ops.lora_linear, name="gathered", function=lora_linear, priority=10, device_lengths=True))

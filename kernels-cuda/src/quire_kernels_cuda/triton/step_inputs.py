@@ -82,9 +82,12 @@ def step_inputs(
 
 
 @implements(ops.decode_inputs)
-def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+def decode_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor, num_tokens: int | None = None
+) -> StepInputs:
     """The same launches, of which nothing depends on what is in `spans`."""
-    return _gather(token_ids, tables, spans, spans.shape[1], 1, [table.shape[1] for table, _, _ in tables])
+    total, longest = (spans.shape[1], 1) if num_tokens is None else (num_tokens, num_tokens)
+    return _gather(token_ids, tables, spans, total, longest, [table.shape[1] for table, _, _ in tables])
 
 
 def _gather(

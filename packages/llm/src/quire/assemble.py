@@ -439,7 +439,8 @@ def _build_device_side(
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device, is_host = config.runner.device, platform_of(config.runner.device).is_host
     if not is_host:
-        add_stats.append(watch_kernels(runner))
+        # Ranks must capture the same graphs, and each has a clock of its own.
+        add_stats.append(watch_kernels(runner, config.runner.cuda_graph_capture_s if ranks is None else 0.0))
     executor: Executor = runner
     if ranks is not None:
         executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=serves_strangers)

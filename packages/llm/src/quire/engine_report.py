@@ -242,7 +242,7 @@ def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
     refusal = None if network.adapters is None else network.adapters.capture_refusal
     without = "" if refusal is None else f"; with adapters none: {refusal}"
     sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
-    return f"{sizes_of}, each captured after it was first needed{without}"
+    return f"{sizes_of}, {len(runner.graphs.captured)} captured at the start, the rest while no step waits{without}"
 
 
 def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:

@@ -39,12 +39,13 @@ def use_kernels(config: QuireConfig) -> None:
             builder.use(Path(config.runner.kernel_cache))
 
 
-def watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
-    """Have everything compiled that steps need, then count what is compiled nevertheless."""
+def watch_kernels(runner: ModelRunner, capture_s: float) -> Callable[[SchedulerStats], None]:
+    """Have everything compiled that steps need, capture graphs for up to `capture_s` seconds, then count what is
+    compiled nevertheless."""
     from quire_ops import kernel_builders
 
     try:
-        runner.warm_up()
+        runner.warm_up(capture_s)
     except Exception:
         _logger.exception("the rehearsal of steps failed; kernels are compiled when they are first needed")
     builders = kernel_builders()

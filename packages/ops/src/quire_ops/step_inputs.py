@@ -105,10 +105,13 @@ def step_inputs(
 
 
 @op
-def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
-    """`step_inputs` for sequences of one token each, from numbers on the device, so that a captured graph can do it
-    again with others. Block tables are as wide as those of the rows. token_ids [R, L] int32, spans [4, S] int64 on the
-    device: rows, starts, ends, which are starts + 1, and 0 to S - 1."""
+def decode_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor, num_tokens: int | None = None
+) -> StepInputs:
+    """`step_inputs` from numbers on the device, so that a captured graph can do it again with others. Block tables are
+    as wide as those of the rows. token_ids [R, L] int32, spans [4, S] int64 on the device: rows, starts, ends and first
+    tokens. num_tokens is T, and sequences may have no token; without it each has one, and first tokens are 0 to
+    S - 1."""
     rows, starts, ends, _ = spans.cpu().numpy()
     inputs = step_inputs(token_ids, tables, rows, starts, ends)
     groups = tuple(
@@ -121,16 +124,24 @@ def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor
 
 
 @torch_backend_for(decode_inputs)
-def _torch_decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+def _torch_decode_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor, num_tokens: int | None = None
+) -> StepInputs:
     """Sends nothing from the host, and asks nothing of the device."""
     rows, starts, ends, firsts = spans
+    token_rows, positions = rows, starts
+    if num_tokens is not None:
+        token = torch.arange(num_tokens, device=spans.device)
+        sequence = torch.searchsorted(firsts, token, right=True) - 1
+        token_rows, positions = rows[sequence], starts[sequence] + token - firsts[sequence]
 
     def group(table: RowTable) -> GroupInputs:
         size = table.block_size
-        blocks, here = table.table.index_select(0, rows), (starts // size)[:, None]
-        slots = blocks.gather(1, here).squeeze(1).to(torch.int64).mul_(size).add_(starts % size)
+        found = table.table.view(-1).index_select(0, token_rows * table.table.shape[1] + positions // size)
+        slots = found.to(torch.int64).mul_(size).add_(positions % size)
+        blocks = table.table.index_select(0, rows)
         place = torch.arange(blocks.shape[1], device=spans.device)
-        outside = place > here
+        outside = place >= (ends + size - 1).div_(size, rounding_mode="floor")[:, None]
         if table.sliding_window is not None:
             outside |= (
                 place < (starts - table.sliding_window + 1).clamp_min_(0).div_(size, rounding_mode="floor")[:, None]
@@ -138,9 +149,9 @@ def _torch_decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans:
         return GroupInputs(blocks.masked_fill_(outside, 0), slots)
 
     return StepInputs(
-        input_ids=token_ids.view(-1).index_select(0, rows * token_ids.shape[1] + starts).to(torch.int64),
-        positions=starts,
-        query_start_loc=torch.cat((firsts, firsts[-1:] + 1)).to(torch.int32),
+        input_ids=token_ids.view(-1).index_select(0, token_rows * token_ids.shape[1] + positions).to(torch.int64),
+        positions=positions,
+        query_start_loc=torch.cat((firsts, (firsts + ends - starts)[-1:])).to(torch.int32),
         seq_lens=ends.to(torch.int32),
         groups=tuple(group(table) for table in tables),
     )

@@ -5,17 +5,22 @@ Knows which steps a graph can serve and what it has to be given; how graphs are 
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire_interfaces.platforms import platform_of
-from quire_ops import OpFunction, OpRequest, bind, ops, torch_device
+from quire_ops import LoraTokens, OpFunction, OpRequest, bind, ops, torch_device
 from quire_runner.config import RunnerConfig
 from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers, write_drafts
+from quire_runner.mixed_graphs import CapturedMixed
 from quire_runner.output import PendingResult
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.protocols import RunnableNetwork, StepAdapters
+from quire_runner.row_pooling import RowPooling
 from quire_runner.step import Step
 from quire_runner.step_sampling import StepSampling
 from quire_sampling import SampleMode
@@ -24,6 +29,11 @@ __all__ = ["CapturedDecode"]
 
 WARM_UP_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
+CAPTURE_PAUSE_S = 1.0
+"""Least time between two captures that hold up steps, where capturing takes time: each makes one gap between tokens
+longer, by some 30 ms."""
+MIN_FREE_BYTES = 256 << 20
+"""Memory of the device that graphs leave to steps kernel by kernel, which reserve anew what they need."""
 
 
 class CapturedDecode:
@@ -39,6 +49,7 @@ class CapturedDecode:
         adapters: The network's; None without any.
         features: [largest size, width] where steps leave what a drafter reads of them; None without such a drafter.
         feature_layers: Layers whose input that is; none for the hidden states.
+        pooling: The rows that are pooled.
     """
 
     def __init__(
@@ -51,16 +62,18 @@ class CapturedDecode:
         adapters: StepAdapters | None,
         features: Tensor | None = None,
         feature_layers: tuple[int, ...] = (),
+        pooling: RowPooling | None = None,
     ) -> None:
         self._config = config
         self._sampling = sampling
         self._has_states = bool(layers.states)
         self._adapters = adapters
         sizes, device = config.graph_sizes, torch_device(config.device)
+        decode_inputs = bind(ops.decode_inputs, OpRequest(device=device.type))
         self._padded = PaddedDecode(
             network,
             sampling.rows,
-            bind(ops.decode_inputs, OpRequest(device=device.type)),
+            decode_inputs,
             sampling.sampler,
             layers,
             config.max_model_len,
@@ -77,14 +90,32 @@ class CapturedDecode:
             features=features,
             # Which adapters the network runs with belongs to the thread that runs steps; a CPU has no time beside them.
             in_background=adapters is None and platform_of(config.device).has_graphs,
+            has_memory=self._has_memory,
+            pause_s=CAPTURE_PAUSE_S if platform_of(config.device).has_graphs else 0.0,
         )
+
+        self.mixed: CapturedMixed | None = None
+        """Steps with prompts; None where the network does not allow graphs of them."""
+        takes_prompts = not getattr(network, "host_query_lens", ("the network",))
+        rows = sampling.rows
+        if (
+            takes_prompts
+            and config.mixed_graph_sizes
+            and not (
+                self._has_states or rows.encoder_tables or rows.device_position_deltas is not None or pooling is None
+            )
+        ):
+            self.mixed = CapturedMixed(
+                network, sampling, layers, config, capture, decode_inputs, adapters, pooling,
+                has_memory=self._has_memory, pause_s=self.graphs.pause_s,
+            )  # fmt: skip
 
     def try_run(self, step: Step) -> PendingResult | None:
         """Start the step if there is a graph for its number of tokens and the way they are chosen. A step for which
         there is none yet brings it nearer."""
         # What layers keep besides keys and values would be stored for drafts that turn out wrong.
         if not step.is_single and (self._has_states or not step.is_verifying):
-            return None
+            return None if self.mixed is None else self.mixed.try_run(step)
         output, plan, sampling = step.output, step.plan, self._sampling
         wanted = plan.logits
         mode, size = sampling.mode(output.rows), self.graphs.size_for(len(wanted.rows))
@@ -112,16 +143,47 @@ class CapturedDecode:
         return sampling.read(step, sampled, failures, step.empty_result())
 
     @torch.inference_mode()
-    def warm_up(self, step_inputs: OpFunction) -> None:
+    def warm_up(self, step_inputs: OpFunction, capture_s: float) -> None:
         """Run steps of many sizes on padding, prompts by `step_inputs` among them: what they need to have compiled is
-        there when the first request comes."""
+        there when the first request comes. Then capture graphs, for up to `capture_s` seconds."""
         self.graphs.warm_up()
+        if self.mixed is not None:
+            self.mixed.graphs.warm_up()
         most = min(self._config.max_num_batched_tokens, self._config.max_model_len)
         for query_lens in (*WARM_UP_PROMPTS, [most]):
             if sum(query_lens) <= most:
                 for num_computed in {0, self._config.max_model_len - max(query_lens)}:
                     self._padded.run_prompt(step_inputs, query_lens, num_computed)
+        if capture_s > 0:
+            begin_s = time.monotonic()
+            self.graphs.capture(capture_s, None if self._adapters is None else self._lora_of)
+            if self.mixed is not None:
+                self.mixed.graphs.capture(capture_s - (time.monotonic() - begin_s))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether graphs are left for `capture_left`."""
+        return any(graphs.has_left for graphs in self._all_graphs())
+
+    def capture_left(self) -> None:
+        """Capture one of the graphs that are left, while no step waits."""
+        for graphs in self._all_graphs():
+            if graphs.has_left:
+                graphs.capture_left()
+                return
+
+    def _all_graphs(self) -> list[DecodeGraphs]:
+        return [self.graphs] if self.mixed is None else [self.graphs, self.mixed.graphs]
+
+    def _lora_of(self, size: int) -> LoraTokens | None:
+        assert self._adapters is not None
+        return self._adapters.captured_tokens_of(np.empty(0, dtype=np.int32), size)
+
+    def _has_memory(self) -> bool:
+        free_bytes = platform_of(self._config.device).free_bytes(self._config.device)
+        return free_bytes is None or free_bytes >= MIN_FREE_BYTES
 
     def close(self) -> None:
         """Let go of all graphs. Idempotent; `try_run` must not follow."""
-        self.graphs.close()
+        for graphs in self._all_graphs():
+            graphs.close()

@@ -16,6 +16,8 @@ DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
 MAX_GRAPH_SIZE = 512
+MIXED_GRAPH_STEP = 64
+"""Tokens from one graph of steps with prompts to the next."""
 MAX_DRAFT_GRAPH_SIZE = 256
 """Tokens of a step up to which drafts alone ask for more sizes: each takes memory."""
 
@@ -81,6 +83,20 @@ class RunnerConfig(Settings):
         unit="tokens",
         check=_sizes_complaint,
     )
+    cuda_graph_mixed_tokens: int = setting(
+        512,
+        help="Most tokens of a step with prompts that is captured in a graph, where the attention backend allows it; "
+        "larger ones are launched kernel by kernel. 0 captures none.",
+        unit="tokens",
+        check=at_least(0),
+    )
+    cuda_graph_capture_s: float = setting(
+        30.0,
+        help="Seconds of the start in which graphs are captured; those that are left are captured while no step waits, "
+        "or when steps want them.",
+        unit="seconds",
+        check=at_least(0),
+    )
     kernel_cache: str | None = setting(
         None, help="Folder of kernels compiled ahead of time (quire compile-kernels); what it lacks is compiled here."
     )
@@ -135,3 +151,12 @@ class RunnerConfig(Settings):
             most = min(most, max(self.max_num_seqs, MAX_DRAFT_GRAPH_SIZE))
         sizes = self.cuda_graph_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_SIZE + 1, 16))
         return tuple(sorted({min(size, most) for size in sizes}))
+
+    @property
+    def mixed_graph_sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens whose steps with prompts are captured where the device can. The row of padding may have to
+        take all tokens of one."""
+        if self.enforce_eager:
+            return ()
+        most = min(self.cuda_graph_mixed_tokens, self.max_num_batched_tokens + MIXED_GRAPH_STEP - 1, self.max_model_len)
+        return tuple(range(MIXED_GRAPH_STEP, most + 1, MIXED_GRAPH_STEP))

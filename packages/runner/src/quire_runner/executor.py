@@ -6,6 +6,7 @@ operators). Without threads, the runner itself is the executor. Knows nothing of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -15,12 +16,16 @@ from quire_runner.protocols import RunsSteps
 
 __all__ = ["ThreadedExecutor"]
 
+IDLE_S = 0.05
+"""Time without a step after which nobody is taken to wait for one."""
+
 
 class ThreadedExecutor:
     """Runs the steps of one runner in a worker thread (an `Executor`). One thread calls it.
 
     On a device that computes beside the host, a second thread waits for results: the next step is launched while the
-    device still computes, and the device never waits for the host.
+    device still computes, and the device never waits for the host. While no step comes, the first thread does what the
+    runner has deferred (`use_slack`), piece by piece.
 
     Args:
         runner: Owned from now on: `close` closes it.
@@ -43,6 +48,8 @@ class ThreadedExecutor:
         self._max_in_flight = max_in_flight
         self._close_timeout_s = close_timeout_s
         self._in_flight: list[Future[ModelRunnerOutput]] = []
+        self._num_launched = self._num_submitted = 0
+        self._submitted = threading.Condition()
         self._closed = False
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -63,6 +70,9 @@ class ThreadedExecutor:
             future = self._worker.submit(self._runner.run, output)
         else:
             future = Future()
+            with self._submitted:
+                self._num_submitted += 1
+                self._submitted.notify()
             self._worker.submit(self._launch, output, future, self._reader)
         self._in_flight.append(future)
         return future
@@ -79,7 +89,9 @@ class ThreadedExecutor:
         """
         if self._closed:
             return
-        self._closed = True
+        with self._submitted:
+            self._closed = True
+            self._submitted.notify()
         self._worker.shutdown(wait=False)
         not_done = wait(self._in_flight, timeout=self._close_timeout_s).not_done
         if self._reader is not None:
@@ -88,9 +100,11 @@ class ThreadedExecutor:
             raise EngineDeadError(
                 f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
             )
+        self._worker.shutdown()  # deferred work may still be running
         self._runner.close()
 
     def _launch(self, output: SchedulerOutput, future: Future[ModelRunnerOutput], reader: ThreadPoolExecutor) -> None:
+        self._num_launched += 1
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -99,6 +113,20 @@ class ThreadedExecutor:
             future.set_exception(error)
             return
         reader.submit(_resolve, future, read)
+        if self._num_submitted == self._num_launched and self._runner.has_deferred_work:
+            self._use_slack()
+
+    def _use_slack(self) -> None:
+        """Do deferred work until there is none, or a step comes."""
+
+        def has_steps() -> bool:
+            return self._closed or self._num_submitted != self._num_launched
+
+        while self._runner.has_deferred_work:
+            with self._submitted:
+                if self._submitted.wait_for(has_steps, IDLE_S):
+                    return
+            self._runner.use_slack()
 
 
 def _resolve(future: Future[ModelRunnerOutput], read: Callable[[], ModelRunnerOutput]) -> None:

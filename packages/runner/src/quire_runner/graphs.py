@@ -1,12 +1,14 @@
-"""Graphs of decode steps: one launch for a whole step, captured per padded number of tokens when first needed.
+"""Graphs of decode steps: one launch for a whole step, captured per padded number of tokens before the first request.
 
 A graph does the same again on the same memory. What differs between steps is in a small tensor that is written before
 each, and in the persistent rows. Steps with fewer tokens than a graph has are filled up with a row that nobody else
 has. A row may be in a step with several tokens: drafts behind its last known one, which the same step verifies.
 
-Nobody waits for a graph: steps run kernel by kernel until theirs is there. What a graph needs (kernels to compile,
-libraries to choose algorithms) is first run once beside the steps, on rows of padding; capturing then takes about as
-long as launching a step.
+Capturing holds the thread that runs steps for about as long as launching two steps kernel by kernel. So it is done
+before the first request, in the order in which graphs are likely to be used, as far as time and memory go; then while
+no step waits; and while steps run at most once in a while, for a step that wants it. Steps run kernel by kernel until
+their graph is there. What a graph needs (kernels to compile, libraries to choose algorithms) is first run once beside
+the steps, on rows of padding.
 
 Knows how steps are numbered and padded; does not know what a step computes.
 """
@@ -14,6 +16,8 @@ Knows how steps are numbered and padded; does not know what a step computes.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -36,6 +40,7 @@ Tokens = tuple[Tensor, ...]
 """Token ids [P] int64 and the largest logits [P] float32 of P rows; where rows are observed, log probabilities behind
 them (`Sampler.sample_in_mode`)."""
 Replay = Callable[[], None]
+MakeLora = Callable[[int], LoraTokens | None]
 Ints = NDArray[np.int64]
 
 
@@ -117,10 +122,15 @@ class DecodeGraph(NamedTuple):
         Returns:
             Token ids [N], largest logits [N] and what else the step gives of each, of their own memory.
         """
-        fill_on_device(self.spans, _host_spans(self.spans.shape[1], self.padding_row, rows, starts, mask_of))
+        spans = _host_spans(self.spans.shape[1], self.padding_row, rows, starts, mask_of)
+        return self.run_spans(spans, len(rows))
+
+    def run_spans(self, spans: Ints, num_rows: int) -> Tokens:
+        """Run a step whose numbers [5, P] are laid out already. Returns the first `num_rows` of what `run` gives."""
+        fill_on_device(self.spans, spans)
         self.replay()
         # The next step may write over them before they have been read.
-        return tuple(each[: len(rows)].clone() for each in self.tokens)
+        return tuple(each[:num_rows].clone() for each in self.tokens)
 
 
 class DecodeGraphs:
@@ -135,6 +145,10 @@ class DecodeGraphs:
         capture: Captures.
         features: [largest size, width] where steps leave what a drafter reads of them; None without such a drafter.
         in_background: Prepare graphs in a thread; otherwise when they are first wanted.
+        pause_s: Least time between two captures that hold up steps, in seconds.
+        has_memory: Asked before each capture whether there is memory for one more graph.
+        clock: Gives seconds.
+        pad: Makes the numbers [5, size] of a step of nothing but padding.
     """
 
     def __init__(
@@ -148,6 +162,10 @@ class DecodeGraphs:
         capture: CaptureStep,
         features: Tensor | None = None,
         in_background: bool = True,
+        pause_s: float = 0.0,
+        has_memory: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        pad: Callable[[int], Ints] | None = None,
     ) -> None:
         self._compute = compute
         self._sizes = sorted(set(sizes))
@@ -161,6 +179,14 @@ class DecodeGraphs:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-graphs") if in_background else None
         self._prepared: dict[_GraphKey, Future[None]] = {}
         self._graphs: dict[_GraphKey, DecodeGraph] = {}
+        self.pause_s = pause_s
+        self._has_memory = has_memory
+        self._clock = clock
+        self._pad = pad or self._all_padding
+        self._last_capture_s = -math.inf
+        self._lora_of: MakeLora | None = None
+        self._left: dict[_GraphKey, None] = {}
+        """What `capture` had no time or memory for, in order of use."""
         self.failure: str | None = None
         """Why no more is captured."""
 
@@ -189,6 +215,56 @@ class DecodeGraphs:
         key = _GraphKey(size, mode, lora is not None)
         return self._graphs.get(key) or self._make(key, lora)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether `capture_left` has something to do."""
+        return bool(self._left) and self.failure is None
+
+    @torch.inference_mode()
+    def capture(self, seconds: float, lora_of: MakeLora | None = None) -> None:
+        """Capture graphs in order of use, small steps and those without edits first, until all are there or a bound is
+        reached. Those that are left are captured by `capture_left`, or when steps want them.
+
+        Args:
+            seconds: Time for it; one capture more is not begun where it would probably exceed it.
+            lora_of: Gives what a graph of so many tokens with adapters reads (`StepAdapters.captured_tokens_of`), or
+                None where there cannot be one. Without it, only graphs without adapters are captured.
+        """
+        begin_s, longest_s = self._clock(), 0.0
+        self._lora_of = lora_of
+        self._left = dict.fromkeys(self._in_order_of_use(lora_of is not None))
+        while self.has_left and self._clock() - begin_s + longest_s < seconds:
+            before_s = self._clock()
+            self.capture_left()
+            longest_s = max(longest_s, self._clock() - before_s)
+
+    @torch.inference_mode()
+    def capture_left(self) -> None:
+        """Capture one of the graphs that are left, one that steps have wanted before others. While no step waits.
+        Without memory for one more, none is left."""
+        if not self._has_memory():
+            self._left.clear()
+            return
+        ready = [key for key in self._left if key not in self._prepared or self._prepared[key].done()]
+        if not ready:
+            return
+        key = next((key for key in ready if key in self._prepared), ready[0])
+        lora = self._lora_of(key.size) if key.adapted and self._lora_of is not None else None
+        if key.adapted and lora is None:
+            del self._left[key]
+        else:
+            self._try_capture(key, lora)
+
+    def _in_order_of_use(self, has_adapters: bool) -> list[_GraphKey]:
+        keys = [
+            _GraphKey(size, mode, adapted)
+            for adapted in (False, True)[: 1 + has_adapters]
+            for mode in self._modes
+            for size in self._sizes
+        ]
+        # Greedy and sampled requests are equally likely.
+        return sorted(keys, key=lambda key: (key.adapted, max(key.mode, SampleMode.SAMPLED), key.size, key.mode))
+
     def warm_up(self) -> None:
         """Run the step of every size once on padding, each way: what it needs is there from then on. What edits logits
         is the same for every size."""
@@ -206,6 +282,7 @@ class DecodeGraphs:
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
         self._graphs.clear()
+        self._left.clear()
 
     def _make(self, key: _GraphKey, lora: LoraTokens | None) -> DecodeGraph | None:
         """The graph, if it can be captured now."""
@@ -214,11 +291,19 @@ class DecodeGraphs:
         if key not in self._prepared:
             self._prepared[key] = self._prepare(key)
             return None  # this step is served at once
-        prepared = self._prepared[key]
-        if not prepared.done():
+        if not self._prepared[key].done() or self._clock() - self._last_capture_s < self.pause_s:
             return None
+        if not self._has_memory():
+            self._last_capture_s = self._clock()  # and is not asked at every step
+            return None
+        self._try_capture(key, lora)
+        return self._graphs.get(key)
+
+    def _try_capture(self, key: _GraphKey, lora: LoraTokens | None) -> None:
+        """Capture a graph; after a failure none is captured any more."""
         try:
-            prepared.result()
+            if key in self._prepared:
+                self._prepared[key].result()
             self._graphs[key] = self._captured(key, lora)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -227,7 +312,8 @@ class DecodeGraphs:
                 key.size,
                 self.failure,
             )
-        return self._graphs.get(key)
+        self._left.pop(key, None)
+        self._last_capture_s = self._clock()
 
     def _prepare(self, key: _GraphKey) -> Future[None]:
         if self._worker is not None:
@@ -251,10 +337,13 @@ class DecodeGraphs:
         return DecodeGraph(spans, replay, tokens, self._padding_row)
 
     def _padding(self, size: int) -> Tensor:
-        nobody = np.empty(0, dtype=np.int64)
         spans = torch.empty((5, size), dtype=torch.int64, device=self._device)
-        fill_on_device(spans, _host_spans(size, self._padding_row, nobody, nobody, None))
+        fill_on_device(spans, self._pad(size))
         return spans
+
+    def _all_padding(self, size: int) -> Ints:
+        nobody = np.empty(0, dtype=np.int64)
+        return _host_spans(size, self._padding_row, nobody, nobody, None)
 
 
 def _host_spans(size: int, padding_row: int, rows: Ints, starts: Ints, mask_of: Ints | None) -> Ints:

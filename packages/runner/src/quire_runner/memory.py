@@ -23,6 +23,7 @@ SLOT_BYTES = 8
 GRAPH_SPLIT_BYTES = 32 << 20
 GRAPHS_PER_SIZE = 4
 """Sample modes that steps are captured in."""
+MIXED_GRAPHS_PER_SIZE = 2
 LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
 ADAPTER_LAUNCHES = 14
 """Of a layer, where rows have adapters: two for each of its matrices."""
@@ -118,14 +119,16 @@ def graph_bytes(
         return 0
     query = network.num_heads * network.head_dim
     row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
+    mixed = config.mixed_graph_sizes
     # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
-    step = max(sizes) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
+    step = max((*sizes, *mixed)) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
     pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in sizes)
     num_launches = sum(
         GRAPHS_PER_SIZE * len(sizes) * (of_layer * num_layers + LAUNCHES_BESIDE) + pieces
         for of_layer in (LAUNCHES_PER_LAYER, LAUNCHES_PER_LAYER + ADAPTER_LAUNCHES)[: 1 + takes_adapters]
     )
+    num_launches += MIXED_GRAPHS_PER_SIZE * len(mixed) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE)
     launches = num_launches * LAUNCH_BYTES
     masks = max(sizes) * -(-network.vocab_size // 32) * 4
     # Once in the network, side by side, and once where the drafter finds them.

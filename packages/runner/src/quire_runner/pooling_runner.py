@@ -122,6 +122,11 @@ class PoolingRunner:
 
         return finish
 
+    has_deferred_work = False
+
+    def use_slack(self) -> None:
+        """Nothing is deferred."""
+
     def close(self) -> None:
         """Forget all texts. Idempotent."""
         self._texts.clear()

@@ -96,6 +96,13 @@ class RunsSteps(Protocol):
     def launch(self, output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         """Start one step. What is returned waits for its results, in any thread."""
 
+    @property
+    def has_deferred_work(self) -> bool:
+        """Whether `use_slack` has something to do."""
+
+    def use_slack(self) -> None:
+        """Do one piece of the work that was deferred until no step waits, in the thread that runs steps."""
+
     def close(self) -> None:
         """Give all memory back. Idempotent."""
 

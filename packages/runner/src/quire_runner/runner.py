@@ -229,7 +229,15 @@ class ModelRunner:
             shape = (max(config.graph_sizes), max(1, len(feature_layers)) * target.config.hidden_size)
             features = torch.zeros(shape, dtype=target.dtype, device=self._device)
         return CapturedDecode(
-            network, self._sampling, self._layers, config, capture, self._adapters, features, feature_layers
+            network,
+            self._sampling,
+            self._layers,
+            config,
+            capture,
+            self._adapters,
+            features,
+            feature_layers,
+            self._pooling,
         )
 
     def _make_paths(self, network: RunnableNetwork) -> list[StepPath]:
@@ -274,11 +282,28 @@ class ModelRunner:
         """Graphs of decode steps; None where none are captured, and `graph_refusal` says why."""
         return None if self._captured is None else self._captured.graphs
 
-    def warm_up(self) -> None:
+    def warm_up(self, capture_s: float = 0.0) -> None:
         """Run steps of many sizes on padding, where decode steps are captured: what they need to have compiled is there
-        when the first request comes. Before the first step."""
+        when the first request comes. Then capture graphs of decode steps. Before the first step.
+
+        Args:
+            capture_s: Time for capturing, in seconds. What is left is captured while no step waits (`use_slack`), or
+                when steps want it.
+        """
+        self._platform.use(self._config.device)
         if self._captured is not None:
-            self._captured.warm_up(self._step_inputs)
+            self._captured.warm_up(self._step_inputs, capture_s)
+
+    @property
+    def has_deferred_work(self) -> bool:
+        """Whether `use_slack` has something to do."""
+        return self._captured is not None and self._captured.has_left
+
+    def use_slack(self) -> None:
+        """Do one piece of the work that was deferred until no step waits: capture a graph. In the thread that runs
+        steps."""
+        if self._captured is not None:
+            self._captured.capture_left()
 
     def learn_draft_costs(self) -> None:
         """Let the controller of drafts know what they cost, by steps for nobody that take a moment. Before the first

@@ -229,6 +229,12 @@ class Network:
         return self._refusals("device_lengths")
 
     @property
+    def host_query_lens(self) -> tuple[str, ...]:
+        """Parts of the network that read on the host how many tokens of each sequence are in a step, which keeps steps
+        with prompts from being captured in a graph; empty where none does."""
+        return self.host_lengths or self._refusals("device_query_lens")
+
+    @property
     def tree_refusals(self) -> tuple[str, ...]:
         """Parts of the network that read a step's tokens in the order of the cache, and cannot read them as trees
         (`PagedLayout.paths`); empty where none does."""

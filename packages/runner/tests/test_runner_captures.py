@@ -1,0 +1,188 @@
+"""When graphs are captured: before the first request as far as time and memory go, then while no step waits.
+
+Graphs are recorded operations on the CPU, or a driver that only counts time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runner_graph_network import DeviceNetwork, add_torch_networks, add_torch_ops
+from runner_harness import Engine, make_request, reference_tokens
+from test_runner_adapter_graphs import PROMPTS, Driver, random_model
+from torch import Tensor
+
+from quire_ops import LoraTokens
+from quire_runner.graphs import DecodeGraphs
+from quire_sampling import SampleMode
+from quire_testkit.recorded_graph import record_graph
+
+LAUNCHES_S, REPLAY_S = 0.015, 0.005
+"""What a step takes kernel by kernel and by a graph, in seconds of the driver below."""
+SIZES, MODES = (1, 2, 4, 8), (SampleMode.ARGMAX, SampleMode.SAMPLED, SampleMode.EDITED)
+
+
+class CountedCapture:
+    """Records graphs, and counts them."""
+
+    def __init__(self) -> None:
+        self.num_captures = 0
+
+    def __call__(self, step: Callable[[], Any]) -> Any:
+        self.num_captures += 1
+        return record_graph(step)
+
+
+def test_nothing_is_captured_while_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_torch_ops(monkeypatch)
+    capture = CountedCapture()
+    engine = Engine(DeviceNetwork(), capture=capture, max_num_seqs=2)
+    engine.runner.warm_up(capture_s=1e9)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert graphs.failure is None
+    everything = {(size, mode) for size in (1, 2) for mode in SampleMode if mode is not SampleMode.HOST}
+    assert set(graphs.captured) == everything
+    assert capture.num_captures == len(everything)
+    num_forwards = engine.network.num_forwards
+    requests = [
+        make_request("greedy", [1, 2, 3], max_tokens=9),
+        make_request("sampled", [4, 5], max_tokens=12, temperature=0.8, seed=3),
+        make_request("penalized", [6, 1], max_tokens=5, repetition_penalty=1.3),
+    ]
+    engine.run(*requests)
+    for request in requests:
+        assert engine.outcomes[request.request_id].token_ids == reference_tokens(engine.network, request)
+    assert capture.num_captures == len(everything)
+    # The prompts; one decodes beside each that comes later.
+    assert engine.network.num_forwards - num_forwards <= len(requests)
+    engine.close()
+
+
+def test_graphs_with_adapters_are_captured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_torch_networks(monkeypatch)
+    driver = Driver(random_model("qwen3", max_loras=3), "greedy", cuda_graph_sizes=(4,))
+    alone = Driver(random_model("qwen3", max_loras=3), "greedy", enforce_eager=True)
+    driver.runner.warm_up(capture_s=1e9)
+    graphs = driver.runner.graphs
+    assert graphs is not None
+    assert graphs.failure is None
+    captured = len(graphs.captured)
+    assert captured == 2 * len({mode for _, mode in graphs.captured})
+    for _ in range(4):
+        for each in (driver, alone):
+            each.step({row: [] for row in range(len(PROMPTS))})
+    assert driver.tokens == alone.tokens
+    assert len(graphs.captured) == captured
+
+
+class CountedTime:
+    """A driver that computes nothing: what is asked of it takes time."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now_s = 0.0
+        self.num_captures = 0
+        self.gaps_s: list[float] = []
+        self.graphs = DecodeGraphs(
+            self._compute, SIZES, MODES, padding_row=9, device=torch.device("cpu"), capture=self._capture,
+            in_background=False, clock=lambda: self.now_s, **options,
+        )  # fmt: skip
+
+    def _compute(
+        self, spans: Tensor, mode: SampleMode, features: Tensor | None, lora: LoraTokens | None = None
+    ) -> tuple[Tensor, ...]:
+        self.now_s += LAUNCHES_S
+        return (spans[0], spans[1].float())
+
+    def _capture(self, step: Callable[[], Any]) -> Any:
+        self.num_captures += 1
+
+        def replay() -> None:
+            self.now_s += REPLAY_S
+
+        return replay, step()
+
+    @torch.inference_mode()
+    def serve(self, num_steps: int) -> list[float]:
+        """Decode steps of all sizes and modes in turn. Returns the times between their ends, in seconds."""
+        gaps = []
+        for i in range(num_steps):
+            begin_s = self.now_s
+            rows, mode = np.arange(SIZES[i % 4]), MODES[i // 4 % 3]
+            graph = self.graphs.find(len(rows), mode)
+            if graph is None:
+                self._compute(torch.empty(2, len(rows)), mode, None)
+            else:
+                graph.run(rows, rows)
+            gaps.append(self.now_s - begin_s)
+        return gaps
+
+
+def test_tokens_come_as_evenly_as_graphs_run() -> None:
+    driver = CountedTime(pause_s=1.0)
+    driver.graphs.capture(60.0)
+    assert driver.num_captures == len(SIZES) * len(MODES)
+    assert max(driver.serve(60)) == pytest.approx(REPLAY_S)
+    assert driver.num_captures == len(SIZES) * len(MODES)
+
+
+def test_small_steps_without_edits_come_first_and_time_is_bounded() -> None:
+    driver = CountedTime(pause_s=1.0)
+    driver.graphs.capture(0.16)
+    assert driver.now_s <= 0.16
+    greedy_and_sampled = [(size, mode) for size in SIZES for mode in MODES[:2]]
+    assert list(driver.graphs.captured) == greedy_and_sampled[:5]
+
+
+def test_while_serving_a_capture_is_rare_and_its_gap_short() -> None:
+    driver = CountedTime(pause_s=1.0)
+    driver.graphs.capture(0.0)
+    assert driver.num_captures == 0
+    gaps = driver.serve(600)
+    long = [gap for gap in gaps if gap > LAUNCHES_S * 1.01]
+    assert len(long) == driver.num_captures <= driver.now_s + 1
+    assert max(long) == pytest.approx(2 * LAUNCHES_S + REPLAY_S)
+
+
+def test_what_steps_wanted_is_captured_first_while_no_step_waits() -> None:
+    driver = CountedTime(pause_s=1e9)
+    driver.graphs.capture(0.04)
+    driver.graphs.find(8, SampleMode.EDITED)
+    driver.graphs.capture_left()
+    assert driver.graphs.captured == ((1, SampleMode.ARGMAX), (8, SampleMode.EDITED))
+    while driver.graphs.has_left:
+        driver.graphs.capture_left()
+    assert max(driver.serve(24)) == pytest.approx(REPLAY_S)
+
+
+def test_memory_is_bounded() -> None:
+    driver = CountedTime(has_memory=lambda: driver.num_captures < 3)
+    driver.graphs.capture(60.0)
+    assert driver.num_captures == 3
+    assert not driver.graphs.has_left
+    driver.serve(60)
+    assert driver.num_captures == 3
+
+
+def test_a_runner_without_steps_captures_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_torch_ops(monkeypatch)
+    engine = Engine(DeviceNetwork(), capture=record_graph, depth=1, reads_apart=True, max_num_seqs=2)
+    engine.runner.warm_up(capture_s=1e-9)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert engine.runner.has_deferred_work
+    engine.run(make_request("0", [1, 2, 3], max_tokens=4))
+    deadline_s = time.monotonic() + 60
+    while engine.runner.has_deferred_work and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert len(graphs.captured) == 8
+    assert graphs.failure is None
+    request = make_request("1", [3, 2, 7], max_tokens=6)
+    engine.run(request)
+    assert engine.outcomes["1"].token_ids == reference_tokens(engine.network, request)
+    engine.close()
