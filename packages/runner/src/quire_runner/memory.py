@@ -121,7 +121,8 @@ def graph_bytes(
     row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
     mixed = config.mixed_graph_sizes
     # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
-    step = max((*sizes, *mixed)) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
+    logits = max(sizes) * LOGITS_COPIES * network.vocab_size * 4
+    step = max((*sizes, *mixed)) * row * dtype_bytes + logits + GRAPH_SPLIT_BYTES
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
     pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in sizes)
     num_launches = sum(
