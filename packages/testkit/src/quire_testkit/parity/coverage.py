@@ -102,6 +102,17 @@ VLLM_MISSING: Mapping[str, str] = {
 }
 """Those that do not run here -> why; others of them are in `REFUSED`."""
 
+_BY_DIFFUSION = """\
+## Texts by diffusion
+
+Networks that write a block of tokens by refining all of it in many passes are refused by name: a step of the engine
+ends with certain tokens, which scheduling, streaming, prefix caching and stop conditions build on. Of Transformers'
+classes that is DiffusionGemmaForBlockDiffusion (an encoder for the context and a decoder for the block, with
+conditions of its own on what it said before); of classes that come with code of their own LLaDAModelLM,
+LLaDAMoEModelLM, DreamModel and SDARForCausalLM. Drafters that fill blocks do run
+([Speculation](speculation.md#drafts-from-one-pass)).
+"""
+
 
 def kind_of(architecture: str) -> str:
     """ "native", "fallback" (verified), or empty for one that does not run."""
@@ -113,7 +124,7 @@ def kind_of(architecture: str) -> str:
 
 def coverage_text() -> str:
     """The sections of docs/models.md behind the table."""
-    return "\n".join([*_own_code(), *_refused(), *_vllm()]) + "\n"
+    return "\n".join([*_own_code(), *_refused(), _BY_DIFFUSION, *_vllm()]) + "\n"
 
 
 def _own_code() -> Iterator[str]:
