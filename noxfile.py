@@ -189,6 +189,30 @@ def kernels_rocm(session: nox.Session) -> None:
     _gpu_kernels(session, "kernels-rocm")
 
 
+GPU_MACHINE = ("3.12", "torch==2.11.*", "triton==3.6.*")
+"""Python, torch and Triton of the machine that `gpu_check.py` was first run on (docs/gpu.md)."""
+
+
+@nox.session(name="gpu-check")
+def gpu_check(session: nox.Session) -> None:
+    """Run the kernels' tests as `gpu_check.py` does on a GPU that is lent for a short time: in a bare checkout, with
+    that machine's versions, under Triton's interpreter. Downloads gigabytes, so it is not part of CI; skipped where the
+    versions cannot be had. Arguments go to `uv pip install`: `nox -s gpu-check -- --torch-backend cpu` saves most."""
+    version, *packages = GPU_MACHINE
+    environment = Path(session.create_tmp()) / "environment"
+    interpreter = environment / "bin/python"
+    tools = ["transformers>=5", "numpy", "safetensors", "pytest", "pytest-xdist", "hypothesis"]
+    try:
+        session.run("uv", "venv", "--quiet", "--clear", "--python", version, str(environment), external=True)
+        install = ["uv", "pip", "install", "--quiet", "--python", str(interpreter), *packages, *tools]
+        session.run(*install, *session.posargs, external=True)
+    except nox.command.CommandFailed:
+        session.skip(f"Python {version} with {' and '.join(packages)} cannot be had here")
+    command = ["apps/bench/benchmarks/gpu_check.py", "tests", "--device", "cpu", "--tests-limit-s", "3000"]
+    bare = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    session.run(str(interpreter), *command, env=bare, external=True)
+
+
 @nox.session
 def hosts(session: nox.Session) -> None:
     """Ranks on two network namespaces as two hosts, alone and of a served model, over links that are delayed, lossy and

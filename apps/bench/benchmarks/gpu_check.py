@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -32,7 +33,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [str(path) for pattern in ("packages/*/src", "apps/*/src", "kernels-*/src") for path in ROOT.glob(pattern)]
@@ -119,7 +119,8 @@ def register_kernels() -> None:
 
 def run_tests(results: Results, limit_s: float, only: Callable[[str], bool]) -> None:
     """Tests of the kernels, on the device, in as many processes as there are cores; files that need a package which is
-    not here are left out. What has run after `limit_s` seconds is reported, and that the rest did not."""
+    not here are left out. Each file is reported as soon as its tests have run; after `limit_s` seconds what has run,
+    and that the rest did not."""
     import torch
 
     folder = "kernels-cuda" if torch.version.hip is None else "kernels-rocm"
@@ -132,28 +133,28 @@ def run_tests(results: Results, limit_s: float, only: Callable[[str], bool]) -> 
         (left_out if needs_engine or path.stem.endswith(WITHOUT_DEVICE) else files).append(path)
     with tempfile.TemporaryDirectory() as temporary:
         write_entry_points(Path(temporary))
-        report = Path(temporary) / "report.xml"
-        folders = [temporary, *SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
+        summaries = Path(temporary) / "summaries.jsonl"
+        folders = [temporary, str(Path(__file__).parent), *SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
         command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "--tb=short"]
-        command += ["-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)]
+        command += ["-p", "no:cacheprovider", "-p", "file_summaries", f"--file-summaries={summaries}"]
+        command += map(str, files)
         if _is_here("xdist"):
             command += ["-n", str(max(1, (os.cpu_count() or 2) - 2)), "--dist", "worksteal"]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
-            text, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # pytest reports what has run
-            try:
-                text, _ = process.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                text, _ = process.communicate()
+        output = (Path(temporary) / "output").open("w+")
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        num_told, deadline_s = 0, time.monotonic() + limit_s
+        for end_s, sends in ((deadline_s, signal.SIGINT), (deadline_s + 30, signal.SIGKILL), (math.inf, None)):
+            while process.poll() is None and time.monotonic() < end_s:
+                time.sleep(0.2)
+                num_told = _tell_files(results, summaries, num_told)
+            if process.poll() is None and sends is not None:  # after SIGINT pytest reports what has run
+                process.send_signal(sends)
+        _tell_files(results, summaries, num_told)
+        output.seek(0)
+        text = output.read()
+        output.close()
         names = [path.name for path in left_out]
-        for file, counts in _counts_by_file(report).items():
-            results.add("tests", file, **counts)
         summary = text.strip().splitlines()[-60:]
         results.add("tests", folder, passes=process.returncode == 0, left_out=names, summary=summary)
 
@@ -176,25 +177,14 @@ def write_entry_points(folder: Path) -> None:
                 (metadata / "entry_points.txt").write_text("".join(lines))
 
 
-def _counts_by_file(report: Path) -> dict[str, dict[str, Any]]:
-    """Test file -> numbers of its tests that passed, failed and were skipped, their seconds, and the first failures."""
-    files: dict[str, dict[str, Any]] = {}
-    if not report.is_file():
-        return files
-    for case in ElementTree.parse(report).iter("testcase"):
-        file = case.get("classname", "").rpartition(".")[2]
-        counts = files.setdefault(file, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "failures": []})
-        counts["seconds"] = round(counts["seconds"] + float(case.get("time", 0)), 1)
-        problem = next((each for each in case if each.tag in ("failure", "error")), None)
-        if problem is not None:
-            counts["failed"] += 1
-            lines = (problem.text or "").strip().splitlines()
-            counts["failures"] += (
-                [[case.get("name"), *lines[-14:]]] if len(counts["failures"]) < 8 else [case.get("name")]
-            )
-        else:
-            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
-    return files
+def _tell_files(results: Results, summaries: Path, num_told: int) -> int:
+    """Report the files of which the plug-in `file_summaries` has written whole lines since `num_told` of them. Returns
+    their number."""
+    lines = summaries.read_text().split("\n")[:-1] if summaries.is_file() else []
+    for line in lines[num_told:]:
+        counts = json.loads(line)
+        results.add("tests", counts.pop("file"), **counts)
+    return len(lines)
 
 
 def _is_here(package: str) -> bool:

@@ -84,7 +84,7 @@ class RunnerConfig(Settings):
         check=_sizes_complaint,
     )
     cuda_graph_mixed_tokens: int = setting(
-        512,
+        1024,
         help="Most tokens of a step with prompts that is captured in a graph, where the attention backend allows it; "
         "larger ones are launched kernel by kernel. 0 captures none.",
         unit="tokens",
