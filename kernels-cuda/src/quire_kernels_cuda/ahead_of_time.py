@@ -5,9 +5,9 @@
     ... --changed                                         only what differs from the table's digests, and a sample
     ... --targets sm_90,sm_100 --only decode              some targets, and builds whose name holds one of these texts
 
-A kernel fails that needs more registers or shared memory than its target has, or spills more registers to memory than
-the table says. With the version of Triton that the table was made with, every other difference fails as well, so that
-what a change does to a kernel is seen in its diff.
+A kernel fails that needs more registers or shared memory than its target has, spills more registers to memory than the
+table says, or loads memory in narrower pieces. With the version of Triton that the table was made with, every other
+difference fails as well, so that what a change does to a kernel is seen in its diff.
 
 The table keeps a digest of everything that each build depends on. With `--changed` a build whose digest is the table's
 is taken from there instead of being built, but for a tenth of them, which the commit draws: what the digest misses is
@@ -35,6 +35,7 @@ from typing import Any
 
 from quire_kernels_cuda.build_digest import build_digest
 from quire_kernels_cuda.builds import SHAPES, list_builds
+from quire_kernels_cuda.inner_loop import InnerLoop, inner_loop_of_amdgcn, inner_loop_of_sass
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.recording import Build, kernel_of, named
 from quire_kernels_cuda.targets import Target
@@ -55,10 +56,20 @@ class Resources:
     shared_bytes: int
     """Of a block of threads."""
     num_warps: int
+    loop_instructions: int | None = None
+    """Of a turn of the loop that reads most (`inner_loop`); None where no loop reads anything, or where the line is
+    older than these columns."""
+    loop_bytes: int | None = None
+    """That one thread loads in that turn."""
+    bytes_per_load: float | None = None
+    """Of the loads there, on average."""
     digest: str = field(default="", compare=False)
     """Of everything that the build depends on (`build_digest`)."""
 
 
+NARROWER = 0.8
+"""Share of the table's bytes per load below which loads count as narrower."""
+_OF_LOOPS = ("loop_instructions", "loop_bytes", "bytes_per_load")
 _SAMPLED_SHARE = 10
 """Of so many builds whose digest is the table's, one is built all the same."""
 
@@ -98,7 +109,7 @@ def measure(build: Build, target: Target) -> Resources:
     """Build a kernel and read what it takes."""
     compiled = compile_build(build, target)
     read = _read_cubin if target.vendor == "cuda" else _read_amdgcn
-    registers, spilled = read(compiled.asm)
+    registers, spilled, loop = read(compiled.asm)
     return Resources(
         kernel=build.name,
         target=target.name,
@@ -106,6 +117,9 @@ def measure(build: Build, target: Target) -> Resources:
         spilled=spilled,
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
+        loop_instructions=loop and loop.instructions,
+        loop_bytes=loop and loop.load_bytes,
+        bytes_per_load=loop and loop.bytes_per_load,
         digest=build_digest(build, target, compiler()),
     )
 
@@ -117,29 +131,34 @@ def compiler() -> str:
     return f"{triton.__version__} {inspect.getsource(compile_build)}"
 
 
-def _read_cubin(asm: Any) -> tuple[int, int]:
+def _read_cubin(asm: Any) -> tuple[int, int, InnerLoop | None]:
     import triton
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+
+        def output(*command: str) -> str:
+            return subprocess.run([tools / command[0], *command[1:], file.name], capture_output=True, text=True,
+                                  check=True).stdout  # fmt: skip
+
+        text, code = output("cuobjdump", "-res-usage"), output("nvdisasm", "-c")
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     if found is None:
         raise RuntimeError(f"cuobjdump says nothing about registers: {text!r}")
     registers, stack, local = map(int, found.groups())
-    return registers, stack + local
+    return registers, stack + local, inner_loop_of_sass(code)
 
 
-def _read_amdgcn(asm: Any) -> tuple[int, int]:
+def _read_amdgcn(asm: Any) -> tuple[int, int, InnerLoop | None]:
     def number(name: str) -> int:
         found = re.search(rf"^\s*\.{name}:\s*(\d+)", asm["amdgcn"], re.MULTILINE)
         if found is None:
             raise RuntimeError(f"the assembly does not say its {name}")
         return int(found[1])
 
-    return number("vgpr_count"), number("vgpr_spill_count")
+    return number("vgpr_count"), number("vgpr_spill_count"), inner_loop_of_amdgcn(asm["amdgcn"])
 
 
 def complaints(
@@ -166,7 +185,9 @@ def complaints(
             found.append(f"{where} is not in the table; write it anew")
         elif line.spilled > before.spilled:
             found.append(f"{where} spills {line.spilled}, and spilled {before.spilled} before")
-        elif exact and line != before:
+        elif is_narrower(line, before):
+            found.append(f"{where} loads {line.bytes_per_load:g} bytes at a time, and {before.bytes_per_load:g} before")
+        elif exact and _differences(before, line):
             found.append(
                 f"{where} differs from the table: {_differences(before, line)}; look at it, then write it anew"
             )
@@ -174,8 +195,20 @@ def complaints(
     return found
 
 
+def is_narrower(line: Resources, before: Resources) -> bool:
+    """Whether loads of the loop that reads most became narrower, by more than a load or two beside the others make."""
+    now, then = line.bytes_per_load, before.bytes_per_load
+    return now is not None and then is not None and now < NARROWER * then
+
+
 def _differences(before: Resources, now: Resources) -> str:
-    names = [each.name for each in fields(Resources) if getattr(before, each.name) != getattr(now, each.name)]
+    """What differs, digests aside, and what older lines do not have."""
+    names = [
+        each.name
+        for each in fields(Resources)
+        if each.compare and getattr(before, each.name) != getattr(now, each.name)
+        and not (each.name in _OF_LOOPS and before.loop_instructions is None)
+    ]  # fmt: skip
     return ", ".join(f"{name} {getattr(before, name)} -> {getattr(now, name)}" for name in names)
 
 
@@ -183,9 +216,11 @@ def read_table(path: Path) -> tuple[str, list[Resources]]:
     """The version of Triton that a table was made with, and its lines."""
     with path.open(newline="") as file:
         version = file.readline().removeprefix("# Triton ").strip()
-        numbers = ("registers", "spilled", "shared_bytes", "num_warps")
+        kinds = dict.fromkeys(("registers", "spilled", "shared_bytes", "num_warps", *_OF_LOOPS), int)
+        kinds["bytes_per_load"] = float
         rows: list[dict[str, Any]] = [
-            {name: int(text) if name in numbers else text for name, text in row.items()} for row in csv.DictReader(file)
+            {name: (kinds[name](text) if text else None) if name in kinds else text for name, text in row.items()}
+            for row in csv.DictReader(file)
         ]
         return version, [Resources(**row) for row in rows]
 

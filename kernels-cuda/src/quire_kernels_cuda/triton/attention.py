@@ -101,10 +101,14 @@ class _Call(NamedTuple):
 
 
 def decode_config(target: Target, head_dim: int, *, has_row_scales: bool) -> LaunchConfig:
-    """How keys are walked over where each sequence has few queries: memory counts, so small steps, many ahead.
+    """How keys are walked over where each sequence has few queries: memory counts, so small steps.
+
+    Where blocks are smaller than steps, the compiler keeps one buffer each of keys and values, whatever the number of
+    stages (the shared memory in `resources.csv`): other programs on the processor are what hides loads.
 
     Args:
-        has_row_scales: The cache is int8 or int4, whose rows begin anywhere: their addresses take many registers.
+        has_row_scales: The cache is int8 or int4, whose rows begin at multiples of 4 bytes: their addresses take many
+            registers.
     """
     if target.has_few_registers:
         return LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=8, num_stages=1)
@@ -118,7 +122,7 @@ def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row
     width = padded(head_dim)
     if target.has_few_registers:
         keys = 32 if width <= 128 and not has_row_scales else 16
-        # Rows of an int8 or int4 cache begin anywhere: their addresses take registers, too.
+        # Rows of an int8 or int4 cache are loaded in pieces of 4 bytes, whose addresses take registers, too.
         rows = 16 if target.holds_operands_twice and has_row_scales and width > 64 else 32
         return LaunchConfig(blocks={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=8, num_stages=1)
     if dtype == torch.float32:  # no matrix units

@@ -142,6 +142,11 @@ def _walk(
         else:
             blocks = tl.load(table + keys // BLOCK_SIZE)
         rows = blocks.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_token
+        if FORMAT == "int8" or FORMAT == "int4":
+            # Behind each row is a float32, so that rows begin at multiples of 4 bytes: without being told, the compiler
+            # loads each byte for itself. It must be told here, where the numbers are made, and not where they are
+            # an argument.
+            rows = tl.multiple_of(rows, 4)
         k = _load_rows(cache, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
         if FORMAT == "int8" or FORMAT == "int4":
@@ -171,7 +176,10 @@ def _walk(
         v = _load_rows(cache + stride_value, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
         if FORMAT == "int8" or FORMAT == "int4":
             value_scales = tl.load(row_scales + (stride_value + rows) // 4, mask=inside, other=0.0)
-            v = (v.to(tl.float32) * value_scales[:, None]).to(q.dtype)
+            if q.dtype == tl.float16:  # in which weights times scales may be too small
+                v = (v.to(tl.float32) * value_scales[:, None]).to(q.dtype)
+            else:  # there are fewer weights than numbers
+                weights *= value_scales[None, :]
         acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = higher
     return top, total, acc

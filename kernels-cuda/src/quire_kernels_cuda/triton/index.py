@@ -1,7 +1,9 @@
 """Which tokens sparse attention reads: scores of a token's past, the best of them, and where these stand in the cache.
 
-A program scores some of the keys of one token's sequence. Lengths and block tables are read on the device, so that a
-captured graph stays right as sequences grow; the best are chosen by torch.
+A program scores some of the keys of one token's sequence, another one finds the best of a token's scores. Lengths and
+block tables are read on the device, so that a captured graph stays right as sequences grow: its grid is made for the
+longest sequence that there may be, programs behind a token's own past return at once, and no more scores are looked at
+than it has.
 
 Shape legend: T tokens of the step, S sequences, Hi heads of the index, D their dimension, K tokens that are found.
 """
@@ -18,12 +20,21 @@ from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.triton.attention_steps import MIN_TILE, lengths_of, meta_layout, padded
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops
 
-__all__ = ["calls", "index_scores_kernel", "index_topk", "position_slots", "position_slots_kernel"]
+__all__ = [
+    "calls",
+    "index_best_kernel",
+    "index_scores_kernel",
+    "index_topk",
+    "position_slots",
+    "position_slots_kernel",
+]
 
 WORKSPACE = 1 << 24
 """Scores that are held at once."""
 _MOST_HEADS = 64
 _KEYS = 64
+_SCORES = 1024
+"""Scores that a program of `index_best_kernel` looks at together."""
 
 
 @triton.jit
@@ -45,13 +56,16 @@ def index_scores_kernel(
     first, num_seqs, num_heads, longest, block_size, query_token, query_head, key_block, key_row, table_row,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """scores [T, longest] float32 of tokens from `first` on: those of keys up to the token itself, -inf behind it.
+    """scores [T, longest] float32 of tokens from `first` on: those of keys up to the token itself. What is behind it is
+    -inf, or not written at all.
 
     Grid: (T, pieces of BLOCK_N keys).
     """
     token = first + tl.program_id(0)
     seq = _sequence_of(token, query_start_loc, num_seqs)
     position = tl.load(seq_lens + seq) - (tl.load(query_start_loc + seq + 1) - token)
+    if tl.program_id(1) * BLOCK_N > position:
+        return
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     seen = col <= position
     block = tl.load(block_table + seq.to(tl.int64) * table_row + col // block_size, mask=seen, other=0).to(tl.int64)
@@ -68,6 +82,67 @@ def index_scores_kernel(
         total += tl.sum(tl.maximum(product, 0.0) * weight[:, None], axis=0)
     out = tl.program_id(0).to(tl.int64) * longest + col
     tl.store(scores + out, tl.where(seen, total, float("-inf")), mask=col < longest)
+
+
+@triton.jit
+def _in_order(scores, inside):
+    """uint32 in the order of float32 scores; -0.0 is 0.0, and what is not `inside` is 0."""
+    score = tl.load(scores, mask=inside, other=0.0)
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
+    return tl.where(inside, tl.where(bits >> 31 == 0, bits | 0x80000000, ~bits), 0).to(tl.uint32)
+
+
+@triton.jit(do_not_specialize=["first", "num_seqs", "longest", "count"])
+def index_best_kernel(
+    scores, query_start_loc, seq_lens, best, first, num_seqs, longest, count, BLOCK: tl.constexpr
+):  # fmt: skip
+    """best [T, count] int64: columns of the largest of a token's scores [T, longest], in rising order; where it has
+    fewer, all of them, and -1 behind. Grid: (T,).
+
+    The smallest that is among them is found digit by digit, from histograms of eight bits (radix select).
+    """
+    token = first + tl.program_id(0)
+    seq = _sequence_of(token, query_start_loc, num_seqs)
+    num_scores = tl.load(seq_lens + seq) - (tl.load(query_start_loc + seq + 1) - token) + 1
+    scores += tl.program_id(0).to(tl.int64) * longest
+    best += token.to(tl.int64) * count
+    if num_scores <= count:
+        for begin in range(0, count, BLOCK):
+            col = begin + tl.arange(0, BLOCK)
+            tl.store(best + col, tl.where(col < num_scores, col, -1).to(tl.int64), mask=col < count)
+    else:
+        digits = tl.arange(0, 256)
+        smallest = tl.zeros([1], tl.uint32)
+        wanted = tl.zeros([1], tl.int32) + count
+        for nth in tl.static_range(4):
+            shift = 24 - 8 * nth
+            counts = tl.zeros([256], tl.int32)
+            for begin in range(0, num_scores, BLOCK):
+                col = begin + tl.arange(0, BLOCK)
+                inside = col < num_scores
+                place = _in_order(scores + col, inside)
+                if nth > 0:
+                    inside = inside & (place >> (shift + 8) == smallest >> (shift + 8))
+                # Of what does not count the digit is 0, and is taken away again.
+                digit = tl.where(inside, (place >> shift) & 255, 0).to(tl.int32)
+                left_out = tl.sum((~inside).to(tl.int32), 0)
+                counts += tl.histogram(digit, 256) - tl.where(digits == 0, left_out, 0)
+            above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+            is_digit = (above < wanted) & (above + counts >= wanted)
+            wanted -= tl.sum(tl.where(is_digit, above, 0), 0)
+            smallest += tl.sum(tl.where(is_digit, digits, 0), 0).to(tl.uint32) << shift
+        num_found = tl.zeros([1], tl.int32)
+        num_equal = tl.zeros([1], tl.int32)
+        for begin in range(0, num_scores, BLOCK):
+            col = begin + tl.arange(0, BLOCK)
+            inside = col < num_scores
+            place = _in_order(scores + col, inside)
+            equal = (inside & (place == smallest)).to(tl.int32)
+            among = num_equal + tl.cumsum(equal, 0) <= wanted
+            found = ((inside & (place > smallest)) | ((equal > 0) & among)).to(tl.int32)
+            tl.store(best + num_found + tl.cumsum(found, 0) - 1, col.to(tl.int64), mask=found > 0)
+            num_found += tl.sum(found, 0)
+            num_equal += tl.sum(equal, 0)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "count"])
@@ -88,7 +163,7 @@ def position_slots_kernel(
 
 @implements(ops.index_topk)
 def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout, *, k: int) -> Tensor:
-    """Op `index_topk`. The best come first."""
+    """Op `index_topk`. Positions rise."""
     num_tokens, num_heads, size = query.shape
     longest = lengths_of(layout).longest
     k = min(k, longest)
@@ -106,8 +181,10 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
             key_cache.stride(0), key_cache.stride(1), layout.block_table.stride(0),
             D=size, BLOCK_D=padded(size), BLOCK_H=block_h, BLOCK_N=_KEYS, num_warps=4, num_stages=1,
         )  # fmt: skip
-        best, positions = scores.topk(k, dim=-1)
-        out[part] = torch.where(best == -torch.inf, -1, positions)
+        index_best_kernel[(part.stop - first,)](
+            scores, layout.query_start_loc, layout.seq_lens, out, first, len(layout.query_lens), longest, k,
+            BLOCK=_SCORES, num_warps=4,
+        )  # fmt: skip
     return out
 
 
