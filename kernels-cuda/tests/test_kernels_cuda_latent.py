@@ -97,6 +97,7 @@ def test_the_index_finds_what_the_reference_finds(monkeypatch, workspace: int) -
     query, weights = torch.randn(tokens, 18, WIDTH - 4), torch.randn(tokens, 18)
     monkeypatch.setattr(index, "WORKSPACE", workspace)
     monkeypatch.setattr(index, "_MOST_HEADS", 16)
+    monkeypatch.setattr(index, "_SCORES", 16)
     there = on_device(layout)
     poison(monkeypatch)
     for k in (7, 64):
