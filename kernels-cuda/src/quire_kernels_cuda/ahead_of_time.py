@@ -216,7 +216,7 @@ def read_table(path: Path) -> tuple[str, list[Resources]]:
     """The version of Triton that a table was made with, and its lines."""
     with path.open(newline="") as file:
         version = file.readline().removeprefix("# Triton ").strip()
-        kinds = dict.fromkeys(("registers", "spilled", "shared_bytes", "num_warps", *_OF_LOOPS), int)
+        kinds: dict[str, Any] = dict.fromkeys(("registers", "spilled", "shared_bytes", "num_warps", *_OF_LOOPS), int)
         kinds["bytes_per_load"] = float
         rows: list[dict[str, Any]] = [
             {name: (kinds[name](text) if text else None) if name in kinds else text for name, text in row.items()}
