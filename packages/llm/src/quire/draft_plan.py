@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.block_weights import keeps_blocks
 from quire.config import QuireConfig
 from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import ModelConfig
-from quire_models.draft_heads.dflash_config import read_dflash_config
 from quire_models.draft_heads.eagle_config import EagleConfig, default_feature_layers, read_eagle_config
 from quire_models.draft_heads.medusa_config import MedusaConfig, read_medusa_config
-from quire_models.draft_heads.mlp_speculator_config import MLPSpeculatorConfig, read_mlp_speculator_config
 from quire_models.draft_heads.mtp_config import mtp_config
 from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
 from quire_models.named_formats import resolved_linear_method
 from quire_renderers import load_tokenizer
 from quire_spec_decode import LAST_STATE_METHODS, SpecDecodeConfig
+
+if TYPE_CHECKING:
+    from quire_models.draft_heads.mlp_speculator_config import MLPSpeculatorConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
 
@@ -218,6 +219,8 @@ def _last_state_heads(
         heads = read_medusa_config(folder, target)
         count, name = heads.medusa_heads, "Medusa heads"
     else:
+        from quire_models.draft_heads.mlp_speculator_config import read_mlp_speculator_config
+
         heads = read_mlp_speculator_config(folder, target)
         count, name = heads.num_heads_ahead, "heads of an MLP speculator"
     if settings.num_speculative_tokens > count:
@@ -236,6 +239,8 @@ def _last_state_heads(
 def _head(settings: SpecDecodeConfig, folder: Path) -> EagleConfig:
     """A head that reads the target's hidden states of every token, if it drafts as many tokens as is asked."""
     if settings.method == "dflash":
+        from quire_models.draft_heads.dflash_config import read_dflash_config
+
         head = read_dflash_config(folder)
         if settings.num_speculative_tokens >= head.block_size:
             raise ConfigError(

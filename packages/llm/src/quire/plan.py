@@ -18,7 +18,6 @@ from quire.checkpoint_notes import checkpoint_notes
 from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
-from quire.hidden_states_config import check_extraction
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
 from quire.routed_experts_config import check_routed_experts
 from quire.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
@@ -158,6 +157,8 @@ def make_plan(
     if config.model.enable_return_routed_experts:
         check_routed_experts(config, model)
     if config.runner.extract_hidden_states is not None:
+        from quire.hidden_states_config import check_extraction
+
         check_extraction(config, model)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     free = free if parallel.num_ranks == 1 else memory_of_rank(config, free)

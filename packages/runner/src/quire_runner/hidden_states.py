@@ -41,7 +41,8 @@ def file_name(request_id: str) -> str:
     """Name of the file of a request: its id, with characters that names of files may not have as %XX.
 
     Args:
-        request_id: As the engine has it: an id that may be the caller's, a slash, the number of the request and that of the sample.
+        request_id: As the engine has it: an id that may be the caller's, a slash, the number of the request and that of
+            the sample.
     """
     name, _, number = request_id.rpartition("/")
     return f"{quote(name, safe='')[:LONGEST_NAME]}{'.' if name else ''}{quote(number, safe='')}.safetensors"

@@ -49,7 +49,6 @@ from quire_runner.step import Step, StepPath
 from quire_runner.step_sampling import StepSampling
 from quire_sampling import Sampler, SamplingConfig, SamplingState
 from quire_spec_decode import DraftController
-from quire_spec_decode.network_drafting import network_drafting
 from quire_spec_decode.row_drafter import DraftLimits, RowDrafter, TextDrafting
 
 __all__ = ["ModelRunner"]
@@ -149,6 +148,8 @@ class ModelRunner:
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
+            from quire_spec_decode.network_drafting import network_drafting  # many modules, for who drafts by networks
+
             limits = DraftLimits(
                 depth=config.draft_depth or config.num_speculative_tokens,
                 num_nodes=config.num_speculative_tokens,
