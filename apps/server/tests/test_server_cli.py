@@ -95,10 +95,10 @@ def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
     )
     assert settings(*flags.split()) == settings()
     assert not caplog.records
-    assert settings("--trust-remote-code", "--swap-space", "4") == settings()
+    assert settings("--safetensors-load-strategy", "eager", "--swap-space", "4") == settings()
     assert {record.getMessage().split(":")[1] for record in caplog.records} == {
         " swap_space has no effect",
-        " trust_remote_code has no effect",
+        " safetensors_load_strategy has no effect",
     }
     path = tmp_path / "vllm.yaml"
     path.write_text("tensor-parallel-size: 1\ndisable-log-requests: true\nmax-num-seqs: 3\n")

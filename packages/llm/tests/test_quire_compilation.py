@@ -119,7 +119,7 @@ def test_values_that_mean_nothing_are_refused(value: Any, message: str) -> None:
     ("settings", "message"),
     [
         ({"enable_lora": True}, "does not go with adapters"),
-        ({"quantization": "int8"}, "does not go with quantization int8"),
+        ({"quantization": "int8"}, "does not go with quantized weights"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(settings: dict[str, Any], message: str, ernie: Path) -> None:

@@ -121,7 +121,7 @@ def test_vllms_speculative_config() -> None:
     drafted = QuireConfig.of(speculative_config={"model": "some/draft", "num_speculative_tokens": 2}).speculative
     assert (drafted.method, drafted.model) == ("draft_model", "some/draft")
     assert QuireConfig.of(speculative_config=None) == QuireConfig()
-    assert QuireConfig.of(tensor_parallel_size=1, trust_remote_code=True, disable_log_stats=True) == QuireConfig()
+    assert QuireConfig.of(tensor_parallel_size=1, disable_log_stats=True) == QuireConfig()
     for wrong, words in (
         ({"speculative_config": 5}, "must be a JSON object"),
         ({"speculative_config": {"methd": "ngram"}}, "did you mean"),

@@ -49,12 +49,12 @@ def test_numbers_and_lists_are_compared_by_value() -> None:
 
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert is_settled("safetensors_load_strategy", "eager")
-    assert is_settled("trust_remote_code", True)
+    assert is_settled("swap_space", "4")
     assert [record.getMessage().partition(":")[2].partition(":")[0] for record in caplog.records] == [
-        " safetensors_load_strategy has no effect", " trust_remote_code has no effect",
+        " safetensors_load_strategy has no effect", " swap_space has no effect",
     ]  # fmt: skip
     caplog.clear()
-    assert is_settled("trust_remote_code", False)
+    assert is_settled("swap_space", None)
     assert not caplog.records
 
 

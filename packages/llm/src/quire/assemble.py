@@ -111,6 +111,7 @@ def model_folder(config: QuireConfig) -> Path:
         config.model.revision,
         modelscope=config.model.use_modelscope,
         pickled=config.model.load_format == "pt",
+        with_code=config.model.trust_remote_code,
     )
 
 
@@ -122,10 +123,10 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         ConfigError: a replaced field that the network does not read, embeddings as prompts of a network that takes
             none, or a form of weights for towers that are not built.
     """
-    place = network_folder(folder)
-    model = ModelConfig.from_path(place, overrides=network_overrides(config, folder))
+    read = partial(ModelConfig.from_path, network_folder(folder), trusts_code=config.model.trust_remote_code)
+    model = read(overrides=network_overrides(config, folder))
     if (overrides := converted_overrides(config, folder, model)) is not None:
-        model = ModelConfig.from_path(place, overrides=overrides)
+        model = read(overrides=overrides)
     if config.model.language_model_only:
         model = dataclasses.replace(model, media=None)
     elif config.model.mmproj is not None:
@@ -135,6 +136,11 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
     if config.media.enable_prompt_embeds:
         check_prompt_embeds(model)
     return model if config.parallel.pipeline_parallel_size == 1 else with_table_at_end(config, model)
+
+
+def _tokenizer(config: QuireConfig, folder: Path) -> Tokenizer:
+    """The tokenizer of a model in this folder. CheckpointError: there is none that is read."""
+    return load_tokenizer(tokenizer_folder(config, folder), trusts_code=config.model.trust_remote_code)
 
 
 def media_folder(config: QuireConfig, folder: Path) -> Path:
@@ -174,7 +180,7 @@ def build_renderer(
         CheckpointError: there is no usable tokenizer.
         ConfigError: `chat_template` does not compile. A model's own may: it serves completions all the same.
     """
-    tokenizer = load_tokenizer(tokenizer_folder(config, folder))
+    tokenizer = _tokenizer(config, folder)
     renderer = ChatRenderer(
         tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size, placeholders=placeholders
     )
@@ -205,7 +211,7 @@ def build_grammar_gate(
     name = resolve_backend(config.structured_output.backend)
 
     def make() -> GrammarBackend:
-        known = tokenizer or load_tokenizer(tokenizer_folder(config, folder))
+        known = tokenizer or _tokenizer(config, folder)
         eos_token_ids = dict.fromkeys((*model.eos_token_ids, *known.eos_token_ids))
         vocabulary = Vocabulary.from_tokenizer(known, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
         return make_backend(name, vocabulary)
@@ -251,7 +257,7 @@ def build_parts(
             field="pooler_config",
         )
     if choice.pools and tokenizer is None:
-        tokenizer = load_tokenizer(tokenizer_folder(config, folder))
+        tokenizer = _tokenizer(config, folder)
     pooler = read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None
     blueprint = _plan_engine(config, folder, model, choice, pooler)
     if config.model.mm_encoder_only:
@@ -300,7 +306,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     folder = model_folder(config)
     model = read_model_config(config, folder)
     choice = choose_pooling(config, folder, model)
-    tokenizer = load_tokenizer(tokenizer_folder(config, folder)) if choice.pools else None
+    tokenizer = _tokenizer(config, folder) if choice.pools else None
     blueprint = Blueprint(
         config=config,
         folder=folder,

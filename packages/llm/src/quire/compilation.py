@@ -38,9 +38,9 @@ def _check_compilation(config: QuireConfig, model: ModelConfig) -> None:
             "or switch enable_lora off",
             field="compilation_config",
         )
-    if resolved_linear_method(config.model.quantization, model) != "plain":
+    if model.quantization is not None or resolved_linear_method(config.model.quantization, model) != "plain":
         raise ConfigError(
-            f"compilation_config does not go with quantization {config.model.quantization}: networks that run through "
-            "Transformers hold weights as the checkpoint has them; leave quantization out",
+            "compilation_config does not go with quantized weights, which Quire's own ops multiply with; leave it out "
+            "(or give -O0), or serve the unquantized weights",
             field="compilation_config",
         )

@@ -108,6 +108,12 @@ class ModelSettings(Settings):
         help="Download models, drafts and adapters that are not local folders from ModelScope instead of the Hugging "
         "Face hub; needs the package modelscope-hub.",
     )
+    trust_remote_code: bool = setting(
+        False,
+        help="Run the code that a checkpoint brings (auto_map of its config.json and tokenizer_config.json), where "
+        "neither Quire nor Transformers has the network or the tokenizer. That code can do whatever you can; without "
+        "this, such checkpoints are refused.",
+    )
     load_format: str = setting(
         "auto",
         help="Where weights come from: the model's safetensors files or GGUF file (auto, hf; safetensors, bitsandbytes "

@@ -170,6 +170,8 @@ def _choices(
         choices["kernel configurations"] = configurations
     if not model.is_native:
         choices["network"] = _fallback_network(config, model)
+    if config.model.trust_remote_code:
+        choices["remote code"] = "trusted (trust_remote_code)"
     if model.media_refusal:
         choices["media"] = f"none: {model.media_refusal}"
     elif network.towers is not None and model.media is not None:
@@ -189,7 +191,8 @@ def _fallback_network(config: QuireConfig, model: ModelConfig) -> str:
     """That the network is Transformers' own, and how it is compiled."""
     compilation = chosen_compilation(config, model)
     compiled = f"; compiled by torch.compile ({compilation}): the first steps wait for it" if compilation else ""
-    return f"Transformers', with Quire's attention{compiled}"
+    whose = "code of the checkpoint" if model.network.brings_code else "Transformers'"
+    return f"{whose}, with Quire's attention{compiled}"
 
 
 def _adapters(config: QuireConfig, slots: AdapterSlots, offered: dict[str, str], merges: bool) -> str:

@@ -170,6 +170,16 @@ def make_plan(
     return plan
 
 
+def _check_drafted(config: QuireConfig, model: ModelConfig) -> None:
+    """ConfigError: the network cannot go back to the state of a token that was accepted."""
+    if not model.is_native and any(mixer.states for mixer in model.network.mixers):
+        raise ConfigError(
+            f"speculative method {config.speculative.method!r} does not go with {model.architecture}: Transformers "
+            "runs its recurrent layers, and keeps no state of the tokens before the last; leave it out",
+            field="speculative_method",
+        )
+
+
 def advice(config: QuireConfig, model: ModelConfig, plan: MemoryPlan, folder: Path | None) -> str:
     """What would make a plan fit that does not, for people."""
 
@@ -309,6 +319,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = stages * activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
     if model.network.state_inputs and runner.num_speculative_tokens:
+        _check_drafted(config, model)
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
         ledger["drafts of recurrent layers"] = num_verified * model.network.state_inputs * dtype_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)

@@ -41,7 +41,6 @@ _SHORT_FLAGS = {
 _NOTHING = ""
 _ANY = "*"
 _BOTH = "false|true"
-_NOTED_SWITCH = "*false|true"
 
 
 def _answer(words: str, **accepted: str) -> dict[str, VLLMSetting]:
@@ -111,8 +110,8 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("models are read from config.json or a GGUF file", config_format="auto|hf"),
     **_answer("config.json is read from the model's folder; --hf-overrides replaces fields of it",
               hf_config_path=_NOTHING),
-    **_answer("no code of a checkpoint is ever run", trust_remote_code=_NOTED_SWITCH, code_revision=_ANY,
-              model_class_overrides="{}"),
+    **_answer("--revision holds for a checkpoint's code, too", code_revision=_NOTHING),
+    **_answer("the class of a network follows from its config.json", model_class_overrides="{}"),
     **_answer("--revision holds for the tokenizer, too; --tokenizer takes the folder of another one",
               tokenizer_revision=_NOTHING),
     **_answer("set HF_TOKEN in the environment", hf_token=_NOTHING),

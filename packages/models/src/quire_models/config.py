@@ -42,7 +42,7 @@ from quire_models.retrieval import as_retriever, retriever_config
 from quire_models.rope_config import RopeConfig
 from quire_models.size_bounds import check_sizes
 from quire_models.spec import NetworkSpec, within
-from quire_models.stored_linears import has_tensor, stored_linears, tower_parameters, with_files, with_stored_head
+from quire_models.stored_linears import has_tensor, tower_parameters, with_files, with_stored_head
 from quire_models.unsupported import no_config_error
 
 __all__ = ["DTYPE_BYTES", "ModelConfig"]
@@ -90,20 +90,24 @@ class ModelConfig:
     """Quire has a network of its own for it; otherwise Transformers' is run."""
     stored_parameters: int | None = None
     """Weights of the checkpoint, where its files are counted instead of the network."""
-    stored_linears: tuple[tuple[int, int], ...] = ()
-    """(outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts aside."""
+    stored_linears: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    """Name -> (outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts
+    aside."""
     has_own_head: bool = False
     """The checkpoint has an LM head of its own although config.json says that it is the embedding, and it is used."""
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of config.json that were replaced, as they were asked for."""
 
     @classmethod
-    def from_path(cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    def from_path(
+        cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None, trusts_code: bool = False
+    ) -> ModelConfig:
         """Read config.json (and generation_config.json when there is one) of a checkpoint folder.
 
         Args:
             folder: The checkpoint's.
             overrides: Fields of config.json to replace; objects are merged, null takes a field away.
+            trusts_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
 
         Raises:
             ConfigError: An override that the network does not read.
@@ -118,19 +122,19 @@ class ModelConfig:
             raise no_config_error(folder)
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        values, beside = read_json(path), None
-        if not any(values.get(name) is not None for name in QUANTIZATION_KEYS):
-            beside = quantization_beside(folder)
-        model = cls.from_dict(values, generation=generation, source=str(path), overrides=overrides, beside=beside)
+        values = read_json(path)
+        is_said = any(values.get(name) is not None for name in QUANTIZATION_KEYS)
+        beside = None if is_said else quantization_beside(folder)
+        model = cls.from_dict(
+            values, generation=generation, source=str(path), overrides=overrides, beside=beside, trusts_code=trusts_code
+        )
         if model.media is not None and model.language_names is not None:
             towers = tower_parameters(folder, model.language_names)
             model = dataclasses.replace(model, media=dataclasses.replace(model.media, num_parameters=towers))
         if not model.is_native:
-            counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
-            linears = stored_linears(folder, model.vocab_size)
-            return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
-        held = with_files(model.quantization, folder, model.language_names)
-        model = dataclasses.replace(model, quantization=held)
+            counts: Any = import_module("quire_models.transformers_backend.counts")
+            return counts.with_counts(model, folder)  # type: ignore[no-any-return]
+        model = dataclasses.replace(model, quantization=with_files(model.quantization, folder, model.language_names))
         if model.language_names is not None:
             return dataclasses.replace(model, network=with_stored_head(model.network, folder, model.language_names))
         if model.network.head.may_differ and model.tie_word_embeddings:
@@ -186,6 +190,7 @@ class ModelConfig:
         source: str = "config.json",
         overrides: Mapping[str, Any] | None = None,
         beside: Fields | None = None,
+        trusts_code: bool = False,
     ) -> ModelConfig:
         """As `from_path`, from the parsed files.
 
@@ -204,7 +209,7 @@ class ModelConfig:
         config = config if part is None else part.config
         entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
-        network: NetworkSpec = entry.spec(config)
+        network: NetworkSpec = entry.spec(config, trusts_code=trusts_code)
         outer = config if part is None else Fields(replaced, source)
         if retriever is not None:
             network = as_retriever(network, config, retriever.embedding_dim)

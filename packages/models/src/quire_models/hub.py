@@ -29,6 +29,9 @@ HUB_FILE_PATTERNS = (
 PICKLED_FILE_PATTERNS = (*(name for name in HUB_FILE_PATTERNS if name != "*.safetensors"), "pytorch_model*.bin")
 """The same with PyTorch's own files in the place of safetensors."""
 
+CODE_FILE_PATTERNS = ("*.py", "*.tiktoken")
+"""Code of the checkpoint's own, and what its tokenizers read, beside these."""
+
 _VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
 """Files of repositories in the format of CTranslate2, whose weights are not PyTorch's."""
 
@@ -38,7 +41,12 @@ _TAGGED = re.compile(r"(.+):([\w.-]+(?:/[\w.-]+)*)")
 
 
 def resolve_model(
-    name_or_path: str | Path, revision: str | None = None, *, modelscope: bool = False, pickled: bool = False
+    name_or_path: str | Path,
+    revision: str | None = None,
+    *,
+    modelscope: bool = False,
+    pickled: bool = False,
+    with_code: bool = False,
 ) -> Path:
     """The folder of a model.
 
@@ -51,6 +59,7 @@ def resolve_model(
         modelscope: The hub is ModelScope, by the package `modelscope-hub`, not Hugging Face's. HF_HUB_OFFLINE holds for
             both.
         pickled: Download PyTorch's own weight files, not safetensors.
+        with_code: Download code that the checkpoint brings, too.
 
     Raises:
         CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
@@ -65,6 +74,7 @@ def resolve_model(
         gguf = _gguf_file(path)
         return path if gguf is None else gguf_folder(gguf)
     patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
+    patterns += CODE_FILE_PATTERNS if with_code else ()
     return _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
 
 

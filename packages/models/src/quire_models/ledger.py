@@ -41,16 +41,22 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
 it."""
 
 
-def _counted_ledger(config: ModelConfig, element: int, head: int, num_ranks: int) -> dict[str, int]:
-    """For a network of which only the number of its weights is known, and the shapes of its linear layers."""
+def _counted_ledger(
+    config: ModelConfig, element: int, head: int, num_ranks: int, linear: Callable[[str, int, int], int]
+) -> dict[str, int]:
+    """For a network of which only the number of its weights is known, and the shapes of its linear layers.
+
+    Args:
+        linear: (name of a layer, outputs, inputs) -> bytes of its weight as it is kept.
+    """
     assert config.stored_parameters is not None
     embedding = config.vocab_size * config.hidden_size * element
     towers = _tower_bytes(config, element)
-    whole_head = embedding if head and num_ranks > 1 else head
+    whole_head = embedding if head else 0
     layers = config.stored_parameters * element - embedding - whole_head - sum(towers.values())
-    for outputs, inputs in config.stored_linears if num_ranks > 1 else ():
-        sizes = split_outputs(outputs, num_ranks)
-        layers -= 0 if sizes is None else (outputs - sizes[0]) * inputs * element
+    for name, (outputs, inputs) in config.stored_linears.items():
+        sizes = None if num_ranks == 1 else split_outputs(outputs, num_ranks)
+        layers += linear(name, outputs if sizes is None else sizes[0], inputs) - outputs * inputs * element
     layers = max(0, layers)
     return {"embedding": embedding, "attention": 0, "MLP": layers, "norms": 0, "LM head": head, **towers}
 
@@ -88,14 +94,15 @@ def weight_ledger(
             f"there is no linear method {linear_method!r}; choose one of {', '.join(WEIGHT_BYTES)}",
             field="quantization",
         )
-    element, of_head = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    element, kept = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    of_head = kept if config.is_native else WEIGHT_BYTES["plain"]  # Transformers' own heads stay as they are
     stored = None if config.quantization is None else dataclasses.replace(config.quantization, in_blocks=in_blocks)
 
     def linear(name: str, outputs: int, inputs: int) -> int:
-        return of_head(outputs, inputs, element) if stored is None else stored.bytes_of(name, outputs, inputs, element)
+        return kept(outputs, inputs, element) if stored is None else stored.bytes_of(name, outputs, inputs, element)
 
     # A tied head shares the embedding, but in another form it is a copy of its own.
-    is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
+    is_shared = config.tie_word_embeddings and not config.has_own_head and of_head is WEIGHT_BYTES["plain"]
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
     head_sizes = None if num_ranks == 1 else split_outputs(config.vocab_size, num_ranks)
     head_outputs = config.vocab_size if head_sizes is None else head_sizes[0]  # and as many rows of the embedding
@@ -107,7 +114,7 @@ def weight_ledger(
             dataclasses.replace(head_form, in_blocks=in_blocks), head_outputs, config.network.embedding.size, element
         )
     if config.stored_parameters is not None:
-        return _counted_ledger(config, element, head, num_ranks)
+        return _counted_ledger(config, element, head, num_ranks, linear)
     ledger = {"embedding": head_outputs * config.network.embedding.size * element, "attention": 0, "MLP": 0}
     for weight in config.network.weights():
         if num_ranks > 1:
@@ -145,7 +152,7 @@ def _weight_bytes(weight: Weight, linear: Callable[[str, int, int], int], elemen
 def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """(outputs, inputs) of every linear layer, the LM head and routed experts aside."""
     if config.stored_parameters is not None:
-        return list(config.stored_linears)
+        return list(config.stored_linears.values())
     weights = (each for each in config.network.weights() if each.is_linear and each.num_experts == 1)
     return [(each.shape[0], each.shape[1]) for each in weights]
 

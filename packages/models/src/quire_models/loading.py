@@ -111,7 +111,10 @@ def build_model(
         config = replace(config, network=part_of_rank(config.network, tp_group, pp_group))
     if adapters is not None:
         scope.op(ops.lora_linear)  # for the record of chosen backends
-    model: Network = class_of(config.network.built_by)(config, scope)
+    network_class = class_of(config.network.built_by)
+    if network_class.loads_itself and (config.quantization is not None or linear_method != "plain"):
+        network_class = class_of("quire_models.transformers_backend.exchanged:exchanged")(network_class)
+    model: Network = network_class(config, scope)
     return model
 
 
@@ -185,7 +188,7 @@ def load_model(
         expert_parallel=expert_parallel,
     )  # fmt: skip
     if model.loads_itself:
-        _load_by_itself(model, folder, linear_method, load_format, language_model_only)
+        _load_by_itself(model, folder, load_format, language_model_only)
     elif load_format == "dummy":
         load_dummy_weights(model)
     else:
@@ -263,15 +266,7 @@ def _check_spans(model: Network) -> None:
         )
 
 
-def _load_by_itself(
-    model: Any, folder: str | Path, linear_method: str, load_format: str, language_model_only: bool
-) -> None:
-    if linear_method != "plain":
-        raise ConfigError(
-            f"{model.config.architecture} runs through Transformers, where weights cannot be held as {linear_method}; "
-            "leave quantization empty",
-            field="quantization",
-        )
+def _load_by_itself(model: Any, folder: str | Path, load_format: str, language_model_only: bool) -> None:
     if load_format == "pt":
         raise ConfigError(
             f"{model.config.architecture} runs through Transformers, which is given safetensors only; convert the "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quire_interfaces import ConfigError
 from quire_lora import AdapterSlots
+from quire_models.layers.module_linear import ExchangedLinear
 from quire_ops import LoraWeights
 
 __all__ = ["place_adapters"]
@@ -22,6 +23,8 @@ ROUTED = ".experts."
 
 def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_one_token: Callable[[], None]) -> None:
     """Register the linear layers of a body under their full names, and add to what they give.
+
+    Quire's own layers in the place of torch's are among them (`ExchangedLinear`), whatever form their weights have.
 
     Layers count that see each token of a step once, in order: what a step of one token shows of a layer, and its name,
     decide it. Embeddings and heads take no adapters here.
@@ -35,17 +38,21 @@ def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_o
     sites = {
         name: _Site(name, module, slots)
         for name, module in model.named_modules()
-        if module in within and type(module) is nn.Linear and module.weight.dtype == slots.dtype and ROUTED not in name
+        if module in within and _is_linear(module, slots) and ROUTED not in name
     }
     run_one_token()
     for site in sites.values():
         site.decide()
 
 
+def _is_linear(module: nn.Module, slots: AdapterSlots) -> bool:
+    return type(module) in (nn.Linear, ExchangedLinear) and module.weight.dtype == slots.dtype
+
+
 class _Site:
     """One linear layer: first it is watched, then it adds adapters, or is left alone."""
 
-    def __init__(self, name: str, module: nn.Linear, slots: AdapterSlots) -> None:
+    def __init__(self, name: str, module: nn.Linear | ExchangedLinear, slots: AdapterSlots) -> None:
         self._name, self._module, self._slots = name, module, slots
         self._rows: list[int] = []
         self._weights: LoraWeights | None = None
@@ -53,15 +60,19 @@ class _Site:
 
     def decide(self) -> None:
         if self._rows and set(self._rows) == {1}:
-            outputs, inputs = self._module.weight.shape
+            outputs, inputs = self._module.out_features, self._module.in_features
             self._weights = self._slots.linear(self._name, outputs, inputs, self._base, self._plain)
         else:
             self._handle.remove()
 
-    def _plain(self) -> Tensor:
+    def _plain(self) -> Tensor | None:
+        if isinstance(self._module, ExchangedLinear):
+            return self._module.linear.plain()
         return self._module.weight.detach()
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self._module, ExchangedLinear):
+            return self._module.linear.base()
         bias: Tensor | None = self._module.bias
         return self._module.weight.detach().float(), None if bias is None else bias.detach().float()
 

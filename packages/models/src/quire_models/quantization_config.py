@@ -34,6 +34,9 @@ class HeldModule(Protocol):
     def fits(self, layout: str) -> bool:
         """Whether the files hold the module in this layout."""
 
+    def matrix_shape(self, form: QuantizationConfig) -> tuple[int, int]:
+        """[outputs, inputs] of the weight in this form."""
+
     def refined(self, form: QuantizationConfig) -> QuantizationConfig:
         """`form`, with what the files say more exactly."""
 

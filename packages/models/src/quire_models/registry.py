@@ -10,10 +10,9 @@ from typing import NamedTuple
 from quire_interfaces import CheckpointError, Fields
 from quire_interfaces.plugins import Plugin, installed_plugins
 from quire_models.bidirectional import as_encoder, is_bidirectional
-from quire_models.pooling_decoder import as_pooling_decoder, fallback_body_spec
+from quire_models.pooling_decoder import as_pooling_decoder
 from quire_models.pooling_heads import DECODER_HEADS, HeadKind
 from quire_models.spec import NetworkSpec
-from quire_models.transformers_backend.config import fallback_spec
 from quire_models.unsupported import DIFFUSION, unsupported_architecture
 from quire_pooling.spec import PoolerSpec
 
@@ -49,16 +48,17 @@ class Architecture(NamedTuple):
         """Quire has a network of its own for it."""
         return self.model_type != FALLBACK.model_type
 
-    def spec(self, config: Fields) -> NetworkSpec:
+    def spec(self, config: Fields, *, trusts_code: bool = False) -> NetworkSpec:
         """The network of a config.json.
+
+        Args:
+            trusts_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
 
         Raises:
             CheckpointError: A field that is missing or wrong.
         """
         if not self.is_native:
-            if RENAMED.keys() & (config.get("architectures") or ()):
-                config = config.named(auto_map="-")
-            return fallback_spec(config) if self.head is None else fallback_body_spec(config, self.head)
+            return self._backend_spec(config, trusts_code)
         if self.plugin is not None:
             return _network_of(self.plugin, config)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
@@ -75,6 +75,12 @@ class Architecture(NamedTuple):
             own: Callable[..., PoolerSpec] = getattr(module, self.function.replace("spec", "pooler"))
             pooler = own(config, self.head, network)
         return dataclasses.replace(network, pooler=pooler)
+
+    def _backend_spec(self, config: Fields, trusts_code: bool) -> NetworkSpec:
+        """The same of one that Transformers runs."""
+        make: Callable[..., NetworkSpec] = import_module("quire_models.transformers_backend.kinds").backend_spec
+        is_renamed = bool(RENAMED.keys() & (config.get("architectures") or ()))
+        return make(config, self.head, is_renamed=is_renamed, trusts_code=trusts_code)
 
 
 def _network_of(plugin: Plugin, config: Fields) -> NetworkSpec:

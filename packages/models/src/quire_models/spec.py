@@ -363,6 +363,8 @@ class NetworkSpec:
     """Cut into pipeline stages, the last one has the table of tokens, too: a head that drafts there reads it."""
     caches_by_mixer: bool = False
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
+    brings_code: ClassVar[bool] = False
+    """Its code comes with the checkpoint."""
     built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"
     """"module:class" of the network that is made of it."""
 

@@ -14,17 +14,44 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.spec import NetworkSpec
 from quire_models.stored_modules import StoredModule, TensorHeader, stored_modules
 
-__all__ = ["check_towers", "has_tensor", "stored_linears", "tower_parameters", "with_files", "with_stored_head"]
+__all__ = [
+    "check_towers",
+    "has_tensor",
+    "plain_parameters",
+    "quantized_linears",
+    "stored_linears",
+    "tower_parameters",
+    "with_files",
+    "with_stored_head",
+]
 
 
-def stored_linears(folder: Path, vocab_size: int) -> tuple[tuple[int, int], ...]:
-    """(outputs, inputs) of every matrix that may be a linear layer's; embeddings, LM head and routed experts aside."""
-    return tuple(
-        (header.shape[0], header.shape[1])
+def stored_linears(folder: Path, vocab_size: int) -> dict[str, tuple[int, int]]:
+    """Name -> (outputs, inputs) of every matrix that may be a linear layer's; embeddings, LM head and routed experts
+    aside."""
+    return {
+        name.removesuffix(".weight"): (header.shape[0], header.shape[1])
         for name, header in _headers(folder)
         if name.endswith(".weight") and ".experts." not in name and "embed" not in name
         if len(header.shape) == 2 and header.shape[0] != vocab_size
-    )
+    }
+
+
+def quantized_linears(quantization: QuantizationConfig) -> dict[str, tuple[int, int]]:
+    """Name -> (outputs, inputs) of every matrix that the files hold quantized, routed experts included."""
+    forms = {name: quantization.of_layer(name) for name in quantization.held}
+    return {name: quantization.held[name].matrix_shape(form) for name, form in forms.items() if form is not None}
+
+
+def plain_parameters(quantization: QuantizationConfig, folder: Path) -> int:
+    """Weights in the files that belong to no quantized layer, but for their biases."""
+    quantized = {name for name, module in quantization.held.items() if not module.is_plain}
+    total = 0
+    for name, header in _headers(folder):
+        module, _, part = name.partition(".weight.") if ".weight." in name else name.rpartition(".")
+        if module not in quantized or part == "bias":
+            total += math.prod(header.shape)
+    return total
 
 
 def has_tensor(folder: Path, name: str) -> bool:

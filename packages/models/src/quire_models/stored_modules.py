@@ -77,6 +77,26 @@ class StoredModule:
                 return self._fp4_elements is not None and self._scale_dtype in (None, _FLOAT8)
         return "_weight_qdata" in self.parts  # torchao's, of which a checkpoint has one
 
+    def matrix_shape(self, form: QuantizationConfig) -> tuple[int, int]:
+        """[outputs, inputs] of the weight that it holds in a form, for planners: of as many numbers where its tensors
+        do not say how they are arranged."""
+        name = next(part for part in _ELEMENTS if part in self.parts)
+        shape = self.parts[name].shape
+        if len(shape) != 2 or form.layout == "bitsandbytes4":
+            per_element = {"U8": 2, "I32": 8}.get(self.parts[name].dtype, 1)
+            return -(-math.prod(shape) * per_element // 64), 64
+        rows, columns = shape
+        match form.layout:
+            case "gptq" | "gptq-planes":
+                return columns, rows * 32 // form.bits
+            case "awq":
+                return columns * 32 // form.bits, rows
+            case "packed":
+                return rows, columns * 32 // form.bits
+            case "mxfp4" | "nvfp4" | "torchao-int4":
+                return rows, columns * 2
+        return rows, columns
+
     def refined(self, form: QuantizationConfig) -> QuantizationConfig:
         """The form with what the shapes say more exactly than a configuration of all layers does."""
         if form.layout in ("fp8", "int8"):

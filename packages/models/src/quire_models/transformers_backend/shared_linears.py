@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quire_distributed import Collectives
 from quire_interfaces import ConfigError
+from quire_models.layers.module_linear import ExchangedLinear
 from quire_models.shards import OutputShard, split_outputs
 
 __all__ = ["SharedLinear", "share_linears"]
@@ -67,7 +68,8 @@ def share_linears(model: Any, body: nn.Module, plan: Mapping[str, str], group: C
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is nn.Linear:
         found += [(model, name) for name, module in model.named_modules() if module is head]
-    num_shared = 0
+    # Quire's own layers have shared themselves out, whatever the plan says.
+    num_shared = sum(isinstance(module, ExchangedLinear) and module.is_shared for module in within.values())
     for root, name in found:
         parent_name, _, child = name.rpartition(".")
         linear = root.get_submodule(name)

@@ -35,7 +35,6 @@ REFUSED: Mapping[str, str] = {
     "HYV4ForCausalLM": _SPARSE,
     "Inkling2ForCausalLM": _STATES,
     "InklingForCausalLM": _STATES,
-    "Lfm3ForCausalLM": _STATES,
     "MegatronBertForCausalLM": _OWN_ATTENTION,
     "MusicgenForCausalLM": "makes sound, several tokens at once",
     "MusicgenMelodyForCausalLM": "makes sound, several tokens at once",
@@ -50,8 +49,6 @@ REFUSED: Mapping[str, str] = {
     "TrOCRForCausalLM": _ENCODED,
     "XLMWithLMHeadModel": _OWN_ATTENTION,
     "XLNetLMHeadModel": "predicts tokens in any order, by two streams",
-    "ZambaForCausalLM": _STATES,
-    "ZayaForCausalLM": _STATES,
     "xLSTMForCausalLM": _STATES,
 }
 """Causal class of Transformers -> why it does not run."""

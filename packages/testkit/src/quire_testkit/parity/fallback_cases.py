@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
-__all__ = ["FALLBACK_CASES", "FALLBACK_SAMPLE"]
+__all__ = ["FALLBACK_CASES", "FALLBACK_SAMPLE", "RECURRENT_FALLBACKS"]
 
 _WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 _MOE = {**LLAMA_FIELDS, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -52,7 +52,32 @@ _GEMMA = {
 }
 _PER_LAYER_INPUT = {**_GEMMA, "vocab_size_per_layer_input": 200, "hidden_size_per_layer_input": 16}
 
+RECURRENT_FALLBACKS: dict[str, ParityCase] = {
+    "Lfm3ForCausalLM": case("Lfm3Config", tolerance=1e-3, num_hidden_layers=5, head_dim=16, sliding_window=20),
+    "ZambaForCausalLM": case(
+        "ZambaConfig",
+        _PER_HEAD,
+        tolerance=1e-3,
+        num_hidden_layers=5,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        weight_scale=0.1,
+    ),
+    "ZayaForCausalLM": case(
+        "ZayaConfig",
+        without(_MOE, "intermediate_size", "num_experts_per_tok"),
+        tolerance=1e-3,
+        head_dim=16,
+        num_experts=4,
+        router_hidden_size=32,
+        weight_scale=0.1,
+    ),
+}
+"""Those with recurrent layers, whose states Transformers' own cache layers keep within a step."""
+
 FALLBACK_CASES: dict[str, ParityCase] = {
+    **RECURRENT_FALLBACKS,
     "BitNetForCausalLM": case("BitNetConfig"),
     "CwmForCausalLM": case("CwmConfig", head_dim=16, sliding_window=20, layer_types=_WINDOWS),
     "Emu3ForCausalLM": case("Emu3TextConfig"),
@@ -147,6 +172,7 @@ FALLBACK_SAMPLE = (
     "Gemma4ForCausalLM",  # layers with heads of other sizes, and shared keys
     "HrmTextForCausalLM",  # layers that run again and again
     "LongcatFlashForCausalLM",  # latent attention, two of them in a layer
+    "Lfm3ForCausalLM",  # recurrent layers
     "RobertaForCausalLM",  # positions that do not begin at 0
 )
 """One for each way in which the backend treats a network: the test suite verifies these. The others run through the

@@ -18,6 +18,7 @@ from quire_models.composite import language_part
 from quire_models.registry import FALLBACK, NATIVE_TYPES, architecture_entry
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.coverage import coverage_text
+from quire_testkit.parity.fallback_cases import RECURRENT_FALLBACKS
 from quire_testkit.parity.media_cases import MEDIA_CASES
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
 - *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take
-  unquantized safetensors; what cannot run is refused at the start, with the reason.
+  safetensors, quantized or not (routed experts in floating point), `--quantization`, adapters and several ranks; code
+  that a checkpoint brings runs with `--trust-remote-code`. What cannot run is refused at the start, with the reason.
 
 Where a rotation depends on how long a sequence has grown, Transformers rotates all of it anew; keys in a cache that
 requests share keep the rotation that they got. `longrope` (Phi-3 and Phi-4): the long factors where `--max-model-len`
@@ -70,6 +72,8 @@ def digest(architecture: str) -> str:
     files = [root / "families" / f"{family}.py", root / "families" / f"{family}_layers.py"]
     if not entry.is_native:
         files = [root / entry.model_type / name for name in ("config.py", "model.py")]
+    if architecture in RECURRENT_FALLBACKS:
+        files += [root / entry.model_type / name for name in ("chosen_class.py", "recurrent.py", "recurrent_config.py")]
     if architecture in MEDIA_CASES:
         files += [root / FALLBACK.model_type / name for name in ("class_encoders.py", "media_inputs.py", "towers.py")]
     for file in filter(Path.is_file, files):

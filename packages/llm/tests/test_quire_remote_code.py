@@ -1,0 +1,119 @@
+"""Checkpoints that bring code of their own: run where the user trusts it, else refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire_interfaces import CheckpointError
+from quire_models import ModelConfig
+from quire_models.hub import CODE_FILE_PATTERNS
+from quire_renderers import load_tokenizer
+from quire_testkit.parity.case import LLAMA_FIELDS
+
+CONFIGURATION = """
+from transformers import LlamaConfig
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+"""
+MODELING = """
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from .configuration_own import OwnConfig
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.layers[0].mlp.act_fn = nn.Tanh()
+"""
+TOKENIZATION = """
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    def __init__(self, **options):
+        words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(200)}, unk_token="w0"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        options.pop("tokenizer_object", None)
+        super().__init__(tokenizer_object=words, **options)
+"""
+AUTO_MAP = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+SETTINGS: dict[str, Any] = {"max_model_len": 64, "num_gpu_blocks_override": 64, "dtype": "float32"}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose network and tokenizer are Python files in it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA_FIELDS))
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.2)
+    model.save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": AUTO_MAP}
+    (folder / "config.json").write_text(json.dumps(values))
+    for name, text in (("configuration", CONFIGURATION), ("modeling", MODELING), ("tokenization", TOKENIZATION)):
+        (folder / f"{name}_own.py").write_text(text)
+    settings = {
+        "tokenizer_class": "OwnTokenizer",
+        "auto_map": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_trusted_code_runs(own: Path) -> None:
+    import transformers
+
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(own, trust_remote_code=True)
+    prompt = [7, 9, 30, 100, 41]
+    with torch.inference_mode():
+        expected = oracle.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    with LLM(str(own), trust_remote_code=True, **SETTINGS) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        outputs = llm.generate([prompt, " ".join(f"w{token}" for token in prompt)], params, use_tqdm=False)
+        assert [list(each.outputs[0].token_ids) for each in outputs] == [expected[0, len(prompt) :].tolist()] * 2
+        report = llm.engine_info.choices
+    assert report["network"].startswith("code of the checkpoint")
+    assert report["remote code"].startswith("trusted")
+
+
+def test_code_is_not_run_unasked(own: Path) -> None:
+    (own / "modeling_own.py").write_text("raise SystemExit('run')")
+    (own / "tokenization_own.py").write_text("raise SystemExit('run')")
+    with pytest.raises(CheckpointError, match="--trust-remote-code"):
+        LLM(str(own), **SETTINGS)
+    with pytest.raises(CheckpointError):
+        load_tokenizer(own)
+
+
+@pytest.mark.parametrize("name", ["somebody/else--modeling_own.OwnForCausalLM", None])
+def test_code_of_other_repositories_is_refused(own: Path, name: str | None) -> None:
+    values = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**values, "auto_map": {"AutoModelForCausalLM": name}}))
+    with pytest.raises(CheckpointError, match="auto_map must name a file of this folder"):
+        ModelConfig.from_path(own, trusts_code=True)
+
+
+def test_code_that_fails_is_named(own: Path) -> None:
+    (own / "modeling_own.py").write_text("import nothing_of_this_name_anywhere")
+    with pytest.raises(CheckpointError, match=r"own code \(modeling_own\.OwnForCausalLM\) cannot be loaded"):
+        LLM(str(own), trust_remote_code=True, **SETTINGS)
+
+
+def test_downloads_have_code_only_where_it_is_trusted() -> None:
+    from quire_models.hub import HUB_FILE_PATTERNS
+
+    assert not set(CODE_FILE_PATTERNS) & set(HUB_FILE_PATTERNS)
