@@ -35,9 +35,7 @@ def test_weights_are_counted_in_the_files(ernie: Path) -> None:
     assert num_parameters(config) == sum(p.numel() for p in network._model.parameters())
 
 
-def test_options_that_cannot_be_had_are_refused(ernie: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Ernie4_5ForCausalLM runs through Transformers, .* cannot be held as int8"):
-        load(ernie, linear_method="int8")
+def test_files_of_another_format_are_refused(ernie: Path) -> None:
     with pytest.raises(ConfigError, match="is given safetensors only"):
         load(ernie, load_format="pt")
 
@@ -63,7 +61,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
         load(tmp_path)
 
 
-@pytest.mark.parametrize(("field", "value"), [("index_topk", 16), ("auto_map", {"AutoModel": "x.Y"})])
+@pytest.mark.parametrize(("field", "value"), [("index_topk", 16), ("attention_chunk_size", 64)])
 def test_fields_of_other_mechanisms_are_refused(field: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=f"{field} .* is not supported"):
         ModelConfig.from_dict({**LLAMA_FIELDS, "architectures": ["NewForCausalLM"], field: value})
