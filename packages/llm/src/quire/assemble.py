@@ -18,7 +18,7 @@ from quire.alignment import alignment_pooler
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
 from quire.collective_rpc import RankCalls
 from quire.compilation import chosen_compilation
-from quire.config import QuireConfig
+from quire.config import ModelSettings, QuireConfig
 from quire.data_parallel import engine_ranks
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
@@ -106,12 +106,17 @@ def model_folder(config: QuireConfig) -> Path:
         from quire_demo_model import checkpoint_path
 
         return Path(checkpoint_path())
+    return _asked_folder(config.model, config.model.model)
+
+
+def _asked_folder(settings: ModelSettings, model: str) -> Path:
+    """The folder of a model that the settings name. Raises as `model_folder`."""
     return resolve_model(
-        config.model.model,
-        config.model.revision,
-        modelscope=config.model.use_modelscope,
-        pickled=config.model.load_format == "pt",
-        with_code=config.model.trust_remote_code,
+        model,
+        settings.revision,
+        modelscope=settings.use_modelscope,
+        pickled=settings.load_format == "pt",
+        with_code=settings.trust_remote_code,
     )
 
 
@@ -185,11 +190,16 @@ def build_renderer(
         tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size, placeholders=placeholders
     )
     if chat_template is not None:
-        try:
-            renderer.check_templates()
-        except RequestError as error:
-            raise ConfigError(str(error), field="chat_template") from error
+        _check_templates(renderer)
     return renderer
+
+
+def _check_templates(renderer: ChatRenderer) -> None:
+    """ConfigError: a template does not compile."""
+    try:
+        renderer.check_templates()
+    except RequestError as error:
+        raise ConfigError(str(error), field="chat_template") from error
 
 
 def build_grammar_gate(
@@ -219,6 +229,14 @@ def build_grammar_gate(
     compiler = GrammarCompiler(config.structured_output, make, tries_apart=apart)
     compiler.warm_up()
     return GrammarGate(compiler)
+
+
+def _no_chunks_of_texts(model: ModelConfig) -> ConfigError:
+    return ConfigError(
+        f"enable_chunked_processing is of encoders, and {model.architecture} reads prompts of up to its context "
+        "anyway; leave it out",
+        field="pooler_config",
+    )
 
 
 def build_parts(
@@ -251,11 +269,7 @@ def build_parts(
         return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
     choice = choose_pooling(config, folder, model)
     if longest_embedded_text(config):
-        raise ConfigError(
-            f"enable_chunked_processing is of encoders, and {model.architecture} reads prompts of up to its context "
-            "anyway; leave it out",
-            field="pooler_config",
-        )
+        raise _no_chunks_of_texts(model)
     if choice.pools and tokenizer is None:
         tokenizer = _tokenizer(config, folder)
     pooler = read_pooler_spec(config, folder, model, tokenizer) if choice.pools else None

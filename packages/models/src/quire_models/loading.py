@@ -111,11 +111,10 @@ def build_model(
         config = replace(config, network=part_of_rank(config.network, tp_group, pp_group))
     if adapters is not None:
         scope.op(ops.lora_linear)  # for the record of chosen backends
-    network_class = class_of(config.network.built_by)
+    network_class: type[Network] = class_of(config.network.built_by)
     if network_class.loads_itself and (config.quantization is not None or linear_method != "plain"):
         network_class = class_of("quire_models.transformers_backend.exchanged:exchanged")(network_class)
-    model: Network = network_class(config, scope)
-    return model
+    return network_class(config, scope)
 
 
 def _attention_features(config: ModelConfig) -> frozenset[str]:
@@ -194,11 +193,15 @@ def load_model(
     else:
         load_weights(model, folder, progress, load_format=load_format)
     if config.media is not None and not language_model_only:
-        _check_spans(model)
-        if not model.loads_itself and model.config.network.is_first:
-            is_dummy, where = load_format == "dummy", towers_folder or folder
-            model.towers = _towers(config, where, model.dtype, model.device, model.attention_backend, dummy=is_dummy)
+        _add_towers(model, config, towers_folder or folder, is_dummy=load_format == "dummy")
     return model
+
+
+def _add_towers(model: Network, config: ModelConfig, folder: str | Path, *, is_dummy: bool) -> None:
+    """Build the towers of a network that has none yet, on the first pipeline stage. Raises as `load_model`."""
+    _check_spans(model)
+    if not model.loads_itself and model.config.network.is_first:
+        model.towers = _towers(config, folder, model.dtype, model.device, model.attention_backend, dummy=is_dummy)
 
 
 def load_media_towers(
