@@ -92,7 +92,7 @@ public:
         : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(cache.latent ? 1 : 2 * heads),
           part_(-1) {}
 
-    void fetch(int lines) {
+    __attribute__((always_inline)) void fetch(int lines) {
         if (position_ >= end_ && at_ >= stop_) return;  // all of it
         for (; lines > 0; --lines, at_ += 64) {
             if (at_ >= stop_ && !next_run()) return;
@@ -102,7 +102,7 @@ public:
     }
 
 private:
-    bool next_run() {
+    __attribute__((noinline)) bool next_run() {
         if (++part_ == parts_) {
             position_ += run_;
             part_ = 0;

@@ -85,8 +85,37 @@ protected:
     float weigh(int c, int piece, Span seen, float* weights) {
         if (seen.begin >= seen.end) return 1.0f;
         const Column of = column(0, c);
+        float scale = a_.scale * a_.cache.head_scale(0, head_);
+        if (a_.soft_cap > 0 || a_.slopes || seen.begin > piece || seen.end < piece + kPiece) {
+            cap_and_mask(c, piece, seen, scale, weights);
+            scale = 1.0f;
+        }
+        constexpr int kVectors = kPiece / kLanes;
+        Floats scores[kVectors], most = splat(*of.top), sums{};
+#pragma GCC unroll 16
+        for (int i = 0; i < kVectors; ++i) {
+            scores[i] = load(weights + i * kLanes) * scale;
+            most = scores[i] > most ? scores[i] : most;
+        }
+        // A score that is not a number is not the highest, but its weight is none either, and so is their sum.
+        const float highest = highest_lane(most);
+        // 0 where nothing was seen yet; mostly nothing changes.
+        float shrink = 1.0f;
+        if (*of.top != highest) shrink = *of.top == -INFINITY ? 0.0f : exp(splat(*of.top - highest))[0];
+#pragma GCC unroll 16
+        for (int i = 0; i < kVectors; ++i) {
+            const Floats weight = exp(scores[i] - highest);
+            store(weights + i * kLanes, weight);
+            sums += weight;
+        }
+        *of.total = *of.total * shrink + sum(sums);
+        *of.top = highest;
+        return shrink;
+    }
+
+    // Products become scores: times `scale`, capped, less what their distance takes, and none where nothing is seen.
+    void cap_and_mask(int c, int piece, Span seen, float scale, float* weights) const {
         const int position = position_of(c), from = seen.begin - piece, to = seen.end - piece;
-        const float scale = a_.scale * a_.cache.head_scale(0, head_);
         const float slope = a_.slopes ? a_.slopes[head_ * group_ + c % group_] : 0.0f;
         for (int t = 0; t < kPiece; t += kLanes) {
             const Floats score = load(weights + t) * scale;
@@ -95,24 +124,6 @@ protected:
         for (int t = from; slope != 0.0f && t < to; ++t) weights[t] -= slope * static_cast<float>(position - piece - t);
         std::fill(weights, weights + from, -INFINITY);
         std::fill(weights + to, weights + kPiece, -INFINITY);
-        Floats most = splat(*of.top);
-        for (int t = 0; t < kPiece; t += kLanes) {
-            const Floats score = load(weights + t);
-            most = ((score > most) | (score != score)) ? score : most;
-        }
-        float highest = *of.top;
-        for (int i = 0; i < kLanes; ++i) highest = most[i] > highest || most[i] != most[i] ? most[i] : highest;
-        // Nothing seen yet, or a score that is not a number: the result says so by itself.
-        const float shrink = *of.top == -INFINITY ? 0.0f : exp(splat(*of.top - highest))[0];
-        Floats sums{};
-        for (int t = 0; t < kPiece; t += kLanes) {
-            const Floats weight = exp(load(weights + t) - highest);
-            store(weights + t, weight);
-            sums += weight;
-        }
-        *of.total = *of.total * shrink + sum(sums);
-        *of.top = highest;
-        return shrink;
     }
 
     // The rows' own scales, if they have such, of the tokens of a piece that there are; 0 of others.

@@ -394,6 +394,17 @@ inline float sum(Floats v) {
 #endif
 }
 
+// The largest lane, of lanes that are numbers.
+inline float highest_lane(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float highest = v[0];
+    for (int i = 1; i < kLanes; ++i) highest = v[i] > highest ? v[i] : highest;
+    return highest;
+#endif
+}
+
 // The lanes of each of four vectors, added in one order.
 inline void sum_four(const Floats v[4], float to[4]) {
 #if defined(__AVX2__)
@@ -425,7 +436,7 @@ inline Floats power_of_two(Floats r) {
 }
 
 // e^x within two units in the last place; 0 below -87, where float32 has no room left.
-inline Floats exp(Floats x) {
+__attribute__((always_inline)) inline Floats exp(Floats x) {
 #if defined(__AVX512F__)
     // Of the two operands of max the second comes through when one is not a number. Results too small for a normal
     // number become zeros by the mask: the instruction would take its slow path for them.
