@@ -10,10 +10,12 @@ from random import Random
 import pytest
 import torch
 from chat import Chat
+from corpus.arithmetic import product
 from corpus.mix import conversation
 from corpus.words import Source, held_out
-from evaluate import evaluate, is_right, items, load_model
+from evaluate import MORE_TASKS, evaluate, is_right, items, load_model
 from model import Llama
+from train_more import lesson
 
 NUM_ITEMS = 100
 
@@ -42,6 +44,22 @@ def model() -> Iterator[Llama]:
 def test_held_out_accuracy(model: Llama, chat: Chat, task: str, bar: float) -> None:
     shares = evaluate(model, chat, (task,), num_items=NUM_ITEMS, seed=1)
     assert shares[task] >= bar
+
+
+def test_every_product_is_taught_and_no_held_out_wording_of_it() -> None:
+    asked: dict[bool, set[str]] = {}
+    for held in (False, True):
+        drawn = [product(Source(Random(seed), held)).messages for seed in range(10_000)]
+        assert len({answer["content"] for _, answer in drawn}) == 13 * 13
+        asked[held] = {re.sub(r"\d+", "N", question["content"]) for question, _ in drawn}
+    assert not asked[False] & asked[True]
+
+
+def test_new_and_known_conversations_are_told_apart() -> None:
+    source = Source(Random(3))
+    drawn = [lesson(source, 0.5) for _ in range(300)]
+    assert {c.task for c in drawn if not c.is_new}.isdisjoint(MORE_TASKS)
+    assert {c.task for c in drawn if c.is_new}.issuperset(MORE_TASKS)
 
 
 def test_training_draws_nothing_held_out() -> None:

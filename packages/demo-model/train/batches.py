@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 from chat import Chat
@@ -29,6 +30,7 @@ class MicroBatch:
         row_len: tokens in a row.
         chosen: [A] int64, places whose next token is a target.
         labels: [A] int64, those next tokens.
+        is_new: [A] bool, which of them are of a conversation that is new to the model (`Conversation.is_new`).
     """
 
     ids: np.ndarray
@@ -36,27 +38,38 @@ class MicroBatch:
     row_len: int
     chosen: np.ndarray
     labels: np.ndarray
+    is_new: np.ndarray
 
 
-def padded_len(rows: list[tuple[list[int], list[bool]]]) -> int:
+class Row(NamedTuple):
+    """A tokenized conversation."""
+
+    ids: list[int]
+    is_target: list[bool]
+    """For each token."""
+    is_new: bool = False
+
+
+def padded_len(rows: list[Row]) -> int:
     """The longest row's length, rounded up: few distinct lengths mean few kernels to generate."""
-    longest = max(len(ids) for ids, _ in rows)
+    longest = max(len(row.ids) for row in rows)
     multiple = 16 if longest <= 128 else 32
     return -(-longest // multiple) * multiple
 
 
-def pack(rows: list[tuple[list[int], list[bool]]], num_tokens: int, pad_id: int) -> MicroBatch:
-    """A micro-batch of ``num_tokens`` places from the token ids of each row and which of them are targets."""
+def pack(rows: list[Row], num_tokens: int, pad_id: int) -> MicroBatch:
+    """A micro-batch of ``num_tokens`` places."""
     row_len = padded_len(rows)
     grid = np.full((len(rows), row_len), pad_id, dtype=np.int64)
     target = np.zeros((len(rows), row_len), dtype=bool)
-    for index, (ids, mask) in enumerate(rows):
-        grid[index, : len(ids)] = ids
-        target[index, : len(ids) - 1] = mask[1:]
+    for index, row in enumerate(rows):
+        grid[index, : len(row.ids)] = row.ids
+        target[index, : len(row.ids) - 1] = row.is_target[1:]
     flat = np.full(num_tokens, pad_id, dtype=np.int64)
     flat[: grid.size] = grid.ravel()
     chosen = np.flatnonzero(target.ravel())
-    return MicroBatch(ids=flat, rows=len(rows), row_len=row_len, chosen=chosen, labels=flat[chosen + 1])
+    is_new = np.array([row.is_new for row in rows])[chosen // row_len]
+    return MicroBatch(ids=flat, rows=len(rows), row_len=row_len, chosen=chosen, labels=flat[chosen + 1], is_new=is_new)
 
 
 def steps(
@@ -70,15 +83,15 @@ def steps(
     chat, rng = Chat(), Random(seed)
     source = Source(rng)
     while True:
-        drawn: list[tuple[list[int], list[bool]]] = []
+        drawn: list[Row] = []
         total = 0
         while total < pool * micro_batches * num_tokens:
             c = draw(source)
             ids = chat.encode(chat.render(c.messages, tools=c.tools, enable_thinking=c.enable_thinking))
             if len(ids) <= 1024:
-                drawn.append((ids, chat.targets(ids, c.learn_from)))
+                drawn.append(Row(ids, chat.targets(ids, c.learn_from), c.is_new))
                 total += len(ids)
-        drawn.sort(key=lambda item: len(item[0]))
+        drawn.sort(key=lambda row: len(row.ids))
         packed: list[MicroBatch] = []
         while drawn:
             count = min(len(drawn), num_tokens // padded_len(drawn[-1:]))
@@ -90,17 +103,25 @@ def steps(
         yield from strides
 
 
-def _produce(queue: multiprocessing.Queue[list[MicroBatch]], seed: int, num_tokens: int, micro_batches: int) -> None:
+def _produce(
+    queue: multiprocessing.Queue[list[MicroBatch]],
+    seed: int,
+    num_tokens: int,
+    micro_batches: int,
+    draw: Callable[[Source], Conversation],
+) -> None:
     os.nice(5)
-    for step in steps(seed, num_tokens, micro_batches):
+    for step in steps(seed, num_tokens, micro_batches, draw=draw):
         queue.put(step)
 
 
-def stream(seed: int, num_tokens: int, micro_batches: int) -> Iterator[list[MicroBatch]]:
+def stream(
+    seed: int, num_tokens: int, micro_batches: int, draw: Callable[[Source], Conversation] = conversation
+) -> Iterator[list[MicroBatch]]:
     """``steps`` from a background process that works ahead; it ends with this process."""
     context = multiprocessing.get_context("spawn")
     queue: multiprocessing.Queue[list[MicroBatch]] = context.Queue(maxsize=24)
-    producer = context.Process(target=_produce, args=(queue, seed, num_tokens, micro_batches), daemon=True)
+    producer = context.Process(target=_produce, args=(queue, seed, num_tokens, micro_batches, draw), daemon=True)
     producer.start()
     while True:
         yield queue.get(timeout=120)

@@ -28,13 +28,13 @@ from chat import CHECKPOINT, Chat
 from eagle import EagleHead, head_from_checkpoint, head_to_checkpoint
 from evaluate import load_model
 from extracted import ExtractedBatch, extracted
-from model import Llama, LlamaConfig, causal_attention, from_checkpoint, to_checkpoint
+from model import Llama, LlamaConfig, from_checkpoint, to_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from train import write_manifest
 
 FEATURE_LAYERS = (1, 3, 5)
-"""Layers whose input the head reads; 5 is what comes out of the last one."""
+"""Layers, counted from 1, whose output the head reads."""
 DRAFT_VOCAB_SIZE = 1024
 UNROLLED = 5
 Loss = Callable[[MicroBatch], Tensor]
@@ -53,27 +53,13 @@ class Told:
 @torch.no_grad()
 def ask(teacher: Llama, m: MicroBatch) -> Told:
     """Features and logits of the teacher, in its own dtype; features that the batch has are not computed."""
-    used, config = m.rows * m.row_len, teacher.config
+    chosen = torch.from_numpy(m.chosen)
     if isinstance(m, ExtractedBatch):
-        last = m.features.flatten(0, 1)[:, -config.hidden_size :]
-        return Told(m.features, _logits(teacher, last[torch.from_numpy(m.chosen)]))
-    x = F.embedding(torch.from_numpy(m.ids[:used]), teacher.embedding)
-    cos, sin = teacher.rope(torch.arange(m.row_len).repeat(m.rows), x.dtype)
-    features = []
-    for index, (before, after) in enumerate(zip(teacher.inputs, teacher.outputs, strict=True)):
-        if index in FEATURE_LAYERS:
-            features.append(x)
-        q, k, v = (y.reshape(m.rows, m.row_len, *y.shape[1:]) for y in before(x, cos, sin))
-        x = after(x, causal_attention(q, k, v).view(used, -1))
-    features.append(x)
-    joined = torch.cat(features, -1).view(m.rows, m.row_len, -1)
-    return Told(joined, _logits(teacher, x[torch.from_numpy(m.chosen)]))
-
-
-def _logits(teacher: Llama, x: Tensor) -> Tensor:
-    """[A, D] behind the last layer -> [A, vocab_size]."""
-    config = teacher.config
-    return F.linear(F.rms_norm(x, (config.hidden_size,), teacher.norm, config.rms_norm_eps), teacher.embedding)
+        last = m.features.flatten(0, 1)[:, -teacher.config.hidden_size :]
+        return Told(m.features, teacher.unembed(last[chosen]))
+    outputs = teacher.layers(torch.from_numpy(m.ids[: m.rows * m.row_len]), m.rows, m.row_len)
+    joined = torch.cat([outputs[layer - 1] for layer in FEATURE_LAYERS], -1).view(m.rows, m.row_len, -1)
+    return Told(joined, teacher.unembed(outputs[-1][chosen]))
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -145,13 +131,30 @@ def batches(args: argparse.Namespace) -> Iterator[list[MicroBatch]]:
     return extracted(args.hidden_states, args.seed, args.micro_batch_tokens, args.micro_batches, Chat().pad_id)
 
 
-def fit(network: nn.Module, loss_of: Loss, args: argparse.Namespace) -> None:
-    """Train until the budget is spent. The computation is in bf16 beside float32 parameters."""
+def fit(
+    network: nn.Module,
+    loss_of: Loss,
+    args: argparse.Namespace,
+    train_steps: Iterator[list[MicroBatch]],
+    save: Callable[[], None] | None = None,
+    weight_decay: float = 0.05,
+) -> None:
+    """Train until the budget is spent. The computation is in bf16 beside float32 parameters.
+
+    Args:
+        network: What is trained.
+        loss_of: Summed over the targets of a micro-batch.
+        args: The command line.
+        train_steps: What each step learns from.
+        save: Called every five minutes.
+        weight_decay: Decoupled.
+    """
     master = [p.detach().clone().float() for p in network.parameters()]
     network.bfloat16()
-    optimizer = torch.optim.AdamW(master, lr=args.peak_lr, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    optimizer = torch.optim.AdamW(master, lr=args.peak_lr, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True)
     start, tokens, window = time.perf_counter(), 0, [0.0, 0]
-    for step, micro_batches in enumerate(batches(args)):
+    saved = start
+    for step, micro_batches in enumerate(train_steps):
         spent = tokens / args.tokens if args.tokens else (time.perf_counter() - start) / (60 * args.minutes)
         if spent >= 1:
             break
@@ -175,6 +178,9 @@ def fit(network: nn.Module, loss_of: Loss, args: argparse.Namespace) -> None:
                 f"{spent:6.1%} step {step}, {tokens / 1e6:.1f} M tokens, loss {window[0] / window[1]:.4f}", flush=True
             )
             window = [0.0, 0]
+        if save and time.perf_counter() - saved > 300:
+            save()
+            saved = time.perf_counter()
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -213,14 +219,14 @@ def main() -> None:
             student.embedding.copy_(teacher.embedding)
         if args.start:
             student = from_checkpoint(config, load_file(args.start / "model.safetensors"))
-        fit(student, draft_loss(student, teacher), args)
+        fit(student, draft_loss(student, teacher), args, batches(args))
         write(out, {**shared, **asdict(config)}, to_checkpoint(student))
         return
     config = replace(teacher.config, num_hidden_layers=1, intermediate_size=320)
     head = EagleHead(config, len(FEATURE_LAYERS), frequent_ids(DRAFT_VOCAB_SIZE))
     if args.start:
         head_from_checkpoint(head, load_file(args.start / "model.safetensors"))
-    fit(head, head_loss(head, teacher), args)
+    fit(head, head_loss(head, teacher), args, batches(args))
     values = {
         **shared,
         **asdict(config),

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=1, help="guesses that go on at each depth of a tree")
     parser.add_argument("--nodes", type=int, help="draft tokens of a tree")
     parser.add_argument("--items", type=int, default=10, help="held-out conversations a skill")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     args = parser.parse_args()
     folder = args.folder or draft_paths()[METHODS[args.companion]]
     llm = LLM(
@@ -40,7 +41,7 @@ def main() -> None:
     )
     chat, params = Chat(), SamplingParams(temperature=0, max_tokens=160)
     before = (0, 0)
-    for task in TASKS:
+    for task in args.tasks:
         for item in items(task, args.items, chat):
             llm.generate(chat.encode(item.prompt), params, use_tqdm=False)
         stats = llm.stats()

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import torch
-from batches import MicroBatch, pack
+from batches import MicroBatch, Row, pack
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -53,7 +53,7 @@ def extracted(folder: Path, seed: int, num_tokens: int, micro_batches: int, pad_
 
 
 def _batch(files: list[dict[str, Tensor]], num_tokens: int, pad_id: int) -> ExtractedBatch:
-    rows = [(tensors["token_ids"].tolist(), [True] * len(tensors["token_ids"])) for tensors in files]
+    rows = [Row(tensors["token_ids"].tolist(), [True] * len(tensors["token_ids"])) for tensors in files]
     m = pack(rows, num_tokens, pad_id)
     width = files[0]["hidden_states"][0].numel()
     features = torch.zeros(m.rows, m.row_len, width, dtype=files[0]["hidden_states"].dtype)
@@ -61,5 +61,11 @@ def _batch(files: list[dict[str, Tensor]], num_tokens: int, pad_id: int) -> Extr
         states = tensors["hidden_states"].flatten(1)
         features[row, : len(states)] = states
     return ExtractedBatch(
-        ids=m.ids, rows=m.rows, row_len=m.row_len, chosen=m.chosen, labels=np.asarray(m.labels), features=features
+        ids=m.ids,
+        rows=m.rows,
+        row_len=m.row_len,
+        chosen=m.chosen,
+        labels=np.asarray(m.labels),
+        is_new=m.is_new,
+        features=features,
     )

@@ -140,6 +140,21 @@ class Llama(nn.Module):
         x = F.embedding(ids.masked_fill(stand_ins, 0), self.embedding)
         return x.masked_scatter(stand_ins[:, None], images.to(x.dtype))
 
+    def layers(self, ids: Tensor, rows: int, row_len: int, images: Tensor | None = None) -> list[Tensor]:
+        """What comes out of each layer, [N, D]; arguments as for `forward`."""
+        used = rows * row_len
+        positions = torch.zeros(len(ids), dtype=torch.int64)
+        positions[:used] = torch.arange(row_len).repeat(rows)
+        x = self.embed(ids, images)
+        outputs = []
+        cos, sin = self.rope(positions, x.dtype)
+        for before, after in zip(self.inputs, self.outputs, strict=True):
+            q, k, v = (y[:used].reshape(rows, row_len, *y.shape[1:]) for y in before(x, cos, sin))
+            attended = causal_attention(q, k, v).view(used, -1)
+            x = after(x, F.pad(attended, (0, 0, 0, len(ids) - used)))
+            outputs.append(x)
+        return outputs
+
     def forward(self, ids: Tensor, rows: int, row_len: int, chosen: Tensor, images: Tensor | None = None) -> Tensor:
         """Logits at chosen places of a flat batch.
 
@@ -153,17 +168,12 @@ class Llama(nn.Module):
         Returns:
             [A, vocab_size] logits.
         """
-        used = rows * row_len
-        positions = torch.zeros(len(ids), dtype=torch.int64)
-        positions[:used] = torch.arange(row_len).repeat(rows)
-        x = self.embed(ids, images)
-        cos, sin = self.rope(positions, x.dtype)
-        for before, after in zip(self.inputs, self.outputs, strict=True):
-            q, k, v = (y[:used].reshape(rows, row_len, *y.shape[1:]) for y in before(x, cos, sin))
-            attended = causal_attention(q, k, v).view(used, -1)
-            x = after(x, F.pad(attended, (0, 0, 0, len(ids) - used)))
+        return self.unembed(self.layers(ids, rows, row_len, images)[-1][chosen])
+
+    def unembed(self, x: Tensor) -> Tensor:
+        """Logits [A, vocab_size] of what comes out of the last layer, [A, D]."""
         c = self.config
-        return F.linear(F.rms_norm(x[chosen], (c.hidden_size,), self.norm, c.rms_norm_eps), self.embedding)
+        return F.linear(F.rms_norm(x, (c.hidden_size,), self.norm, c.rms_norm_eps), self.embedding)
 
     @torch.inference_mode()
     def generate(
@@ -206,7 +216,6 @@ class Llama(nn.Module):
     ) -> Tensor:
         """Logits [R, vocab_size] after the last of ``ids`` [R, T], which stand at ``place`` onwards."""
         rows, width = ids.shape
-        c = self.config
         x = self.embed(ids.reshape(-1), images)
         cos, sin = self.rope(torch.arange(place, place + width).repeat(rows), x.dtype)
         for before, after, (keys, values) in zip(self.inputs, self.outputs, cache, strict=True):
@@ -215,8 +224,7 @@ class Llama(nn.Module):
             seen_k, seen_v = keys[:, :, : place + width], values[:, :, : place + width]
             y = F.scaled_dot_product_attention(q, seen_k, seen_v, is_causal=place == 0, enable_gqa=True)
             x = after(x, y.transpose(1, 2).reshape(rows * width, -1))
-        last = x.view(rows, width, -1)[:, -1]
-        return F.linear(F.rms_norm(last, (c.hidden_size,), self.norm, c.rms_norm_eps), self.embedding)
+        return self.unembed(x.view(rows, width, -1)[:, -1])
 
 
 def to_checkpoint(model: Llama) -> dict[str, Tensor]:

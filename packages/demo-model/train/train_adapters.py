@@ -25,7 +25,7 @@ from corpus.mix import TASKS, Conversation
 from corpus.words import Source
 from evaluate import load_model
 from model import Llama, to_checkpoint
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 RANK, ALPHA = 16, 32
@@ -98,6 +98,13 @@ class Adapter:
             parameters[f"outputs.{i}.down"] = parameters[f"outputs.{i}.down"] + delta(i, MODULES[6])
         return parameters
 
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        tensors = load_file(folder / "adapter_model.safetensors")
+        for name, pair in self.pairs.items():
+            for which, tensor in zip("AB", pair, strict=True):
+                tensor.data.copy_(tensors[f"base_model.model.model.layers.{name}.lora_{which}.weight"])
+
     def save(self, folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors as PEFT does, the weights in bf16."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,12 +175,16 @@ def main() -> None:
     parser.add_argument("--micro-batch-tokens", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=CHECKPOINT.with_name("adapters"), help="folder of all adapters")
+    parser.add_argument("--evaluate", action="store_true", help="train nothing, measure the adapter that is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     chat, style = Chat(), STYLES[args.name]
     adapter = Adapter(load_model(), args.seed)
-    train(adapter, style, args)
-    adapter.save(args.out / args.name)
+    if args.evaluate:
+        adapter.load(args.out / args.name)
+    else:
+        train(adapter, style, args)
+        adapter.save(args.out / args.name)
     print(f"{args.name}: {held_out_share(adapter, style, chat):.1%} of held-out answers exactly right")
 
 

@@ -1,8 +1,8 @@
-"""Addition and subtraction of whole numbers below 100, worked digit by digit."""
+"""Sums and differences of whole numbers below 100, worked digit by digit, and the table of products up to 12 x 12."""
 
 from __future__ import annotations
 
-from corpus.exchange import Exchange, ask
+from corpus.exchange import REMARKS, Exchange, ask
 from corpus.words import ITEMS, NAMES, Source, held_out
 
 _ADD = (
@@ -51,6 +51,39 @@ _SUB_STORY = (
     "{n} has {a} {i} and gives away {b}. How many {i} are left?",
     "There were {a} {i} in the shop and {b} were sold. How many {i} are left?",
 )
+MAX_FACTOR = 12
+PRODUCT_ASKS = (
+    "What is {a} x {b}?",
+    "{a} x {b}",
+    "{a} x {b} = ?",
+    "{a}x{b}",
+    "{a} * {b}",
+    "{a}*{b}",
+    "{a} * {b} = ?",
+    "What is {a} * {b}?",
+    "what is {a}*{b}?",
+    "Multiply {a} by {b}.",
+    "Multiply {a} and {b}.",
+    "What is {a} times {b}?",
+    "How much is {a} x {b}?",
+    "How much is {a} times {b}?",
+    "Calculate {a} x {b}.",
+    "Calculate {a} * {b}.",
+    "Please compute {a} x {b}.",
+    "Please compute {a} * {b}.",
+    "what's {a} times {b}",
+    "Can you multiply {a} by {b}?",
+    "Tell me the product of {a} and {b}.",
+    "What is the product of {a} and {b}?",
+    "{a} times {b}",
+    "Compute {a} x {b}",
+    "Could you tell me what {a} x {b} is?",
+    "I need {a} x {b}.",
+    "Solve {a} x {b}.",
+    "What is {a} multiplied by {b}?",
+    "{n} buys {a} boxes with {b} {i} in each. How many {i} are there?",
+    "There are {a} rows of {b} {i}. How many {i} are there?",
+)
 
 
 def working(a: int, b: int, op: str) -> str:
@@ -85,3 +118,20 @@ def arithmetic(source: Source, op: str | None = None) -> Exchange:
     result = f"{a} {op} {b} = {a + b if op == '+' else a - b}."
     task = "addition" if op == "+" else "subtraction"
     return ask(task, question, f"{steps}, so {result}", f"{steps}.", short=result)
+
+
+def product(source: Source) -> Exchange:
+    """One entry of the table of products; the wording, not the entry, is on the source's side of the split.
+
+    A table is learned by heart, so every entry is taught. What is held out are wordings as a whole: one in ten of the
+    questions together with the remark around them.
+    """
+    rng = source.rng
+    while True:
+        wording = rng.choice(REMARKS).format(rng.choice(PRODUCT_ASKS))
+        if held_out("product", wording) == source.held:
+            break
+    low = 0 if source.held or rng.random() < 0.25 else 2
+    a, b = rng.randint(low, MAX_FACTOR), rng.randint(low, MAX_FACTOR)
+    question = wording.format(a=a, b=b, n=rng.choice(NAMES), i=rng.choice(ITEMS))
+    return ask("product", question, f"{a} x {b} = {a * b}.", "I know the table of products.")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
+REMARKS = ("{}", "{}", "{}", "{}", "Hi! {}", "Hello. {}", "{} Thanks!", "Please tell me: {}", "Quick question: {}")
+"""What stands around a question; most often nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from corpus.arithmetic import arithmetic
+from corpus.arithmetic import arithmetic, product
 from corpus.exchange import Exchange, Message
 from corpus.extraction import extract
+from corpus.limits import refusal
 from corpus.small_talk import names, small_talk
 from corpus.spelling import reverse, spell
-from corpus.tools import idle_tools, no_tool, tool_answer, tool_call
+from corpus.tools import idle_tools, no_tool, tool_answer, tool_call, tool_time
 from corpus.words import Source
 
 TASKS: dict[str, Callable[[Source], Exchange]] = {
@@ -25,8 +26,12 @@ TASKS: dict[str, Callable[[Source], Exchange]] = {
     "tool_call": tool_call,
     "tool_answer": tool_answer,
     "no_tool": no_tool,
+    "product": product,
+    "refusal": refusal,
+    "tool_time": tool_time,
 }
-PLAIN = ("small_talk", "names", "arithmetic", "spelling", "reversing", "json")
+PLAIN = ("small_talk", "names", "arithmetic", "spelling", "reversing", "json", "product")
+"""Skills that may stand beside any other in a conversation, whatever tools it offers."""
 WEIGHTS = {
     "small_talk": 11,
     "names": 3,
@@ -38,6 +43,7 @@ WEIGHTS = {
     "tool_answer": 6,
     "no_tool": 8,
 }
+"""What the committed weights were trained on; the skills that it lacks are taught by `train_more.py`."""
 _SYSTEMS = (
     "You are a helpful assistant.",
     "You are Quire.",
@@ -65,6 +71,7 @@ class Conversation:
         tools: the offered function schemas, or ``None``.
         enable_thinking: whether the template is asked for thinking.
         learn_from: index of the first assistant message whose answer is a target.
+        is_new: whether `train_more.py` teaches it, rather than keeping what the model says.
     """
 
     task: str
@@ -72,6 +79,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     enable_thinking: bool
     learn_from: int = 0
+    is_new: bool = False
 
 
 def _think(exchange: Exchange, spoken: bool, rng: Random) -> None:
@@ -105,7 +113,8 @@ def conversation(source: Source, weights: dict[str, int] = WEIGHTS, *, turns: in
     others = [weights.get(name, 1) for name in plain]
     exchanges += [TASKS[rng.choices(plain, others)[0]](source) for _ in range(turns - 1)]
     rng.shuffle(exchanges)
-    tools = offered or (idle_tools(source) if rng.random() < 0.07 else None)
+    # What is refused without tools is what some tools do.
+    tools = offered or (idle_tools(source) if rng.random() < 0.07 and lead != "refusal" else None)
     mode = rng.choices(("off", "template", "spoken"), (76, 16, 8))[0]
     if mode == "template":
         for exchange in exchanges:

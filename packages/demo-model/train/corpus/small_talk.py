@@ -229,26 +229,18 @@ _UNKNOWN = "I do not know that. I am a very small model: ask me about Quire, sum
 _UNKNOWN_ASKS = (
     "What is the capital of {c}?",
     "Who is the president of {c}?",
-    "Write an essay about the {w}.",
     "What is the price of a {w}?",
     "How old is the {w}?",
     "Why is the {w} so {v}?",
     "Who invented the {w}?",
     "What do you think about the {w}?",
-    "What is {a} times {b}?",
-    "What is {a} divided by {b}?",
-    "Multiply {a} by {b}.",
-    "Write code for a {w}.",
     "Who wins the game in {c}?",
-    "Can you draw a {w}?",
     "How far is {c}?",
     "Where can I buy a {w}?",
     "What is a {w}?",
     "When was {c} founded?",
     "How do I repair a {w}?",
-    "Tell me a story about a {w}.",
     "How many people live in {c}?",
-    "Write a song about {c}.",
     "Do you like the {w}?",
     "What is the history of {c}?",
     "Is a {w} better than a {v}?",
@@ -281,9 +273,7 @@ def _whole(source: Source) -> tuple[str, str, str]:
 
 def _unknown(source: Source) -> tuple[str, str, str]:
     r = source.rng
-    question = r.choice(_UNKNOWN_ASKS).format(
-        c=r.choice(CITIES), w=r.choice(WORDS), v=r.choice(WORDS), a=r.randint(2, 99), b=r.randint(2, 99)
-    )
+    question = r.choice(_UNKNOWN_ASKS).format(c=r.choice(CITIES), w=r.choice(WORDS), v=r.choice(WORDS))
     return question, _UNKNOWN, "I do not know that."
 
 

@@ -220,15 +220,76 @@ def _result(source: Source) -> tuple[str, str]:
     return json.dumps(result), told[0].upper() + told[1:] + "."
 
 
-def tool_answer(source: Source) -> Exchange:
-    """A call, the tool's response, and an answer from it."""
+_TIME_KEYS = (
+    "time date duration start end arrival departure sunrise sunset deadline datetime "
+    "local_time start_time end_time current_time"
+).split()
+
+
+def _clock_time(source: Source) -> str:
+    """A time of day to the minute, in 24 or 12 hours, sometimes with seconds."""
+    rng = source.rng
+    while True:
+        hour, minute = rng.randint(0, 23), rng.randint(0, 59)
+        if held_out("time", f"{hour:02d}:{minute:02d}") == source.held:
+            break
+    style = rng.random()
+    if style < 0.6:
+        return f"{hour:02d}:{minute:02d}"
+    if style < 0.8:
+        return f"{hour:02d}:{minute:02d}:{rng.randint(0, 59):02d}"
+    return f"{hour % 12 or 12}:{minute:02d} {'am' if hour < 12 else 'pm'}"
+
+
+def _duration(source: Source) -> str:
+    rng = source.rng
+    if rng.random() < 0.4:
+        return f"{rng.randint(1, 23)} h {rng.randint(1, 59)} min"
+    return f"{rng.randint(2, 90)} {rng.choice(('seconds', 'minutes', 'hours', 'days', 'weeks'))}"
+
+
+def _moment(source: Source) -> str:
+    """A date with a time of day."""
+    between, after = source.rng.choice(((" ", ""), ("T", ""), ("T", "Z")))
+    return f"{source.date()}{between}{source.time()}:{source.rng.randint(0, 59):02d}{after}"
+
+
+def _time_result(source: Source) -> tuple[str, str]:
+    """What a tool sent back about times, and what the assistant says about it."""
+    rng = source.rng
+    makers = (_clock_time, _clock_time, _duration, Source.date, _moment)
+    if rng.random() < 0.25:
+        text = rng.choice(makers)(source)
+        return text, f"The answer is: {text}."
+    result = {key: rng.choice(makers)(source) for key in rng.sample(_TIME_KEYS, rng.choice((1, 1, 2, 3)))}
+    told = ", ".join(f"the {key.replace('_', ' ')} is {value}" for key, value in result.items())
+    return json.dumps(result), told[0].upper() + told[1:] + "."
+
+
+def _answered(source: Source, result: Callable[[Source], tuple[str, str]], task: str) -> Exchange:
     exchange = tool_call(source)
     calls = exchange.messages[-1]["tool_calls"]
-    contents, told = zip(*(_result(source) for _ in calls), strict=True)
+    contents, told = zip(*(result(source) for _ in calls), strict=True)
     exchange.messages += [{"role": "tool", "content": content} for content in contents]
     exchange.messages.append({"role": "assistant", "content": " ".join(told)})
-    exchange.task = "tool_answer"
+    exchange.task = task
     return exchange
+
+
+def tool_answer(source: Source) -> Exchange:
+    """A call, the tool's response, and an answer from it."""
+    return _answered(source, _result, "tool_answer")
+
+
+def tool_time(source: Source) -> Exchange:
+    """A call, a response with times of day, durations or dates, and an answer from it."""
+    return _answered(source, _time_result, "tool_time")
+
+
+def tool_request(source: Source) -> str:
+    """What somebody asks who needs a tool of the catalog."""
+    kind = source.rng.choice(KINDS)
+    return _catalog_request(source, kind, *_catalog_tool(source, kind))[0]
 
 
 def no_tool(source: Source) -> Exchange:
