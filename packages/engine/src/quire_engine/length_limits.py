@@ -51,30 +51,35 @@ def resolve_max_tokens(info: EngineInfo, num_prompt_tokens: int, params: Samplin
     Raises:
         ContextLengthError: prompt and output do not fit the context.
     """
-    context = info.max_model_len
-    room = context - num_prompt_tokens
-    too_long = functools.partial(
+    room = info.max_model_len - num_prompt_tokens
+    if room < max(1, params.max_tokens or 0, params.min_tokens):
+        raise _too_long(info.max_model_len, num_prompt_tokens, params)
+    return room if params.max_tokens is None else params.max_tokens
+
+
+def _too_long(context: int, num_prompt_tokens: int, params: SamplingParams) -> ContextLengthError:
+    """Why prompt and output do not fit a context of so many tokens."""
+    error = functools.partial(
         ContextLengthError,
         num_prompt_tokens=num_prompt_tokens,
         max_model_len=context,
         max_tokens=params.max_tokens,
     )
+    room = context - num_prompt_tokens
     if room < 1:
-        raise too_long(
+        return error(
             f"the prompt has {num_prompt_tokens} tokens, but this model's context is {context} tokens and at "
             "least one must be left for the output: shorten the prompt",
         )
     if params.max_tokens is not None and params.max_tokens > room:
-        raise too_long(
+        return error(
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {params.max_tokens}, together "
             f"{num_prompt_tokens + params.max_tokens}, but this model's context is {context} tokens: shorten the "
             f"prompt, or ask for at most {room} tokens",
             param="max_tokens",
         )
-    if params.min_tokens > room:
-        raise too_long(
-            f"the prompt has {num_prompt_tokens} tokens and min_tokens is {params.min_tokens}, but this model's "
-            f"context is {context} tokens: ask for at most {room} tokens",
-            param="min_tokens",
-        )
-    return room if params.max_tokens is None else params.max_tokens
+    return error(
+        f"the prompt has {num_prompt_tokens} tokens and min_tokens is {params.min_tokens}, but this model's "
+        f"context is {context} tokens: ask for at most {room} tokens",
+        param="min_tokens",
+    )

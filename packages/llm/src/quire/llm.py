@@ -116,20 +116,22 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
             eos_token_ids=self._eos_token_ids,
         )
         self._shared = SharedEngine(self.engine, self._load_requested)
-        self._pooling: PoolingCalls | None = None
-        if self.engine_info.pooling_tasks:
-            spec = read_pooler_spec(config, self.model_folder, self.model_config, tokenizer)
-            prompts = PoolingPrompts(
-                self.renderer,
-                spec,
-                self.engine_info.max_model_len,
-                self.engine_info.max_embed_len,
-                media=self.media,
-                is_prefix_lm=self.model_config.media is not None and self.model_config.media.is_prefix_lm,
-            )
-            self._pooling = PoolingCalls(self._shared, prompts, self.engine_info)
+        self._pooling = self._pooling_calls() if self.engine_info.pooling_tasks else None
         self._loaded_requests: dict[str, LoRARequest] = {}
         """What each adapter that a request brought was loaded for."""
+
+    def _pooling_calls(self) -> PoolingCalls:
+        """What embeds, classifies and scores."""
+        spec = read_pooler_spec(self.config, self.model_folder, self.model_config, self.renderer.tokenizer)
+        prompts = PoolingPrompts(
+            self.renderer,
+            spec,
+            self.engine_info.max_model_len,
+            self.engine_info.max_embed_len,
+            media=self.media,
+            is_prefix_lm=self.model_config.media is not None and self.model_config.media.is_prefix_lm,
+        )
+        return PoolingCalls(self._shared, prompts, self.engine_info)
 
     @property
     def tokenizer(self) -> Tokenizer:
