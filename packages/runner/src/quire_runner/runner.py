@@ -148,22 +148,7 @@ class ModelRunner:
         self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
-            from quire_spec_decode.network_drafting import network_drafting  # many modules, for who drafts by networks
-
-            limits = DraftLimits(
-                depth=config.draft_depth or config.num_speculative_tokens,
-                num_nodes=config.num_speculative_tokens,
-                topk=config.draft_topk,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-            )
-            allocate = partial(
-                allocate_kv_caches,
-                device=draft_network.device,
-                cache_shape=kv_cache_shape,
-            )
-            proposes = network_drafting(
-                draft_network, cast(Network, network), self._rows, plan, limits, self._step_inputs, allocate
-            )
+            proposes = self._network_drafter(draft_network, cast(Network, network))
         self._drafting: PacedDrafting | None = None
         if proposes is not None:
             self._drafting = PacedDrafting(proposes, draft_controller, self._rows, config, vocab_size)
@@ -219,6 +204,20 @@ class ModelRunner:
         """The sampler, with the ops that this device has more than the reference of."""
         backends = [op_table().choose(op, OpRequest(device=self._device.type)) for op in SAMPLING_OPS]
         return Sampler(state, *(None if each.name == "reference" else each.function for each in backends))
+
+    def _network_drafter(self, draft_network: Network, network: Network) -> RowDrafter:
+        """What drafts by a network of its own."""
+        from quire_spec_decode.network_drafting import network_drafting  # many modules, for who drafts by networks
+
+        config = self._config
+        limits = DraftLimits(
+            depth=config.draft_depth or config.num_speculative_tokens,
+            num_nodes=config.num_speculative_tokens,
+            topk=config.draft_topk,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        allocate = partial(allocate_kv_caches, device=draft_network.device, cache_shape=kv_cache_shape)
+        return network_drafting(draft_network, network, self._rows, self._plan, limits, self._step_inputs, allocate)
 
     def _make_captured(
         self, network: RunnableNetwork, capture: CaptureStep, drafter: RowDrafter | None
