@@ -18,6 +18,8 @@ from pictures.conversations import messages
 from pictures.labels import GRID, LABEL_SIZES, labels
 from pictures.questions import TASKS, viewing
 from pictures.scenes import HELD_KINDS, Scene
+from pictures.stream import drawn
+from train_vision import NUM_TOKENS, ROWS, pack_drawn
 from vision import EMBED_ID, NUM_EMBEDS, Seeing, VisionChat
 from vision_checkpoint import ADAPTER, load_reader, load_seeing
 
@@ -101,6 +103,19 @@ def test_pictures_are_numbered_and_have_a_place_for_each_embedding() -> None:
     text = chat.render(messages(asked))
     assert "user\nPicture 1: <image>\nPicture 2: <image>\n" + asked.questions[0].text in text
     assert chat.encode(text).count(EMBED_ID) == 2 * NUM_EMBEDS
+
+
+def test_a_micro_batch_trains_what_answers_say() -> None:
+    chat, source = VisionChat(), Source(Random(8))
+    batch = [drawn(viewing(source, "comparing", 2)) for _ in range(ROWS[2])]
+    m = pack_drawn(batch, source, chat)
+    assert (m.rows, len(m.ids)) == (ROWS[2], NUM_TOKENS)
+    assert (m.ids == EMBED_ID).sum() == 2 * NUM_EMBEDS * len(batch)
+    assert EMBED_ID not in m.labels
+    for row, each in enumerate(batch):
+        learned = chat.tokenizer.decode(m.labels[m.chosen // m.row_len == row].tolist())
+        assert each.viewing.questions[0].answer in learned
+        assert each.viewing.questions[0].text not in learned
 
 
 def test_embeddings_of_words_in_their_place_give_what_the_words_give() -> None:

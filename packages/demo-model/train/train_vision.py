@@ -20,7 +20,7 @@ from random import Random
 import numpy as np
 import torch
 import torch.nn.functional as F
-from batches import MicroBatch, pack
+from batches import MicroBatch, Row, pack
 from corpus.words import Source
 from evaluate import load_model
 from model import Llama
@@ -185,7 +185,7 @@ class Answers:
         with torch.no_grad():
             for name, weight in self._weights.items():
                 weight.copy_(merged[name])
-        packed = [self._packed(batch) for batch in batches]
+        packed = [pack_drawn(batch, self._source, self._chat) for batch in batches]
         num_targets = sum(len(each.labels) for each in packed)
         mean = 0.0
         for batch, places in zip(batches, packed, strict=True):
@@ -209,17 +209,25 @@ class Answers:
         )  # fmt: skip
         return F.cross_entropy(logits.float(), torch.from_numpy(places.labels), reduction="sum")
 
-    def _packed(self, batch: list[Drawn]) -> MicroBatch:
-        rows = []
-        longest = NUM_TOKENS // len(batch) // 32 * 32
-        for each in batch:
-            plain = messages(each.viewing)
-            for turns in (mixed(self._source, each.viewing), plain, plain[:4], plain[:2]):
-                ids = self._chat.encode(self._chat.render(turns))
-                if len(ids) <= longest:
-                    break
-            rows.append((ids, self._chat.targets(ids)))
-        return pack(rows, NUM_TOKENS, self._chat.pad_id)
+
+def pack_drawn(batch: list[Drawn], source: Source, chat: VisionChat) -> MicroBatch:
+    """A micro-batch of conversations about drawn pictures, of as many turns as there is room for.
+
+    Args:
+        batch: What was drawn, for each conversation.
+        source: Draws what else is spoken of.
+        chat: Renders and encodes.
+    """
+    rows: list[Row] = []
+    longest = NUM_TOKENS // len(batch) // 32 * 32
+    for each in batch:
+        plain = messages(each.viewing)
+        for turns in (mixed(source, each.viewing), plain, plain[:4], plain[:2]):
+            ids = chat.encode(chat.render(turns))
+            if len(ids) <= longest:
+                break
+        rows.append(Row(ids, chat.targets(ids)))
+    return pack(rows, NUM_TOKENS, chat.pad_id)
 
 
 def micro_batches(drawings: Iterator[list[Drawn]]) -> Iterator[list[list[Drawn]]]:
