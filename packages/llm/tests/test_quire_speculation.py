@@ -239,6 +239,23 @@ def test_other_drafters(kind: str, tmp_path: Path, expected: list[Any]) -> None:
         LLM(**SETTINGS, speculative_config=given | refused[kind])
 
 
+def test_a_parallel_head_drafts_one_after_another_where_asked(tmp_path: Path, expected: list[Any]) -> None:
+    folder = write_block_drafter(tmp_path, "peagle")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["mask_hidden"]  # which drafts from one pass need
+    save_file(tensors, folder / "model.safetensors")
+    given: dict[str, Any] = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 3}
+    for eagle_topk in (1, 2):
+        off = given | {"parallel_drafting": False, "eagle_topk": eagle_topk}
+        llm = LLM(**SETTINGS, speculative_config=off)
+        assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+        assert llm.stats().num_draft_tokens_total > 100
+        assert ("in trees of" in llm.engine_info.choices["speculation"]) == (eagle_topk == 2)
+        llm.close()
+    with pytest.raises(CheckpointError, match="has no mask_hidden; turn parallel_drafting off"):
+        LLM(**SETTINGS, speculative_config=given)
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_trees_of_the_demo_model(adaptive: bool, expected: list[Any]) -> None:
     settings = {**SETTINGS, "speculative_adaptive": adaptive, "speculative_eagle_topk": 6}

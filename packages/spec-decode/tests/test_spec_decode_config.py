@@ -61,6 +61,15 @@ def test_trees() -> None:
             SpecDecodeConfig(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["dflash", "medusa", "draft_model", "ngram", "none"])
+def test_only_heads_may_draft_one_after_another_instead(method: str) -> None:
+    for head in ("eagle", "eagle3"):
+        assert not SpecDecodeConfig(method=head, parallel_drafting=False).parallel_drafting
+    with pytest.raises(ConfigError, match=f"eagle, eagle3, and method is '{method}'") as refused:
+        SpecDecodeConfig(method=method, parallel_drafting=False)
+    assert refused.value.field == "parallel_drafting"
+
+
 def test_needs_neither_torch_nor_numpy() -> None:
     check = "import sys, quire_spec_decode; assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

@@ -159,7 +159,7 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
     if not any(type(spec) in (FullAttentionSpec, LatentAttentionSpec) for spec in specs.values()):
         raise ConfigError(
             "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for "
-            "its own; use speculative method ngram or suffix",
+            "its own; use speculative method ngram or suffix, or medusa or mlp_speculator with heads for this model",
             field="speculative_method",
         )
 

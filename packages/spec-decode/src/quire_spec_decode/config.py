@@ -133,6 +133,12 @@ class SpecDecodeConfig(Settings):
                 f"is {self.method!r}",
                 field="eagle_topk",
             )
+        if not self.parallel_drafting and self.method not in ("eagle", "eagle3"):
+            raise ConfigError(
+                f"parallel_drafting off is for the methods eagle, eagle3, and method is {self.method!r}; leave "
+                "parallel_drafting out",
+                field="parallel_drafting",
+            )
         if self.num_draft_tokens is not None:
             if self.eagle_topk == 1:
                 raise ConfigError(

@@ -49,7 +49,7 @@ def draft_group(plan: KVCachePlan) -> int:
             return index
     raise ConfigError(
         "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for its "
-        "own; use speculative method ngram or suffix",
+        "own; use speculative method ngram or suffix, or medusa or mlp_speculator with heads for this model",
         field="speculative_method",
     )
 
