@@ -53,12 +53,12 @@ MEASURED_MS = {
 ROWS = [(shape, "h100", batch, context) for shape, batch, context in MEASURED_MS] + [
     ("8b", "h200", 1, 1024), ("8b", "h200", 64, 1024), ("0.6b", "h200", 1, 1024)
 ]  # fmt: skip
-"""Estimates that the test holds: shape, device, requests, tokens of each."""
+"""Estimates of `--table`: shape, device, requests, tokens of each."""
 SHARES = {"attention": 0.75, "product": 0.96, "other": 0.8}
 """Of the GPU's rate of reading, what kernels of a kind reach once they run."""
 LAUNCH_US = {"attention": 2.0, "product": 3.5, "other": 2.5}
 """What a launch within a graph takes besides: to start, to fill the GPU, to drain it. These and the shares were chosen
-so that the six steps that an H100 has measured are met within 1 %."""
+so that the six steps that an H100 has measured are met within 1.1 %."""
 BLOCK = 16
 
 
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--device", default="h200", type=str.lower, choices=tuple(DEVICES))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--table", action="store_true", help="all rows that the test holds")
+    parser.add_argument("--table", action="store_true", help="all of ROWS")
     args = parser.parse_args()
     if args.table:
         for row in ROWS:

