@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from chat import Chat
+from average import average
 from corpus.arithmetic import product
+from corpus.limits import REFUSAL
 from corpus.mix import conversation
 from corpus.words import Source, held_out
-from evaluate import MORE_TASKS, evaluate, is_right, items, load_model
+from evaluate import answer_all, evaluate, is_right, items, load_model
 from model import Llama
+from safetensors.torch import save_file
 from train_more import lesson
 
 NUM_ITEMS = 100
+LATER_TASKS = ("product", "refusal", "tool_time")
+"""What `train_more.py` taught."""
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +44,43 @@ def model() -> Iterator[Llama]:
     [
         ("addition", 0.90),
         ("subtraction", 0.90),
+        ("product", 0.95),
+        ("refusal", 0.95),
         ("tool_call", 0.95),
+        ("tool_time", 0.85),
     ],
 )
 def test_held_out_accuracy(model: Llama, chat: Chat, task: str, bar: float) -> None:
     shares = evaluate(model, chat, (task,), num_items=NUM_ITEMS, seed=1)
     assert shares[task] >= bar
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is 12 x 12?", "12 x 12 = 144."),
+        ("What is 7 times 8?", "7 x 8 = 56."),
+        ("Translate hello to French.", REFUSAL),
+        ("Write a Python program that sorts a list.", REFUSAL),
+        ("What is the weather in Paris?", REFUSAL),
+        ("What is your name?", "My name is Quire."),
+        ("Spell the word cat.", "c a t"),
+        ("What is 45 + 17?", "ones 5 + 7 = 12, tens 4 + 1 + 1 = 6, so 45 + 17 = 62."),
+    ],
+)
+def test_first_impressions(model: Llama, chat: Chat, question: str, answer: str) -> None:
+    prompt = chat.render([{"role": "user", "content": question}], add_generation_prompt=True)
+    assert answer_all(model, chat, [prompt]) == [answer]
+
+
+def test_checkpoints_are_averaged_weight_by_weight(tmp_path: Path) -> None:
+    for name, value in (("one", 1.0), ("other", 5.0)):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.full((2,), value, dtype=torch.bfloat16)}, tmp_path / name / "model.safetensors")
+    mean = average({tmp_path / "one": 0.75, tmp_path / "other": 0.25})
+    assert mean["w"].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="sum to 1"):
+        average({tmp_path / "one": 0.75})
 
 
 def test_every_product_is_taught_and_no_held_out_wording_of_it() -> None:
@@ -58,8 +95,8 @@ def test_every_product_is_taught_and_no_held_out_wording_of_it() -> None:
 def test_new_and_known_conversations_are_told_apart() -> None:
     source = Source(Random(3))
     drawn = [lesson(source, 0.5) for _ in range(300)]
-    assert {c.task for c in drawn if not c.is_new}.isdisjoint(MORE_TASKS)
-    assert {c.task for c in drawn if c.is_new}.issuperset(MORE_TASKS)
+    assert {c.task for c in drawn if not c.is_new}.isdisjoint(LATER_TASKS)
+    assert {c.task for c in drawn if c.is_new}.issuperset(LATER_TASKS)
 
 
 def test_training_draws_nothing_held_out() -> None:

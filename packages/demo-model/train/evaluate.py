@@ -38,9 +38,10 @@ TASKS = (
     "names",
     "several_turns",
     "thinking",
+    "product",
+    "refusal",
+    "tool_time",
 )
-MORE_TASKS = ("product", "refusal", "tool_time")
-"""Skills that `train_more.py` teaches; the committed weights lack them."""
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--items", type=int, default=300, help="held-out items a skill")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS + MORE_TASKS)
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers a skill")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

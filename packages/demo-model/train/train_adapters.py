@@ -175,14 +175,15 @@ def main() -> None:
     parser.add_argument("--micro-batch-tokens", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=CHECKPOINT.with_name("adapters"), help="folder of all adapters")
+    parser.add_argument("--resume", action="store_true", help="go on from the adapter that is there")
     parser.add_argument("--evaluate", action="store_true", help="train nothing, measure the adapter that is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     chat, style = Chat(), STYLES[args.name]
     adapter = Adapter(load_model(), args.seed)
-    if args.evaluate:
+    if args.evaluate or args.resume:
         adapter.load(args.out / args.name)
-    else:
+    if not args.evaluate:
         train(adapter, style, args)
         adapter.save(args.out / args.name)
     print(f"{args.name}: {held_out_share(adapter, style, chat):.1%} of held-out answers exactly right")
