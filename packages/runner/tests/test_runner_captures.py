@@ -5,6 +5,7 @@ Graphs are recorded operations on the CPU, or a driver that only counts time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,11 @@ from test_runner_adapter_graphs import PROMPTS, Driver, random_model
 from torch import Tensor
 
 from quire_ops import LoraTokens
+from quire_runner import ThreadedExecutor
+from quire_runner.executor import IDLE_S
 from quire_runner.graphs import DecodeGraphs
 from quire_sampling import SampleMode
+from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.recorded_graph import record_graph
 
 LAUNCHES_S, REPLAY_S = 0.015, 0.005
@@ -90,7 +94,7 @@ class CountedTime:
         self.gaps_s: list[float] = []
         self.graphs = DecodeGraphs(
             self._compute, SIZES, MODES, padding_row=9, device=torch.device("cpu"), capture=self._capture,
-            in_background=False, clock=lambda: self.now_s, **options,
+            clock=lambda: self.now_s, **{"in_background": False, **options},
         )  # fmt: skip
 
     def _compute(
@@ -167,6 +171,83 @@ def test_memory_is_bounded() -> None:
     assert not driver.graphs.has_left
     driver.serve(60)
     assert driver.num_captures == 3
+
+
+def test_ranks_capture_the_same_graphs_at_the_same_steps() -> None:
+    """Whatever the clock of each says, and the memory of each."""
+    ranks = [CountedTime(pause_s=1e9, has_memory=lambda: False), CountedTime(in_background=True)]
+    captured = []
+    for rank in ranks:
+        rank.graphs.follow_steps()
+        captured.append([(len(rank.serve(1)), rank.num_captures) for _ in range(30)])
+        assert not rank.graphs.has_left
+    assert captured[0] == captured[1]
+    assert ranks[0].num_captures == 1
+    assert max(ranks[0].serve(60)[24:]) == max(ranks[1].serve(60)[24:]) == pytest.approx(REPLAY_S)
+
+
+def test_the_message_about_failed_captures_names_the_steps(caplog: pytest.LogCaptureFixture) -> None:
+    driver = CountedTime(steps="steps with prompts")
+    driver.graphs._capture = lambda step: 1 // 0  # type: ignore[assignment]
+    driver.graphs.capture(60.0)
+    assert "steps with prompts of 1 tokens cannot be captured" in caplog.text
+
+
+class HeldReads:
+    """A runner whose results come when they are released."""
+
+    has_deferred_work = True
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.done_at_slack: list[bool] = []
+
+    def launch(self, output: Any) -> Callable[[], Any]:
+        def read() -> Any:
+            assert self.release.wait(60)
+            return output
+
+        return read
+
+    def run(self, output: Any) -> Any:
+        return self.launch(output)()
+
+    def use_slack(self) -> None:
+        self.done_at_slack.append(self.release.is_set())
+        self.has_deferred_work = False
+
+    def close(self) -> None:
+        pass
+
+
+def test_nothing_is_captured_while_a_step_runs_on_the_device() -> None:
+    runner = HeldReads()
+    executor = ThreadedExecutor(runner, reads_apart=True)
+    future = executor.execute(ExecutorSuite().prefill(0, [0], [1, 2]))
+    time.sleep(4 * IDLE_S)
+    assert not runner.done_at_slack
+    runner.release.set()
+    future.result(timeout=60)
+    deadline_s = time.monotonic() + 60
+    while runner.has_deferred_work and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    executor.close()
+    assert runner.done_at_slack == [True]
+
+
+@pytest.mark.parametrize("capture_s", [0.0, 1e-9])
+def test_a_server_without_requests_captures(monkeypatch: pytest.MonkeyPatch, capture_s: float) -> None:
+    add_torch_ops(monkeypatch)
+    engine = Engine(DeviceNetwork(), capture=record_graph, max_num_seqs=2)
+    engine.runner.warm_up(capture_s)
+    executor = ThreadedExecutor(engine.runner, reads_apart=True)
+    executor.prepare(engine.runner.learn_draft_costs)
+    deadline_s = time.monotonic() + 60
+    while engine.runner.has_deferred_work and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert engine.runner.graphs is not None
+    assert len(engine.runner.graphs.captured) == 8
+    executor.close()
 
 
 def test_a_runner_without_steps_captures_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from quire.data_parallel import engine_ranks
 from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
 from quire.expert_parallel import expert_parallel_of
-from quire.kernel_builds import use_kernels, watch_kernels
+from quire.kernel_builds import capture_time_s, use_kernels, watch_kernels
 from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, tier_setting
 from quire.kv_transfers import make_transfers
 from quire.live_config import Reconfigure
@@ -459,8 +459,7 @@ def _build_device_side(
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device, is_host = config.runner.device, platform_of(config.runner.device).is_host
     if not is_host:
-        # Ranks must capture the same graphs, and each has a clock of its own.
-        add_stats.append(watch_kernels(runner, config.runner.cuda_graph_capture_s if ranks is None else 0.0))
+        add_stats.append(watch_kernels(runner, capture_time_s(config)))
     executor: Executor = runner
     if ranks is not None:
         executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=serves_strangers)

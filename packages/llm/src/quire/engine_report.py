@@ -245,7 +245,9 @@ def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
     refusal = None if network.adapters is None else network.adapters.capture_refusal
     without = "" if refusal is None else f"; with adapters none: {refusal}"
     sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
-    return f"{sizes_of}, {len(runner.graphs.captured)} captured at the start, the rest while no step waits{without}"
+    waits = config.parallel.num_ranks == 1 and config.engine.depth(config.runner.device) > 0
+    rest = "while no step waits" if waits else "when steps want them"
+    return f"{sizes_of}, {len(runner.graphs.captured)} captured at the start, the rest {rest}{without}"
 
 
 def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:

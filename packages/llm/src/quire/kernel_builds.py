@@ -15,7 +15,7 @@ from quire_interfaces import SchedulerStats
 if TYPE_CHECKING:
     from quire_runner import ModelRunner
 
-__all__ = ["use_kernel_tables", "use_kernels", "watch_kernels"]
+__all__ = ["capture_time_s", "use_kernel_tables", "use_kernels", "watch_kernels"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,9 +39,15 @@ def use_kernels(config: QuireConfig) -> None:
             builder.use(Path(config.runner.kernel_cache))
 
 
-def watch_kernels(runner: ModelRunner, capture_s: float) -> Callable[[SchedulerStats], None]:
-    """Have everything compiled that steps need, capture graphs for up to `capture_s` seconds, then count what is
-    compiled nevertheless."""
+def capture_time_s(config: QuireConfig) -> float | None:
+    """Seconds of the start in which a rank captures graphs. None where ranks share the network: each has a clock of its
+    own, and all must capture the same graphs."""
+    return config.runner.cuda_graph_capture_s if config.parallel.num_ranks == 1 else None
+
+
+def watch_kernels(runner: ModelRunner, capture_s: float | None) -> Callable[[SchedulerStats], None]:
+    """Have everything compiled that steps need, capture graphs for up to `capture_s` seconds (None: what
+    `ModelRunner.warm_up` says), then count what is compiled nevertheless."""
     from quire_ops import kernel_builders
 
     try:

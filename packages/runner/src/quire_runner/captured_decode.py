@@ -143,9 +143,10 @@ class CapturedDecode:
         return sampling.read(step, sampled, failures, step.empty_result())
 
     @torch.inference_mode()
-    def warm_up(self, step_inputs: OpFunction, capture_s: float) -> None:
+    def warm_up(self, step_inputs: OpFunction, capture_s: float | None) -> None:
         """Run steps of many sizes on padding, prompts by `step_inputs` among them: what they need to have compiled is
-        there when the first request comes. Then capture graphs, for up to `capture_s` seconds."""
+        there when the first request comes. Then capture graphs, for up to `capture_s` seconds; None leaves all of them
+        to steps (`DecodeGraphs.follow_steps`)."""
         self.graphs.warm_up()
         if self.mixed is not None:
             self.mixed.graphs.warm_up()
@@ -154,11 +155,14 @@ class CapturedDecode:
             if sum(query_lens) <= most:
                 for num_computed in {0, self._config.max_model_len - max(query_lens)}:
                     self._padded.run_prompt(step_inputs, query_lens, num_computed)
-        if capture_s > 0:
-            begin_s = time.monotonic()
-            self.graphs.capture(capture_s, None if self._adapters is None else self._lora_of)
-            if self.mixed is not None:
-                self.mixed.graphs.capture(capture_s - (time.monotonic() - begin_s))
+        if capture_s is None:
+            for graphs in self._all_graphs():
+                graphs.follow_steps()
+            return
+        begin_s = time.monotonic()
+        self.graphs.capture(capture_s, None if self._adapters is None else self._lora_of)
+        if self.mixed is not None:
+            self.mixed.graphs.capture(capture_s - (time.monotonic() - begin_s))
 
     @property
     def has_left(self) -> bool:

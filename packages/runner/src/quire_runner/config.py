@@ -93,7 +93,7 @@ class RunnerConfig(Settings):
     cuda_graph_capture_s: float = setting(
         30.0,
         help="Seconds of the start in which graphs are captured; those that are left are captured while no step waits, "
-        "or when steps want them.",
+        "or when steps want them. Several ranks capture none at the start, and each graph when a second step wants it.",
         unit="seconds",
         check=at_least(0),
     )

@@ -25,7 +25,7 @@ class ThreadedExecutor:
 
     On a device that computes beside the host, a second thread waits for results: the next step is launched while the
     device still computes, and the device never waits for the host. While no step comes, the first thread does what the
-    runner has deferred (`use_slack`), piece by piece.
+    runner has deferred (`use_slack`), piece by piece, from `prepare` on.
 
     Args:
         runner: Owned from now on: `close` closes it.
@@ -80,6 +80,8 @@ class ThreadedExecutor:
     def prepare(self, function: Callable[[], None]) -> None:
         """Call `function` in the thread that runs steps, and wait for it. Before the first step."""
         self._worker.submit(function).result()
+        if self._reader is not None:
+            self._worker.submit(self._use_slack, None)
 
     def close(self) -> None:
         """Finish running steps and give all memory back. Idempotent.
@@ -113,20 +115,21 @@ class ThreadedExecutor:
             future.set_exception(error)
             return
         reader.submit(_resolve, future, read)
-        if self._num_submitted == self._num_launched and self._runner.has_deferred_work:
-            self._use_slack()
+        self._use_slack(future)
 
-    def _use_slack(self) -> None:
-        """Do deferred work until there is none, or a step comes."""
+    def _use_slack(self, last: Future[ModelRunnerOutput] | None) -> None:
+        """Do deferred work until there is none, or a step comes. `last`: the step before, which may still run."""
 
         def has_steps() -> bool:
             return self._closed or self._num_submitted != self._num_launched
 
-        while self._runner.has_deferred_work:
+        while self._num_submitted == self._num_launched and self._runner.has_deferred_work:
+            is_idle = last is None or last.done()
             with self._submitted:
                 if self._submitted.wait_for(has_steps, IDLE_S):
                     return
-            self._runner.use_slack()
+            if is_idle:
+                self._runner.use_slack()
 
 
 def _resolve(future: Future[ModelRunnerOutput], read: Callable[[], ModelRunnerOutput]) -> None:

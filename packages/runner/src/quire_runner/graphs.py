@@ -149,6 +149,7 @@ class DecodeGraphs:
         has_memory: Asked before each capture whether there is memory for one more graph.
         clock: Gives seconds.
         pad: Makes the numbers [5, size] of a step of nothing but padding.
+        steps: What the steps are, for messages.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class DecodeGraphs:
         has_memory: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         pad: Callable[[int], Ints] | None = None,
+        steps: str = "decode steps",
     ) -> None:
         self._compute = compute
         self._sizes = sorted(set(sizes))
@@ -183,6 +185,7 @@ class DecodeGraphs:
         self._has_memory = has_memory
         self._clock = clock
         self._pad = pad or self._all_padding
+        self._steps = steps
         self._last_capture_s = -math.inf
         self._lora_of: MakeLora | None = None
         self._left: dict[_GraphKey, None] = {}
@@ -255,6 +258,11 @@ class DecodeGraphs:
         else:
             self._try_capture(key, lora)
 
+    def follow_steps(self) -> None:
+        """Let steps alone decide what is captured and when, whatever time and memory there is. Ranks that share a
+        network get the same steps, and have to launch the same collectives in the same order, in one thread."""
+        self._worker, self.pause_s, self._has_memory = None, 0.0, lambda: True
+
     def _in_order_of_use(self, has_adapters: bool) -> list[_GraphKey]:
         keys = [
             _GraphKey(size, mode, adapted)
@@ -308,7 +316,8 @@ class DecodeGraphs:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             _logger.warning(
-                "decode steps of %d rows cannot be captured in a graph, and run kernel by kernel: %s",
+                "%s of %d tokens cannot be captured in a graph, and run kernel by kernel: %s",
+                self._steps,
                 key.size,
                 self.failure,
             )

@@ -88,6 +88,7 @@ class CapturedMixed:
             has_memory=has_memory,
             pause_s=pause_s,
             pad=self._padding,
+            steps="steps with prompts",
         )
 
     def try_run(self, step: Step) -> PendingResult | None:

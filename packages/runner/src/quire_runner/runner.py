@@ -282,13 +282,13 @@ class ModelRunner:
         """Graphs of decode steps; None where none are captured, and `graph_refusal` says why."""
         return None if self._captured is None else self._captured.graphs
 
-    def warm_up(self, capture_s: float = 0.0) -> None:
+    def warm_up(self, capture_s: float | None = 0.0) -> None:
         """Run steps of many sizes on padding, where decode steps are captured: what they need to have compiled is there
         when the first request comes. Then capture graphs of decode steps. Before the first step.
 
         Args:
             capture_s: Time for capturing, in seconds. What is left is captured while no step waits (`use_slack`), or
-                when steps want it.
+                when steps want it. None, for runners that share a network: steps alone decide what is captured.
         """
         self._platform.use(self._config.device)
         if self._captured is not None:
@@ -303,6 +303,7 @@ class ModelRunner:
         """Do one piece of the work that was deferred until no step waits: capture a graph. In the thread that runs
         steps."""
         if self._captured is not None:
+            self._platform.use(self._config.device)
             self._captured.capture_left()
 
     def learn_draft_costs(self) -> None:
