@@ -63,8 +63,8 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     return list(out[0, len(prompt) :].tolist())
 
 
-# Llama's shape without a network of its own; a mixture, whose experts take none.
-@pytest.mark.parametrize("architecture", ["Ernie4_5ForCausalLM", "HunYuanMoEV1ForCausalLM"])
+# Llama's shape without a network of its own; a mixture, whose experts take none; recurrent layers.
+@pytest.mark.parametrize("architecture", ["Ernie4_5ForCausalLM", "HunYuanMoEV1ForCausalLM", "Lfm3ForCausalLM"])
 def test_tokens_are_pefts(architecture: str, tmp_path: Path) -> None:
     base = network(architecture, tmp_path)
     config = ModelConfig.from_path(tmp_path)

@@ -11,8 +11,9 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire_interfaces import CheckpointError
-from quire_models import ModelConfig
+from quire_models import ModelConfig, load_model
 from quire_models.hub import CODE_FILE_PATTERNS
+from quire_models.transformers_backend.config import FallbackSpec
 from quire_renderers import load_tokenizer
 from quire_testkit.parity.case import LLAMA_FIELDS
 
@@ -44,6 +45,23 @@ class OwnTokenizer(PreTrainedTokenizerFast):
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         options.pop("tokenizer_object", None)
         super().__init__(tokenizer_object=words, **options)
+"""
+PYTHON_TOKENIZATION = """
+from transformers import PreTrainedTokenizer
+
+class OwnTokenizer(PreTrainedTokenizer):
+    @property
+    def vocab_size(self):
+        return 200
+
+    def get_vocab(self):
+        return {f"w{i}": i for i in range(200)}
+
+    def _convert_token_to_id(self, token):
+        return 0
+
+    def _convert_id_to_token(self, index):
+        return f"w{index}"
 """
 AUTO_MAP = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
 SETTINGS: dict[str, Any] = {"max_model_len": 64, "num_gpu_blocks_override": 64, "dtype": "float32"}
@@ -90,6 +108,15 @@ def test_trusted_code_runs(own: Path) -> None:
     assert report["remote code"].startswith("trusted")
 
 
+def test_trusted_code_drafts(own: Path) -> None:
+    draft = {"speculative_method": "draft_model", "speculative_model": str(own), "num_speculative_tokens": 2}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(str(own), trust_remote_code=True, **SETTINGS) as llm:
+        expected = llm.generate([[7, 9, 30]], params, use_tqdm=False)[0].outputs[0].token_ids
+    with LLM(str(own), trust_remote_code=True, **draft, **SETTINGS) as llm:
+        assert llm.generate([[7, 9, 30]], params, use_tqdm=False)[0].outputs[0].token_ids == expected
+
+
 def test_code_is_not_run_unasked(own: Path) -> None:
     (own / "modeling_own.py").write_text("raise SystemExit('run')")
     (own / "tokenization_own.py").write_text("raise SystemExit('run')")
@@ -105,6 +132,42 @@ def test_code_of_other_repositories_is_refused(own: Path, name: str | None) -> N
     (own / "config.json").write_text(json.dumps({**values, "auto_map": {"AutoModelForCausalLM": name}}))
     with pytest.raises(CheckpointError, match="auto_map must name a file of this folder"):
         ModelConfig.from_path(own, trusts_code=True)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_tokenizers_of_other_repositories_are_refused(own: Path, file: str) -> None:
+    values = json.loads((own / file).read_text())
+    code = {"AutoTokenizer": [None, "somebody/else--tokenization_own.OwnTokenizer"]}
+    (own / file).write_text(json.dumps({**values, "auto_map": code}))
+    with pytest.raises(CheckpointError, match=r"auto_map names code of another repository \(somebody/else"):
+        load_tokenizer(own, trusts_code=True)
+
+
+def test_tokenizer_in_python_is_refused_by_kind(own: Path) -> None:
+    (own / "tokenization_own.py").write_text(PYTHON_TOKENIZATION)
+    with pytest.raises(CheckpointError, match=r"OwnTokenizer\) is written in Python"):
+        load_tokenizer(own, trusts_code=True)
+
+
+def test_code_beside_a_class_of_transformers_is_not_run(own: Path) -> None:
+    values = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**values, "architectures": ["CwmForCausalLM"], "model_type": "cwm"}))
+    for trusts_code in (False, True):
+        spec = ModelConfig.from_path(own, trusts_code=trusts_code).network
+        assert spec.built_by == FallbackSpec.built_by
+
+
+def test_quantized_code_is_copied_once(own: Path, tmp_path: Path) -> None:
+    values = json.loads((own / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (own / "config.json").write_text(json.dumps({**values, "quantization_config": quantization}))
+    for file in own.glob("*.safetensors"):
+        file.unlink()
+    model = ModelConfig.from_path(own, trusts_code=True)
+    for _ in range(2):
+        load_model(model, own, dtype="float32", load_format="dummy")
+    copies = {path.parent for path in (tmp_path / "modules").rglob("modeling_own.py")}
+    assert len(copies) == 1
 
 
 def test_code_that_fails_is_named(own: Path) -> None:

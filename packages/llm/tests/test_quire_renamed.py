@@ -41,7 +41,7 @@ def test_tokens_are_those_of_transformers_class(name: str, tmp_path: Path) -> No
 
 
 def test_code_of_a_checkpoint_is_refused_under_other_names() -> None:
-    case = CASES["MellumForCausalLM"]
-    fields = {**case.fields, "architectures": ["MellumForCausalLM"], "model_type": "mellum", "auto_map": {"a": "b"}}
+    fields = {**CASES["CwmForCausalLM"].fields, "model_type": "own", "auto_map": {"a": "b"}}
+    fields["architectures"] = ["OwnForCausalLM"]  # which Transformers does not have
     with pytest.raises(CheckpointError, match="auto_map"):
         ModelConfig.from_dict(fields)

@@ -108,8 +108,8 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
             feature_width=target.hidden_size,
         )
     if settings.method == "draft_model":
-        draft = ModelConfig.from_path(folder)
-        _check_vocabulary(draft, folder, target, target_folder)
+        draft = ModelConfig.from_path(folder, trusts_code=config.model.trust_remote_code)
+        _check_vocabulary(draft, folder, target, target_folder, trusts_code=config.model.trust_remote_code)
         layers, num_features = tuple[int, ...](), 0
     else:
         draft = _head(settings, folder)
@@ -137,6 +137,7 @@ def _folder(config: QuireConfig) -> Path:
             settings.revision,
             modelscope=config.model.use_modelscope,
             pickled=config.model.load_format == "pt",
+            with_code=config.model.trust_remote_code,
         )
     if config.model.model is None:
         from quire_demo_model import draft_paths
@@ -164,9 +165,12 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
         )
 
 
-def _check_vocabulary(draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None) -> None:
+def _check_vocabulary(
+    draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None, *, trusts_code: bool
+) -> None:
     """Tokenizers are compared, and not the embeddings' sizes, which are padded as each model likes."""
-    theirs, ours = _tokens(folder), None if target_folder is None else _tokens(target_folder)
+    theirs = _tokens(folder, trusts_code)
+    ours = None if target_folder is None else _tokens(target_folder, trusts_code)
     if theirs is None or ours is None:  # a drafter may come without a tokenizer
         if draft.vocab_size < target.vocab_size:
             raise ConfigError(
@@ -185,11 +189,11 @@ def _check_vocabulary(draft: ModelConfig, folder: Path, target: ModelConfig, tar
             )
 
 
-def _tokens(folder: Path) -> dict[str, int] | None:
+def _tokens(folder: Path, trusts_code: bool) -> dict[str, int] | None:
     """Token -> id of a folder's tokenizer; None where there is none."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return _tokens_of_other_files(folder)
+        return _tokens_of_other_files(folder, trusts_code)
     try:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
         vocab = stored["model"]["vocab"]
@@ -200,10 +204,10 @@ def _tokens(folder: Path) -> dict[str, int] | None:
     return table
 
 
-def _tokens_of_other_files(folder: Path) -> dict[str, int] | None:
+def _tokens_of_other_files(folder: Path, trusts_code: bool) -> dict[str, int] | None:
     """Text -> id of each token of a tokenizer that is kept in another format."""
     try:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, trusts_code=trusts_code)
     except CheckpointError:
         return None
     names = ((tokenizer.id_to_token(token_id), token_id) for token_id in range(tokenizer.vocab_size))

@@ -278,4 +278,4 @@ def _load_by_itself(model: Any, folder: str | Path, load_format: str, language_m
         )
     model.load(folder, dummy=load_format == "dummy", language_model_only=language_model_only)
     if model.adapters is not None:
-        place_adapters(model._model, model._body, model.adapters, model._try)
+        place_adapters(model._model, model._decoder, model.adapters, model._try)

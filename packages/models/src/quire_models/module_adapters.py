@@ -21,18 +21,18 @@ ROUTED = ".experts."
 """In the names of layers that see some of a step's tokens, in an order of their own."""
 
 
-def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_one_token: Callable[[], None]) -> None:
+def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_tokens: Callable[[], None]) -> None:
     """Register the linear layers of a body under their full names, and add to what they give.
 
     Quire's own layers in the place of torch's are among them (`ExchangedLinear`), whatever form their weights have.
 
-    Layers count that see each token of a step once, in order: what a step of one token shows of a layer, and its name,
-    decide it. Embeddings and heads take no adapters here.
+    Layers count that see each token of a step once, in order: what some tokens show of a layer, and its name, decide
+    it. Embeddings and heads take no adapters here.
 
     Args:
         model: What names count from, as PEFT counts them.
-        body: The part of it that runs on the tokens of a step.
-        run_one_token: Runs a step of one token, without adapters.
+        body: The part of it that runs on the tokens of a step, as many as its `position_ids` [..., T] have.
+        run_tokens: Calls the body, once or more often, without adapters.
     """
     within = set(body.modules())
     sites = {
@@ -40,7 +40,14 @@ def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_o
         for name, module in model.named_modules()
         if module in within and _is_linear(module, slots) and ROUTED not in name
     }
-    run_one_token()
+    calls: list[int] = []
+    counter = body.register_forward_pre_hook(
+        lambda _, __, inputs: calls.append(inputs["position_ids"].shape[-1]), prepend=True, with_kwargs=True
+    )
+    for site in sites.values():
+        site.calls = calls
+    run_tokens()
+    counter.remove()
     for site in sites.values():
         site.decide()
 
@@ -54,12 +61,15 @@ class _Site:
 
     def __init__(self, name: str, module: nn.Linear | ExchangedLinear, slots: AdapterSlots) -> None:
         self._name, self._module, self._slots = name, module, slots
-        self._rows: list[int] = []
+        self.calls: list[int] = []
+        """Tokens of each call of the body so far, this one included."""
+        self._fits: list[bool] = []
+        """Of each call of the layer, whether it was given as many rows as the body tokens."""
         self._weights: LoraWeights | None = None
         self._handle = module.register_forward_hook(self._after)
 
     def decide(self) -> None:
-        if self._rows and set(self._rows) == {1}:
+        if self._fits and all(self._fits):
             outputs, inputs = self._module.out_features, self._module.in_features
             self._weights = self._slots.linear(self._name, outputs, inputs, self._base, self._plain)
         else:
@@ -80,7 +90,7 @@ class _Site:
         x: Tensor = args[0]
         rows = x.shape[:-1].numel()
         if self._weights is None:
-            self._rows.append(rows)
+            self._fits.append(rows == self.calls[-1])
             return
         tokens = self._slots.tokens
         if tokens is None:

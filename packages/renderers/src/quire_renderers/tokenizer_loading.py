@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from quire_interfaces import CheckpointError, Tokenizer
+from quire_interfaces import CheckpointError, Tokenizer, read_json
 from quire_renderers.fast_tokenizer import FastTokenizer
 from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
 from quire_renderers.tekken_tokenizer import TEKKEN_BOS, TEKKEN_EOS, tekken_backend
@@ -82,9 +82,25 @@ def _check_protobuf(model: Path, files: TokenizerFiles) -> None:
         )
 
 
+def _check_code(folder: Path) -> None:
+    """CheckpointError: a file names code of another repository, which would be run."""
+    for file in ("tokenizer_config.json", "config.json"):
+        path = folder / file
+        code = read_json(path).get("auto_map") if path.is_file() else None
+        named = code.values() if isinstance(code, dict) else code if isinstance(code, list) else ()
+        for name in (each for one in named for each in (one if isinstance(one, list) else [one])):
+            if "--" in str(name):
+                raise CheckpointError(
+                    f"{path}: auto_map names code of another repository ({name}), which is not run; put the file into "
+                    "the folder, read it, and name it as 'tokenization_x.XTokenizer'"
+                )
+
+
 def _through_transformers(folder: Path, files: TokenizerFiles, trusts_code: bool) -> Tokenizer:
     """The slow way, for formats that `transformers` alone can convert (vocab.json, tiktoken)."""
     remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
+    if trusts_code:
+        _check_code(folder)
     try:
         from transformers import AutoTokenizer  # heavy: only this rare path pays for it
     except ImportError as error:
@@ -92,7 +108,13 @@ def _through_transformers(folder: Path, files: TokenizerFiles, trusts_code: bool
     logger.warning("%s has no tokenizer that is read without transformers: reading it through transformers", folder)
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code)
-        backend = loaded.backend_tokenizer
+        backend = getattr(loaded, "backend_tokenizer", None)
     except Exception as error:  # every kind of error comes out of there
         raise CheckpointError(f"{folder}: transformers cannot read the tokenizer either: {error}; {remedy}") from error
+    if backend is None:
+        raise CheckpointError(
+            f"{folder}: its tokenizer ({type(loaded).__name__}) is written in Python throughout "
+            "(PreTrainedTokenizer), and only those that the library tokenizers runs (PreTrainedTokenizerFast) can be "
+            "served: convert it to tokenizer.json, or serve with token ids only"
+        )
     return FastTokenizer(backend, files)

@@ -61,6 +61,12 @@ class ExchangedLM(TransformersLM):
         with _shown_plain(self._folder, self) as plain:
             super().load(plain, dummy=dummy, language_model_only=language_model_only)
 
+    def find_class(self, folder: Path) -> Any:
+        """See `ChosenClassLM.find_class`. Code comes from the checkpoint's own folder: Transformers keeps a copy of it
+        for each folder that it is loaded from, and the one that it is shown is another one each time."""
+        own: Any = super()
+        return own.find_class(self._folder)
+
     def exchange_stored(self, model: nn.Module) -> None:
         """Take the place of the layers that the checkpoint holds quantized. Before the network has weights."""
         quantization = self.config.quantization

@@ -33,14 +33,14 @@ def backend_spec(
 
     Args:
         head: What the class has in place of an LM head; None for an LM head.
-        is_renamed: Transformers has the class under another name; code that the checkpoint brings is not run.
-        trusts_code: Code that the checkpoint brings may be run.
+        is_renamed: Transformers has the class under another name.
+        trusts_code: Code that the checkpoint brings may be run, where Transformers has no class of its name.
 
     Raises:
         CheckpointError: A field that is missing, wrong, or of a mechanism that is not run; code that may not be run.
     """
     code = config.get("auto_map")
-    if is_renamed:
+    if code is not None and (is_renamed or _transformers_has(config.get("architectures"))):
         code = None
     plain = config.named(auto_map="-")
     if code is not None and not trusts_code:
@@ -60,6 +60,15 @@ def backend_spec(
     if config.get("model_type") in STATES:
         return recurrent_spec(plain)
     return fallback_spec(plain)
+
+
+def _transformers_has(names: object) -> bool:
+    """Whether the installed Transformers has a class of one of these names. Imports no network."""
+    try:
+        import transformers
+    except ImportError:
+        return False
+    return isinstance(names, list) and not set(dir(transformers)).isdisjoint(map(str, names))
 
 
 def _is_name(name: object) -> bool:
