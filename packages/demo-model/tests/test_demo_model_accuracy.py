@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 import torch
-from chat import Chat
 from average import average
+from chat import Chat
 from corpus.arithmetic import product
 from corpus.limits import REFUSAL
 from corpus.mix import conversation
