@@ -165,7 +165,7 @@ def test_figures_and_ratios(fake: Callable[..., Engine]) -> None:
     engines = [fake("quire", token_s=0.01), fake("slow", token_s=0.04)]
     result = measure(engines, "decode,concurrent-2,prefill,first-token,memory", repeats=3)
     assert 60 < (result.median("decode", "quire") or 0) < 110
-    assert 18 < (result.median("decode", "slow") or 0) < 26
+    assert 18 < (result.median("decode", "slow") or 0) < 32
     for situation in ("decode", "concurrent-2"):
         rounds = zip(result.figures[situation]["quire"], result.figures[situation]["slow"], strict=True)
         ratios = sorted(ours / theirs for ours, theirs in rounds if ours is not None and theirs is not None)

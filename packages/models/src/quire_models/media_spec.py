@@ -47,6 +47,7 @@ UNSERVED: dict[str, str] = {
     "idefics": _CROSS_ATTENTION,
     "instructblip": _TEXT_PROMPTED,
     "instructblipvideo": _TEXT_PROMPTED,
+    "lfm3_vl": "its language model keeps states between tokens, which runs without towers only",
     "minicpmv4_7": "the slices of an image share one canvas of positions",
     "molmo2": "the tokens of all images of a prompt see one another",
     "vibevoice_asr": "its tower adds noise to what it hears",
