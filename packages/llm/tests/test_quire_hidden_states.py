@@ -76,6 +76,25 @@ def test_states_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_another_run_replaces_no_file(tmp_path: Path) -> None:
+    for prompt in PROMPTS[:2]:
+        llm = LLM(**SETTINGS, extract_hidden_states=str(tmp_path))
+        llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        llm.close()
+    files = [load_file(path)["token_ids"].tolist() for path in tmp_path.glob("*.safetensors")]
+    assert sorted(files, key=len) == PROMPTS[:2]
+
+
+def test_a_request_that_is_computed_anew_counts_once(tmp_path: Path) -> None:
+    settings = SETTINGS | {"num_gpu_blocks_override": 8, "block_size": 16, "max_model_len": 96}
+    size = sum(len(prompt) + 11 for prompt in PROMPTS) * len(LAYERS) * 256 * 4
+    llm = LLM(**settings, extract_hidden_states=str(tmp_path), extract_hidden_states_gib=size / 2**30)
+    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    assert llm.stats().num_preemptions_total > 0
+    llm.close()
+    assert len(list(tmp_path.glob("*.safetensors"))) == len(PROMPTS)
+
+
 def test_names_of_files_stay_in_the_folder() -> None:
     assert file_name("request-7/7.0") == "request-7.7.0.safetensors"
     assert file_name("../../etc/passwd/3.0") == "..%2F..%2Fetc%2Fpasswd.3.0.safetensors"

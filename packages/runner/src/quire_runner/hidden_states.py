@@ -2,7 +2,7 @@
 drafter needs them.
 
 Knows rows, steps and files; does not know when a request ends: a row that is freed has its file. A request that was
-preempted is computed anew, and its file written again.
+preempted is computed anew: its file goes when it gets a row again. Files that were there before are never replaced.
 
 Shape legend: T tokens of a request, L layers, H hidden size.
 """
@@ -10,6 +10,7 @@ Shape legend: T tokens of a request, L layers, H hidden size.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ class HiddenStatesRunner(ModelRunner):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._left_bytes = int(config.extract_hidden_states_gib * 2**30)
         self._requests: dict[int, _Request] = {}
+        self._written: dict[str, tuple[Path, int]] = {}
+        """Id of a request -> its file, and the bytes of its states."""
         super().__init__(network, plan, dataclasses.replace(config, enforce_eager=True), **options)
 
     def launch(self, output: SchedulerOutput) -> PendingResult:
@@ -108,7 +111,9 @@ class HiddenStatesRunner(ModelRunner):
         for row in output.freed_rows:
             self._write(row)
         for new in output.new_rows:
-            self._requests[new.row] = _Request(new.request_id)
+            self._remove(new.request_id)
+            if self._left_bytes >= 0:
+                self._requests[new.row] = _Request(new.request_id)
         return super().launch(output)
 
     def close(self) -> None:
@@ -133,6 +138,21 @@ class HiddenStatesRunner(ModelRunner):
             if row in self._requests:
                 self._requests[row].pieces.append(piece.clone())
 
+    def _remove(self, request_id: str) -> None:
+        """Forget what a preempted request has written; it is computed anew."""
+        path, nbytes = self._written.pop(request_id, (None, 0))
+        if path is not None:
+            path.unlink(missing_ok=True)
+            self._left_bytes += nbytes if self._left_bytes >= 0 else 0
+
+    def _free_path(self, request_id: str) -> Path:
+        """Where a request's file goes: with a number where another run has left one of that name."""
+        path = self._folder / file_name(request_id)
+        if not path.exists():
+            return path
+        numbered = (path.with_name(f"{path.stem}~{n}{path.suffix}") for n in itertools.count(2))
+        return next(each for each in numbered if not each.exists())
+
     def _write(self, row: int) -> None:
         """Write what is there of a row; a file that cannot be written is the log's, never the request's, error."""
         request = self._requests.pop(row, None)
@@ -148,7 +168,7 @@ class HiddenStatesRunner(ModelRunner):
             return
         self._left_bytes -= states.nbytes
         layers = ",".join(map(str, self._tap.feature_layers))
-        path = self._folder / file_name(request.request_id)
+        path = self._free_path(request.request_id)
         part = path.with_suffix(".part")
         try:
             save_file(
@@ -157,6 +177,7 @@ class HiddenStatesRunner(ModelRunner):
                 {"request_id": request.request_id.rpartition("/")[0] or request.request_id, "layers": layers},
             )
             part.replace(path)
+            self._written[request.request_id] = (path, states.nbytes)
         except Exception:
             _logger.exception("the hidden states of request %s could not be written", request.request_id)
 
