@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 from quire import LLM, ConfigError, RequestOutput, SamplingParams
 from quire_demo_model import checkpoint_path
@@ -102,6 +103,17 @@ def test_names_of_files_stay_in_the_folder() -> None:
     assert os.path.basename(name) == name
     assert name.endswith(".3.0.safetensors")
     assert len(name) < 255
+
+
+def test_encoders_are_refused(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path)
+    shutil.copy(checkpoint_path() / "tokenizer.json", tmp_path)
+    settings = {"enable_prefix_caching": False, "extract_hidden_states_layers": (1,)}
+    with pytest.raises(ConfigError, match="BertModel does not show the hidden states"):
+        LLM(str(tmp_path), **settings, extract_hidden_states=str(tmp_path / "states"))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_weights_are_counted_in_the_files(ernie: Path) -> None:
 def test_files_of_another_format_are_refused(ernie: Path) -> None:
     with pytest.raises(ConfigError, match="is given safetensors only"):
         load(ernie, load_format="pt")
+    with pytest.raises(ConfigError, match="leave load_format runai_streamer out"):
+        load(ernie, load_format="runai_streamer")
 
 
 @pytest.mark.parametrize(

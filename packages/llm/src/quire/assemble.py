@@ -265,6 +265,10 @@ def build_parts(
     folder = model_folder(config)
     model = read_model_config(config, folder)
     if model.is_encoder:
+        if config.runner.extract_hidden_states:
+            from quire.hidden_states_config import check_extraction  # of use to few starts
+
+            check_extraction(config, model)
         use_kernels(config)
         return build_pooling_parts(config, folder, model, report or (lambda stage, fraction: None))
     choice = choose_pooling(config, folder, model)

@@ -156,7 +156,7 @@ def make_plan(
         check_parallel(config, model)
     if config.model.enable_return_routed_experts:
         check_routed_experts(config, model)
-    if config.runner.extract_hidden_states is not None:
+    if config.runner.extract_hidden_states:
         from quire.hidden_states_config import check_extraction
 
         check_extraction(config, model)

@@ -39,7 +39,7 @@ def runner_class(config: QuireConfig) -> type[ModelRunner]:
     """What runs the steps of a rank."""
     if config.model.enable_return_routed_experts:
         return quire_runner.RoutedExpertsRunner
-    if config.runner.extract_hidden_states is not None:
+    if config.runner.extract_hidden_states:
         return quire_runner.HiddenStatesRunner
     return quire_runner.ModelRunner if config.parallel.pipeline_parallel_size == 1 else quire_runner.PipelineRunner
 

@@ -270,10 +270,10 @@ def _check_spans(model: Network) -> None:
 
 
 def _load_by_itself(model: Any, folder: str | Path, load_format: str, language_model_only: bool) -> None:
-    if load_format == "pt":
+    if load_format in ("pt", "runai_streamer"):
         raise ConfigError(
-            f"{model.config.architecture} runs through Transformers, which is given safetensors only; convert the "
-            "checkpoint",
+            f"{model.config.architecture} runs through Transformers, which is given safetensors only: "
+            f"{'convert the checkpoint' if load_format == 'pt' else 'leave load_format runai_streamer out'}",
             field="load_format",
         )
     model.load(folder, dummy=load_format == "dummy", language_model_only=language_model_only)
