@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from program import Run, serve
@@ -22,7 +22,7 @@ def load(settings: dict[str, Any]) -> tuple[Run, str]:
         "--no-enable-prefix-caching", "--served-model-name", "model", "--disable-uvicorn-access-log",
     ]  # fmt: skip
     start_server(command, port)
-    return clients(port, {"model": "model"}), version("vllm")
+    return clients(port, {"model": "model"}), version(packages_distributions()["vllm"][0])
 
 
 if __name__ == "__main__":
