@@ -60,7 +60,9 @@ def test_transformers_computes_the_same_tokens(scheme: str, algorithm: str, fold
 
 
 def test_bad_requests_say_what_to_do(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no scheme 'int3'; choose one of int8, fp8, fp8-static, int4-g128"):
+    with pytest.raises(
+        ConfigError, match="no scheme 'int3'; choose one of int8, fp8, fp8-static, int4-g128, int4-g64, int4-g32, none"
+    ):
         quantize_checkpoint(folder, tmp_path / "a", "int3")
     with pytest.raises(ConfigError, match="exists and is not an empty folder"):
         quantize_checkpoint(folder, folder, "int8")
@@ -285,6 +287,82 @@ def test_bad_calibration_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     refused("gptq is for int8 and int4, not for fp8", "fp8", algorithm="gptq", calibration=TEXT)
     refused("no algorithm 'obq'; choose one of rtn, gptq, awq", "int8", algorithm="obq")
     refused("fp8 with rtn does not look at a text", "fp8", calibration=TEXT)
+
+
+QUESTIONS = ["What is 7 + 8?", "Spell the word banana.", "What is the capital of France?", "Write b three times."]
+
+
+@pytest.mark.parametrize(("scheme", "kv_cache_scheme"), [("none", "fp8"), ("fp8", "fp8-per-head")])
+def test_keys_beyond_fp8_keep_their_answers_once_calibrated(scheme: str, kv_cache_scheme: str, tmp_path: Path) -> None:
+    """Keys and values 4,096 times as large, queries and outputs as much smaller: the same network, exactly."""
+    large, out = tmp_path / "large", tmp_path / "out"
+    shutil.copytree(checkpoint_path(), large)
+    tensors = load_file(large / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".self_attn." in name:
+            tensor *= 4096.0 if name.endswith(("k_proj.weight", "v_proj.weight")) else 1 / 4096
+    save_file(tensors, large / "model.safetensors", metadata={"format": "pt"})
+    config = ModelConfig.from_path(large)
+    renderer = build_renderer(QuireConfig(), large, config)
+    text = [renderer.render_chat([{"role": "user", "content": one}]).token_ids for one in QUESTIONS]
+
+    def answers(folder: Path, dtype: str) -> tuple[str, list[str]]:
+        with LLM(folder, kv_cache_dtype=dtype, max_model_len=128, num_threads=1) as llm:
+            prompts = [{"prompt_token_ids": ids} for ids in text]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16), use_tqdm=False)
+            return llm.engine_info.choices["KV cache"], [output.outputs[0].text for output in outputs]
+
+    _, wanted = answers(large, "bfloat16")
+    assert answers(large, "fp8")[1] != wanted
+    report = quantize_checkpoint(large, out, scheme, kv_cache_scheme=kv_cache_scheme, calibration=text)
+    assert (report.num_kv_scales, report.num_quantized) == (5, 35 if scheme == "fp8" else 0)
+    assert answers(out, "auto") == (
+        "fp8_e4m3, the checkpoint's scales for 5 of 5 layers, 1.0 for the others",
+        wanted,
+    )
+    scales = {name: scale for name, scale in load_file(out / "model.safetensors").items() if name.endswith("_scale")}
+    scales = {name: scale for name, scale in scales.items() if name.endswith((".k_scale", ".v_scale"))}
+    heads = config.num_kv_heads if kv_cache_scheme == "fp8-per-head" else 1
+    assert [scale.numel() for scale in scales.values()] == [heads] * 10
+    stored = json.loads((out / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    assert stored["strategy"] == ("attn_head" if heads > 1 else "tensor")
+
+
+def test_scales_of_keys_are_the_largest_keys(tmp_path: Path) -> None:
+    """Of the first layer, whose keys a formula gives: rotated, normed by head."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.qwen3 import modeling_qwen3
+
+    folder = make_checkpoint(tmp_path / "tiny", like="qwen3", dtype="float32")
+    quantize_checkpoint(folder, tmp_path / "out", "none", kv_cache_scheme="fp8-per-head", calibration=TEXT)
+    seen: list[torch.Tensor] = []
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    plain = modeling_qwen3.eager_attention_forward
+
+    def watch(module: Any, query: Any, key: torch.Tensor, value: torch.Tensor, *more: Any, **options: Any) -> Any:
+        seen.extend(one.detach().abs().amax(dim=(0, 2, 3)) for one in (key, value))
+        return plain(module, query, key, value, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_qwen3, "eager_attention_forward", watch)
+        oracle(torch.tensor(TEXT))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    names = [f"model.layers.{layer}.self_attn.{kind}_scale" for layer in range(2) for kind in "kv"]
+    for name, largest in zip(names, seen, strict=True):
+        torch.testing.assert_close(found[name].flatten(), largest / 448, rtol=1e-4, atol=0)
+
+
+def test_bad_kv_cache_schemes_say_what_to_do(folder: Path, tmp_path: Path) -> None:
+    def refused(match: str, scheme: str, **more: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            quantize_checkpoint(folder, tmp_path / "out", scheme, **more)
+
+    refused("no scheme 'int8' of the KV cache; choose one of fp8, fp8-per-head", "int8", kv_cache_scheme="int8")
+    refused("a KV cache with scales needs a text to calibrate with", "int8", kv_cache_scheme="fp8")
+    refused("none leaves the weights as they are: give a scheme of the KV cache", "none")
+    states = make_checkpoint(tmp_path / "states", like="mamba2")
+    with pytest.raises(CheckpointError, match="no layer that keeps keys and values"):
+        quantize_checkpoint(states, tmp_path / "out", "int8", kv_cache_scheme="fp8", calibration=TEXT)
 
 
 def test_files_of_text(folder: Path, tmp_path: Path) -> None:

@@ -271,9 +271,19 @@ def run_eval(parsed: ParsedCommand) -> int:
     "MODEL OUT --scheme NAME",
     argument("MODEL", help="folder or hub name of an unquantized checkpoint"),
     argument("OUT", help="folder to write, new or empty"),
-    argument("--scheme", required=True, metavar="NAME", help="int8, fp8, fp8-static, int4-g128, int4-g64 or int4-g32"),
+    argument(
+        "--scheme",
+        required=True,
+        metavar="NAME",
+        help="int8, fp8, fp8-static, int4-g128, int4-g64 or int4-g32; none leaves the weights as they are",
+    ),
     argument(
         "--algorithm", metavar="NAME", help="rtn (to nearest), gptq or awq (default: gptq with --calibration, else rtn)"
+    ),
+    argument(
+        "--kv-cache-scheme",
+        metavar="NAME",
+        help="scales of keys and values for an fp8 KV cache: fp8 (a layer's) or fp8-per-head; with --calibration",
     ),
     argument(
         "--calibration",
@@ -291,7 +301,8 @@ def run_quantize(parsed: ParsedCommand) -> int:
 
     args = parsed.args
     return print_quantize(
-        args.MODEL, args.OUT, args.scheme, algorithm=args.algorithm, calibration=args.calibration,
+        args.MODEL, args.OUT, args.scheme, algorithm=args.algorithm, kv_cache_scheme=args.kv_cache_scheme,
+        calibration=args.calibration,
         calibration_tokens=args.calibration_tokens, revision=args.revision, use_modelscope=args.use_modelscope,
     )  # fmt: skip
 

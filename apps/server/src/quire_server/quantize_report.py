@@ -21,6 +21,7 @@ def print_quantize(
     scheme: str,
     *,
     algorithm: str | None,
+    kv_cache_scheme: str | None,
     calibration: str | None,
     calibration_tokens: int,
     revision: str | None,
@@ -42,12 +43,15 @@ def print_quantize(
             out,
             scheme,
             algorithm=algorithm,
+            kv_cache_scheme=kv_cache_scheme,
             calibration=sequences,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if sequences:
         print(f"calibrated with {sum(map(len, sequences))} tokens in {len(sequences)} sequences")
     print(f"{report.num_quantized} layers in {scheme}, {len(report.left)} matrices as they were")
+    if report.num_kv_scales:
+        print(f"scales of keys and values for {report.num_kv_scales} layers; the KV cache is fp8_e4m3 without a flag")
     print(
         f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)} in {len(report.files)} files: {out}"
     )

@@ -9,7 +9,9 @@ the results of one decoder layer, however many there are. Knows networks and tex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +50,10 @@ _FLOAT8_MAX = 448.0
 class Calibrator:
     """Rounds the layers of a network. Made before its weights are loaded; `run` once after."""
 
-    def __init__(self, network: Network, layers: Iterable[Linear], scheme: Scheme, algorithm: str) -> None:
+    def __init__(self, network: Network, layers: Iterable[Linear], scheme: Scheme | None, algorithm: str) -> None:
         """Args:
         layers: Those of the network that are to be rounded.
+        scheme: How; None where weights stay as they are, and the text is for `kv_scales` alone.
         algorithm: One of `ALGORITHMS`.
 
         Raises:
@@ -75,6 +78,9 @@ class Calibrator:
         self._parameters = {parameter.name for parameter in network.parameters}
         self.folds: dict[str, Tensor] = {}
         """Names of norms' weights and of biases -> what awq divides them by."""
+        self.kv_scales: dict[str, Tensor] = {}
+        """Name of an attention, with the dot behind it -> [2, Hkv] float32: the largest magnitude of its keys and of
+        its values by head, in multiples of fp8 e4m3's largest number. Complete after `run`."""
 
     def run(self, sequences: Sequence[Sequence[int]], done: Callable[[str], None]) -> None:
         """Send the text through the network.
@@ -85,9 +91,29 @@ class Calibrator:
                 rounded: they can be taken until it returns.
         """
         self._done, self._running = done, True
-        with torch.inference_mode():
+        with torch.inference_mode(), self._recorded_caches():
             self._network.forward(_batch(self._network, sequences))
         self._leave()
+
+    @contextmanager
+    def _recorded_caches(self) -> Iterator[None]:
+        """Look at what each attention reads from its cache. They attend once each, in the order of their names."""
+        backend: Any = self._network.attention_backend
+        names = iter(self._network.attention_names)
+        attend = backend.paged_attention
+
+        def recorded(query: Tensor, kv_cache: Tensor, metadata: PagedLayout, **options: Any) -> Tensor:
+            blocks, offsets = metadata.slot_mapping // metadata.block_size, metadata.slot_mapping % metadata.block_size
+            largest = kv_cache[blocks, :, :, offsets].abs().amax(dim=(0, 3)).float()
+            self.kv_scales[next(names)] = (largest / _FLOAT8_MAX).clamp_min_(1e-12)
+            out: Tensor = attend(query, kv_cache, metadata, **options)
+            return out
+
+        backend.paged_attention = recorded
+        try:
+            yield
+        finally:
+            backend.paged_attention = attend
 
     @staticmethod
     def place(layer: str) -> str:
@@ -99,6 +125,7 @@ class Calibrator:
         """What was made of a layer, and the scale of its inputs where the scheme has one. A layer that saw no input (an
         expert that no token was sent to) is rounded to nearest, its inputs as those of its like."""
         rounded = self._rounded.get(layer)
+        assert self._scheme is not None
         if rounded is None:
             rounded = self._scheme.round(self._layers[layer].stored)
         if not self._scheme.static_inputs:
@@ -111,7 +138,12 @@ class Calibrator:
         """The weight [O, I] that a layer multiplies its inputs x [T, I] with, rounded now. Before `run`, and where a
         layer is called again, as it is stored."""
         place = self.place(layer)
-        if not self._running or layer in self._rounded or (place != self._place and place not in self._places):
+        if (
+            self._scheme is None
+            or not self._running
+            or layer in self._rounded
+            or (place != self._place and place not in self._places)
+        ):
             return stored
         if place != self._place:
             self._leave()
@@ -156,14 +188,15 @@ class Calibrator:
         """Factors of the inputs of a layer, folded into what makes them; None where that is not known."""
         if layer in self._factors:
             return self._factors[layer]
-        place = self.place(layer)
+        place, scheme = self.place(layer), self._scheme
+        assert scheme is not None
         for source, targets in _FOLDS:
             names = [f"{place}{target}" for target in targets]
             if layer not in names or any(name not in self._layers for name in names) or not len(x):
                 continue
             weights = [self._layers[name].stored for name in names]
             share = self._shared_by_heads if source == "self_attn.v_proj" else lambda values: values
-            factors = awq_factors(x, weights, lambda weight: self._scheme.round(weight).dequantized(), share)
+            factors = awq_factors(x, weights, lambda weight: scheme.round(weight).dequantized(), share)
             if self._fold(f"{place}{source}", factors):
                 self._factors |= dict.fromkeys(names, factors)
                 return factors

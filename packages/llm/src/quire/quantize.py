@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.calibration import ALGORITHMS, Calibrator
-from quire.quantize_schemes import SCHEMES, Rounded, Scheme, quantization_config
+from quire.quantize_schemes import KV_CACHE_SCHEMES, NO_WEIGHTS, SCHEMES, Rounded, Scheme, quantization_config
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig, Network, build_model
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.weights import load_weights
 
-__all__ = ["ALGORITHMS", "SCHEMES", "QuantizeReport", "quantize_checkpoint"]
+__all__ = ["ALGORITHMS", "KV_CACHE_SCHEMES", "NO_WEIGHTS", "SCHEMES", "QuantizeReport", "quantize_checkpoint"]
 
 MARKER = ".quire-unfinished"
 """Name of an empty file in a folder that a run writes and has not finished."""
@@ -42,6 +42,8 @@ class QuantizeReport:
     """Matrices of the checkpoint; of experts that it keeps in one tensor, each."""
     left: tuple[str, ...]
     """Names of matrices that stay as they were, embeddings aside."""
+    num_kv_scales: int
+    """Attentions whose keys and values have scales."""
     bytes_before: int
     bytes_after: int
     files: tuple[str, ...]
@@ -53,6 +55,7 @@ def quantize_checkpoint(
     scheme: str,
     *,
     algorithm: str | None = None,
+    kv_cache_scheme: str | None = None,
     calibration: Sequence[Sequence[int]] = (),
     file_bytes: int = 2 << 30,
     progress: Progress | None = None,
@@ -66,11 +69,14 @@ def quantize_checkpoint(
     Args:
         folder: An unquantized checkpoint in safetensors.
         out: A new or empty folder.
-        scheme: A key of `SCHEMES`. Linear layers are rounded, those of experts too; LM head, embeddings, routers and
-            norms stay.
+        scheme: A key of `SCHEMES`, or `NO_WEIGHTS`. Linear layers are rounded, those of experts too; LM head,
+            embeddings, routers and norms stay.
         algorithm: One of `ALGORITHMS`. None for "gptq" where there is calibration and the scheme is of whole numbers,
             else "rtn".
-        calibration: Token ids of each sequence of a text, for algorithms other than "rtn" and for scheme "fp8-static".
+        kv_cache_scheme: A key of `KV_CACHE_SCHEMES`: keys and values get scales for an fp8 e4m3 KV cache, by the
+            largest that the text brings. None for no scales.
+        calibration: Token ids of each sequence of a text, for algorithms other than "rtn", for scheme "fp8-static" and
+            for a KV cache scheme.
         file_bytes: At most so much in a file of the result; it is held in memory.
 
     Raises:
@@ -78,7 +84,7 @@ def quantize_checkpoint(
             files, or `out`.unfinished is there and not ours.
         CheckpointError: The checkpoint cannot be read, is quantized already, or none of its matrices can be.
     """
-    algorithm = _algorithm(scheme, algorithm, calibration)
+    algorithm = _algorithm(scheme, algorithm, kv_cache_scheme, calibration)
     folder, out = Path(folder), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give another one", field="out")
@@ -88,15 +94,23 @@ def quantize_checkpoint(
     if not config.is_native:
         raise CheckpointError(f"{config.architecture} runs through Transformers, where weights cannot be quantized")
     network = build_model(config)
+    if kv_cache_scheme is not None and not network.attention_names:
+        raise CheckpointError(
+            f"{config.architecture} has no layer that keeps keys and values (what it keeps instead takes no scales); "
+            "leave the scheme of the KV cache out"
+        )
+    form = None if scheme == NO_WEIGHTS else SCHEMES[scheme]
     with _unfinished(out) as unfinished:
-        writer = _Writer(folder, unfinished, SCHEMES[scheme], network, file_bytes, progress)
+        writer = _Writer(folder, unfinished, form, network, file_bytes, progress)
         if calibration:
-            layers = writer.layers()
+            layers = writer.layers() if form is not None else list(network.linears)
             if not layers:
                 raise CheckpointError(writer.nothing_to_quantize(scheme))
-            calibrator = Calibrator(network, layers, SCHEMES[scheme], algorithm)
+            calibrator = Calibrator(network, layers, form, algorithm)
             load_weights(network, folder)
             writer.calibrated(calibrator, calibration)
+            if kv_cache_scheme is not None:
+                writer.add_kv_scales(calibrator.kv_scales, kv_cache_scheme)
         return writer.finish(scheme)
 
 
@@ -139,18 +153,32 @@ def _remove(folder: Path) -> None:
     folder.rmdir()
 
 
-def _algorithm(scheme: str, algorithm: str | None, calibration: Sequence[Sequence[int]]) -> str:
-    if scheme not in SCHEMES:
-        raise ConfigError(f"there is no scheme {scheme!r}; choose one of {', '.join(SCHEMES)}", field="scheme")
+def _algorithm(
+    scheme: str, algorithm: str | None, kv_cache_scheme: str | None, calibration: Sequence[Sequence[int]]
+) -> str:
+    if scheme not in (*SCHEMES, NO_WEIGHTS):
+        names = ", ".join((*SCHEMES, NO_WEIGHTS))
+        raise ConfigError(f"there is no scheme {scheme!r}; choose one of {names}", field="scheme")
+    if kv_cache_scheme not in (None, *KV_CACHE_SCHEMES):
+        raise ConfigError(
+            f"there is no scheme {kv_cache_scheme!r} of the KV cache; choose one of {', '.join(KV_CACHE_SCHEMES)}",
+            field="kv_cache_scheme",
+        )
+    if scheme == NO_WEIGHTS and kv_cache_scheme is None:
+        raise ConfigError(
+            f"{NO_WEIGHTS} leaves the weights as they are: give a scheme of the KV cache with it", field="scheme"
+        )
     if algorithm not in (None, *ALGORITHMS):
         raise ConfigError(
             f"there is no algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}", field="algorithm"
         )
-    whole = SCHEMES[scheme].limits is not None
+    form = SCHEMES.get(scheme)
+    whole = form is not None and form.limits is not None
     algorithm = algorithm or ("gptq" if calibration and whole else "rtn")
     if algorithm != "rtn" and not whole:
         raise ConfigError(f"{algorithm} is for int8 and int4, not for {scheme}; leave it out", field="algorithm")
-    needs = algorithm if algorithm != "rtn" else scheme if SCHEMES[scheme].static_inputs else ""
+    needs = algorithm if algorithm != "rtn" else scheme if form is not None and form.static_inputs else ""
+    needs = needs or ("a KV cache with scales" if kv_cache_scheme is not None else "")
     if needs and not any(calibration):
         raise ConfigError(f"{needs} needs a text to calibrate with; give a file (--calibration)", field="calibration")
     if calibration and not needs:
@@ -180,7 +208,13 @@ class _Writer:
     """Quantizes tensors and puts them into files."""
 
     def __init__(
-        self, folder: Path, out: Path, scheme: Scheme, network: Network, file_bytes: int, progress: Progress | None
+        self,
+        folder: Path,
+        out: Path,
+        scheme: Scheme | None,
+        network: Network,
+        file_bytes: int,
+        progress: Progress | None,
     ) -> None:
         self._folder, self._out, self._scheme, self._network = folder, out, scheme, network
         self._linears = {layer.name.removesuffix(".weight"): layer for layer in network.linears}
@@ -191,6 +225,8 @@ class _Writer:
         self._written: set[str] = set()
         """Names of tensors of the checkpoint."""
         self._folds: dict[str, Tensor] = {}
+        self._kv_cache_scheme: str | None = None
+        self._kv_scales = 0
 
     def layers(self) -> list[Any]:
         """Layers of the network that are quantized."""
@@ -212,6 +248,39 @@ class _Writer:
         calibrator.run(sequences, write)
         self._folds = dict(calibrator.folds)
 
+    def add_kv_scales(self, scales: Mapping[str, Tensor], kv_cache_scheme: str) -> None:
+        """Write scales of keys and values under the names of compressed-tensors.
+
+        Args:
+            scales: Name of an attention -> [2, Hkv] float32.
+        """
+        assert tuple(scales) == self._network.attention_names
+        per_head = KV_CACHE_SCHEMES[kv_cache_scheme] == "attn_head"
+        stored = self._stored_names(scales)
+        for name, both in scales.items():
+            parts = both[:, :, None, None] if per_head else both.amax(dim=1, keepdim=True)
+            for kind, scale in zip(("k_scale", "v_scale"), parts, strict=True):
+                self._files.add({f"{stored[name]}{kind}": scale.clone()})
+        self._kv_cache_scheme, self._kv_scales = kv_cache_scheme, len(scales)
+
+    def _stored_names(self, attentions: Collection[str]) -> dict[str, str]:
+        """Name of an attention, with the dot behind it -> the same in the checkpoint, which may have other names."""
+        stored = {name: name for name in attentions}
+        for name, tensor in self._checkpoint.tensors():
+            for part, _ in self._network.checkpoint_tensors(name, tensor):
+                own = next((one for one in attentions if part.startswith(one)), None)
+                if own is not None and name.endswith(part.removeprefix(own)):
+                    stored[own] = name.removesuffix(part.removeprefix(own))
+        for own, name in stored.items():
+            if [part for part, _ in self._network.checkpoint_tensors(f"{name}k_scale", torch.ones(1))] != [
+                f"{own}k_scale"
+            ]:
+                raise CheckpointError(
+                    f"the checkpoint has no name of its own for {own.rstrip('.')}, behind which scales of keys and "
+                    "values would stand; leave the scheme of the KV cache out"
+                )
+        return stored
+
     def finish(self, scheme: str) -> QuantizeReport:
         """Write everything else."""
         left = []
@@ -227,7 +296,7 @@ class _Writer:
             self._add_tensors({name: copy}, name, tensor)
             if tensor.ndim > 1 and name.endswith(".weight") and "embed" not in name:
                 left.append(name.removesuffix(".weight"))
-        if not self._quantized:
+        if self._scheme is not None and not self._quantized:
             raise CheckpointError(self.nothing_to_quantize(scheme))
         if self._folds:
             raise CheckpointError(
@@ -235,9 +304,11 @@ class _Writer:
                 "use gptq"
             )
         files = self._files.finish()
-        _copy_others(self._folder, self._out, quantization_config(self._scheme, sorted({*left, "lm_head"})))
+        ignored = sorted({*left, "lm_head"})
+        config = quantization_config(self._scheme, ignored, kv_cache_scheme=self._kv_cache_scheme)
+        _copy_others(self._folder, self._out, config)
         return QuantizeReport(
-            num_quantized=self._quantized, left=tuple(left), bytes_before=self._bytes,
+            num_quantized=self._quantized, left=tuple(left), num_kv_scales=self._kv_scales, bytes_before=self._bytes,
             bytes_after=self._files.total_bytes, files=files,
         )  # fmt: skip
 
@@ -246,7 +317,7 @@ class _Writer:
         architecture = self._network.config.architecture
         start = f"there is nothing to quantize as {scheme}: none of the matrices of {architecture}"
         layer_widths = [layer.shape[1] for layer in self._linears.values()]
-        if not layer_widths:
+        if not layer_widths or self._scheme is None:
             return f"{start} is in a linear layer whose weights can be"
         if not any(self._scheme.fits(inputs) for inputs in layer_widths):
             group, widths = self._scheme.weights["group_size"], sorted(set(layer_widths))
@@ -289,6 +360,7 @@ class _Writer:
             layer is not None
             and name.endswith(".weight")
             and layer.shape == tuple(weight.shape)
+            and self._scheme is not None
             and self._scheme.fits(weight.shape[1])
         )
 
@@ -300,6 +372,7 @@ class _Writer:
         take: Callable[[str], tuple[Rounded, Tensor | None]] | None,
     ) -> None:
         """Quantize a tensor, or take what was made of its layers."""
+        assert self._scheme is not None
         pack = self._network.packs.get(name)
         weights = [tensor] if pack is None else [part for _, part in pack.split(tensor)]
         for matrix, weight in zip(matrices, weights, strict=True):
@@ -314,6 +387,7 @@ class _Writer:
     def _put_together(
         self, matrix: _Matrix, take: Callable[[str], tuple[Rounded, Tensor | None]], outputs: int, dtype: torch.dtype
     ) -> dict[str, Tensor]:
+        assert self._scheme is not None
         pieces = [take(part.layer) for part in matrix.parts]
         places = torch.argsort(torch.cat([part.rows for part in matrix.parts]))
         elements = torch.cat([rounded.elements.view(torch.int8) for rounded, _ in pieces])[places]

@@ -15,7 +15,7 @@ from quire_ops.grouped import unblock_groups, unpack_int4
 from quire_quantization import linear_method
 from quire_quantization.stored import pack_int32
 
-__all__ = ["SCHEMES", "Rounded", "Scheme", "quantization_config"]
+__all__ = ["KV_CACHE_SCHEMES", "NO_WEIGHTS", "SCHEMES", "Rounded", "Scheme", "quantization_config"]
 
 
 class Rounded(NamedTuple):
@@ -90,10 +90,35 @@ SCHEMES: dict[str, Scheme] = {
     "int4-g32": _int4("int4-g32", 32),
 }
 """Name -> form; all of them weight-only, but for fp8-static."""
+NO_WEIGHTS = "none"
+"""The scheme that leaves weights as they are, for scales of the KV cache alone."""
+KV_CACHE_SCHEMES = {"fp8": "tensor", "fp8-per-head": "attn_head"}
+"""Scheme of an fp8 KV cache -> what shares a scale, as compressed-tensors names it: a layer's keys (and its values), or
+those of one key-value head."""
 
 
-def quantization_config(scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
-    """For config.json. ignored: names of the matrices that stay as they are."""
+def quantization_config(
+    scheme: Scheme | None, ignored: list[str], *, kv_cache_scheme: str | None = None
+) -> dict[str, Any]:
+    """For config.json.
+
+    Args:
+        scheme: Of the weights; None where they are plain.
+        ignored: Names of the matrices that stay as they are.
+        kv_cache_scheme: A key of `KV_CACHE_SCHEMES`; None where keys and values have no scales.
+    """
+    config = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": ignored}
+    if scheme is not None:
+        config |= _weights_config(scheme)
+    if kv_cache_scheme is not None:
+        config["kv_cache_scheme"] = {
+            "num_bits": 8, "type": "float", "strategy": KV_CACHE_SCHEMES[kv_cache_scheme], "dynamic": False,
+            "symmetric": True, "observer": "minmax",
+        }  # fmt: skip
+    return config
+
+
+def _weights_config(scheme: Scheme) -> dict[str, Any]:
     weights = {"dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", **scheme.weights}
     inputs = {
         "num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True, "observer": "minmax",
@@ -105,9 +130,7 @@ def quantization_config(scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
         "output_activations": None,
     }
     return {
-        "quant_method": "compressed-tensors",
         "format": scheme.format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "format": scheme.format}},
-        "ignore": ignored,
     }
