@@ -22,7 +22,7 @@ from quire_quantization.kernels import (
     KernelChoice,
     choose_kernel,
 )
-from quire_quantization.methods import QuantizedLinear, ServedLinear
+from quire_quantization.methods import QuantizedLinear, ServedLinear, head_method
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
 INT8 = QuantKey(dtype="int8", scale_dtype="compute", granularity="channel")
@@ -120,14 +120,46 @@ def test_disabled_kernels_leave_others_or_none() -> None:
         choose(INT4, None, "grouped_linear", "linear")
 
 
+def method_report(name: str) -> str:
+    method = linear_method(name, OpRequest())
+    assert isinstance(method, QuantizedLinear)
+    assert method.choice is not None
+    return method.choice.report(1)
+
+
+def test_tokens_are_rounded_to_fp8_where_a_backend_multiplies_it() -> None:
+    """`ptpc_fp8`: a scale for each token and for each output, not for groups of either."""
+    reference = next(one for one in op_table().backends(ops.fp8_linear) if one.name == "reference")
+    weight, x, bias = torch.randn(24, 256), torch.randn(5, 256), torch.randn(24)
+    with replaced_backends([]):
+        op_table().add(OpBackend(op=ops.fp8_linear, name="one", function=reference.function))
+        method = linear_method("ptpc_fp8", OpRequest())
+        weights = method.make_weights(weight, bias)
+        found = method.apply(weights, x)
+    assert method.op == "fp8_linear"
+    assert method.choice is not None
+    assert "inputs stay" not in method.choice.report(1)
+    assert weights["scale"].shape == (24, 1)
+    scale = weight.abs().amax(dim=1, keepdim=True) / 448
+    rounded = (weight / scale).to(torch.float8_e4m3fn)
+    assert torch.equal(weights["weight"].float(), rounded.float())
+    of_tokens = x.abs().amax(dim=1, keepdim=True) / 448
+    tokens = (x / of_tokens).to(torch.float8_e4m3fn).float() * of_tokens
+    torch.testing.assert_close(found, tokens @ (rounded.float() * scale).T + bias, rtol=1e-4, atol=1e-4)
+    assert head_method("ptpc_fp8", OpRequest()).name == "fp8"
+
+
 def test_online_methods_are_chosen_like_checkpoints() -> None:
     for name, op in (("int8", "int8_linear"), ("w8a8", "w8a8_linear"), ("w8a8-g64", "grouped_linear"),
                      ("int4-g32", "grouped_linear"), ("fp8", "grouped_linear"),
-                     ("mxfp8", "grouped_linear")):  # fmt: skip
+                     ("ptpc_fp8", "grouped_linear"), ("mxfp8", "grouped_linear")):  # fmt: skip
         method = linear_method(name, OpRequest(dtype=torch.bfloat16))
         assert isinstance(method, QuantizedLinear)
         assert method.choice is not None
         assert method.choice.kernel.op.name == method.op == op
+    assert method_report("ptpc_fp8") == method_report("fp8").replace(
+        "fp8_linear: inputs stay as they are", "fp8_linear: only the reference computes it on cpu"
+    ).replace("grouped_linear for 1", "grouped_linear for 1, inputs stay as they are")
     fallen = linear_method("w8a8", OpRequest(), ["w8a8_linear", "int8_linear"])
     assert isinstance(fallen, ServedLinear)
     assert fallen.choice.report(2) == (

@@ -196,7 +196,7 @@ class TestFloat8Microscaled(_Float8):
 
 
 def test_unknown_method_lists_the_choices() -> None:
-    names = ("plain", "int8", "w8a8", "w8a8-g64", "int4", "int4-g64", "int4-g32", "fp8", "mxfp8")
+    names = ("plain", "int8", "w8a8", "w8a8-g64", "int4", "int4-g64", "int4-g32", "fp8", "ptpc_fp8", "mxfp8")
     assert linear_method_names() == names
     with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, w8a8, w8a8") as error:
         linear_method("int3", OpRequest())

@@ -128,8 +128,9 @@ class ModelSettings(Settings):
     )
     quantization: str | None = setting(
         None,
-        help="Weight format: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8, and w8a8-g64, the fastest for encoders "
-        "on CPUs; empty: that of the checkpoint, which may be named, too (awq, gptq, compressed-tensors, ...).",
+        help="Weight format: int8, w8a8, int4, int4-g64, int4-g32, fp8, ptpc_fp8, mxfp8, and w8a8-g64, the fastest "
+        "for encoders on CPUs; empty: that of the checkpoint, which may be named, too (awq, gptq, "
+        "compressed-tensors, ...).",
     )
     disabled_linear_kernels: tuple[str, ...] = setting(
         (),

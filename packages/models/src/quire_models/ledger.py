@@ -35,6 +35,7 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "int4-g64": partial(_int4_bytes, 64),
     "int4-g32": partial(_int4_bytes, 32),
     "fp8": partial(_byte_bytes, 128),
+    "ptpc_fp8": partial(_byte_bytes, 128),
     "mxfp8": partial(_byte_bytes, 32),
 }
 """Linear method -> (outputs, inputs, bytes of a number in the compute dtype) -> bytes of a weight as the method keeps

@@ -63,7 +63,6 @@ _INSTEAD = {
     "ipex": _AS_IT_IS,
     "marlin": _NOT_READ,
     "neuron_quant": "use int8 or fp8, which quantize the unquantized checkpoint while it is loaded",
-    "ptpc_fp8": "use fp8, which has a scale for each output",
     "qqq": _NOT_READ,
     "quip": _NOT_READ,
     "rtn": "use int8 or int4, which round to the nearest step while the unquantized checkpoint is loaded",

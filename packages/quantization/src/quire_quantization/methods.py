@@ -17,10 +17,11 @@ from quire_interfaces import ConfigError, LinearMethod, QuantKey
 from quire_ops import OpRequest, QuantizedTokens, bind, ops
 from quire_ops.encoder_stack import INPUT_GROUP
 from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
-from quire_quantization.kernels import INT8_TOKENS, BoundOps, KernelChoice, choose_kernel
+from quire_quantization.kernels import FP8_TOKENS, INT8_TOKENS, BoundOps, KernelChoice, choose_kernel
 from quire_quantization.stored import GroupedWeight, exact_scale
 
 __all__ = [
+    "Float8PerTokenLinear",
     "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
     "Int8GroupedLinear",
@@ -288,13 +289,21 @@ class Float8WeightOnlyLinear(_GroupedLinear):
         return torch.where(largest == 0, 0.0, torch.exp2(largest.log2().floor().clamp_min(-119) - _FP8_EXPONENT))
 
 
+class Float8PerTokenLinear(Float8WeightOnlyLinear):
+    """Weights as `Float8WeightOnlyLinear` keeps them with one scale per output, and tokens rounded to fp8 e4m3, each
+    with one scale, where the device has op `fp8_linear`; elsewhere activations as they are. (PTPC-FP8 of vLLM.)"""
+
+    inputs = FP8_TOKENS
+
+    def __init__(self, request: OpRequest) -> None:
+        super().__init__(request)
+        self.name = "ptpc_fp8"
+
+
 class ServedLinear:
     """A method whose weight another op multiplies with than the one that its form was made for."""
 
     def __init__(self, method: QuantizedLinear, choice: KernelChoice, request: OpRequest) -> None:
-        """Args:
-        choice: A kernel that takes inputs as they come.
-        """
         self.name, self.choice, self._method = method.name, choice, method
         self.op = choice.kernel.op.name
         self.logits_op = "lm_head" if self.op == "linear" else self.op
@@ -302,12 +311,14 @@ class ServedLinear:
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """The numbers that the method makes of the weight, as the other op takes them."""
-        grouped = _as_grouped(self._method.make_weights(weight, None), weight.shape[1])
+        grouped = _as_grouped(self._method.make_weights(weight, None), weight.shape[1], self._method.key)
         weights = self.choice.kernel.make(grouped, weight.dtype, self.name)
+        if self.choice.kernel.inputs:  # a scale for each token, which the op finds
+            weights["input_scale"] = torch.zeros(1, device=weight.device)
         return weights if bias is None else {**weights, "bias": bias}
 
-    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features]."""
+    def apply(self, weights: dict[str, Tensor], x: Tensor | QuantizedTokens) -> Tensor:
+        """x [N, in_features], or rounded as the op does it -> [N, out_features]."""
         return self.choice.kernel.multiply(self._ops, weights, x, logits=False)
 
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -315,13 +326,15 @@ class ServedLinear:
         return self.choice.kernel.multiply(self._ops, weights, x, logits=True)
 
 
-def _as_grouped(weights: dict[str, Tensor], inputs: int) -> GroupedWeight:
-    """What a method made of a weight [O, inputs]."""
+def _as_grouped(weights: dict[str, Tensor], inputs: int, key: QuantKey) -> GroupedWeight:
+    """What a method that makes `key` made of a weight [O, inputs]."""
     weight, scale = weights["weight"], weights["scale"]
     if scale.ndim == 1:
         return GroupedWeight(weight, scale[:, None], None)
     packed = weight.dtype == torch.uint8
     elements = unpack_int4(weight, inputs) if packed else weight
+    if key.granularity == "channel":  # the op's groups have the same scale several times
+        return GroupedWeight(elements, unblock_groups(scale, len(weight))[:, :1], None)
     size = group_size_of(inputs, scale.shape[1])
     return GroupedWeight(elements, unblock_groups(scale, len(weight)), None, group_size=size, bits=4 if packed else 8)
 
@@ -340,8 +353,13 @@ _METHODS: dict[str, Callable[[OpRequest], LinearMethod]] = {
     "int4-g64": partial(Int4WeightOnlyLinear, group_size=64),
     "int4-g32": partial(Int4WeightOnlyLinear, group_size=32),
     "fp8": Float8WeightOnlyLinear,
+    "ptpc_fp8": Float8PerTokenLinear,
     "mxfp8": partial(Float8WeightOnlyLinear, group_size=32),
 }
+
+
+_WITHOUT_INPUTS = {"w8a8": "int8", "ptpc_fp8": "fp8"}
+"""Method that rounds inputs -> the one that keeps the same weights and takes inputs as they are."""
 
 
 def linear_method_names() -> tuple[str, ...]:
@@ -352,7 +370,7 @@ def linear_method_names() -> tuple[str, ...]:
 def head_method(name: str, request: OpRequest, disabled: Collection[str] = ()) -> LinearMethod:
     """The method of an LM head where linear layers have the one called `name`: hidden states reach it as they are.
     Raises as `linear_method` does."""
-    return linear_method("int8" if name == W8A8Linear.name else name, request, disabled)
+    return linear_method(_WITHOUT_INPUTS.get(name, name), request, disabled)
 
 
 def linear_method(name: str, request: OpRequest, disabled: Collection[str] = ()) -> LinearMethod:

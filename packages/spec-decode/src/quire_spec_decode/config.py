@@ -52,8 +52,8 @@ class SpecDecodeConfig(Settings):
     )
     quantization: str | None = setting(
         None,
-        help="What its weights are held in: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8; empty as its "
-        "checkpoint has them.",
+        help="What its weights are held in: int8, w8a8, int4, int4-g64, int4-g32, fp8, ptpc_fp8, mxfp8; empty as "
+        "its checkpoint has them.",
         flag="--speculative-quantization",
     )
     num_speculative_tokens: int = setting(
