@@ -19,6 +19,8 @@ from quire_testkit.media_files import RATE, tone, wav_file
 from quire_testkit.media_models import MediaModel
 
 NUM_TOKENS = 5
+NO_TOKENIZER: Any = None
+"""Of questions in words."""
 ASKED: dict[str, list[tuple[TranscriptionOptions, dict[str, Any]]]] = {
     "Qwen3ASRForConditionalGeneration": [
         (TranscriptionOptions(), {}),
@@ -44,14 +46,14 @@ def test_spaces_stand_between_stretches_where_the_language_has_them(
     tmp_path: Path, options: TranscriptionOptions, language: str, text: str
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_asr"}')
-    segment = SpeechQuestions(tmp_path).segment(0, 0.0, RATE, "Hello", (1, 2), -1.0, options, language)
+    segment = SpeechQuestions(tmp_path, NO_TOKENIZER).segment(0, 0.0, RATE, "Hello", (1, 2), -1.0, options, language)
     assert segment.text == text
 
 
 @pytest.mark.parametrize("model_type", ["granite_speech", "granite_speech_plus"])
 def test_granite_is_asked_as_its_makers_ask(tmp_path: Path, model_type: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
-    asked = SpeechQuestions(tmp_path).ask(np.zeros(RATE, np.float32), TranscriptionOptions())
+    asked = SpeechQuestions(tmp_path, NO_TOKENIZER).ask(np.zeros(RATE, np.float32), TranscriptionOptions())
     assert asked.messages[0]["content"][1]["text"] == "can you transcribe the speech into a written format?"
 
 

@@ -34,8 +34,6 @@ def refusal(**fields: Any) -> str:
             "transcribes speech, as Whisper, Qwen3-ASR",
             "",
         ),
-        ("CanaryForConditionalGeneration", "canary", "transcribes speech", ""),
-        ("CohereAsrForConditionalGeneration", "cohere_asr", "transcribes speech", ""),
         ("ParakeetForCTC", "parakeet_ctc", "transcribes speech", ""),
         ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),

@@ -47,7 +47,7 @@ class ChatTranscriber:
 
     def __init__(self, engine: AsyncEngine, renderer: ChatRenderer, media: MediaFront, folder: Path) -> None:
         self._engine, self._renderer, self._media = engine, renderer, media
-        self._questions = SpeechQuestions(folder)
+        self._questions = SpeechQuestions(folder, renderer.tokenizer)
         self.can_translate = self._questions.can_translate
 
     async def transcribe(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import quire_multimodal  # names are loaded when they are used: a server of texts loads no numpy
 import quire_speech
-from quire_interfaces import PreparedMedia, RenderedPrompt, RequestError, read_json
+from quire_interfaces import CheckpointError, PreparedMedia, RenderedPrompt, RequestError, read_json
 from quire_models.config import ModelConfig
 from quire_models.spec import SampleConvolution, num_sound_tokens
 from quire_multimodal import MediaConfig
@@ -17,7 +17,7 @@ from quire_multimodal import MediaConfig
 if TYPE_CHECKING:
     from quire_multimodal import SpectrogramPreparer
 
-__all__ = ["render_sound_prompt", "sound_fields", "sound_preparer"]
+__all__ = ["extractor_settings", "render_sound_prompt", "sound_fields", "sound_preparer"]
 
 
 class _Renderer(Protocol):
@@ -27,13 +27,18 @@ class _Renderer(Protocol):
 
 
 def sound_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> SpectrogramPreparer:
-    """What prepares sounds for a network whose encoder reads them: spectrograms of the whole length that it reads, or
-    samples.
+    """What prepares sounds for a network whose encoder reads them: spectrograms of the whole length that it reads,
+    frames, or samples.
 
     Args:
         folder: Of the checkpoint.
+
+    Raises:
+        CheckpointError: its feature extractor makes other frames than the network reads.
     """
     convolutions = model.network.sound_convolutions
+    if model.network.sound_bins:
+        return _frames_preparer(config, model, folder)
     if convolutions:
         path = folder / "preprocessor_config.json"
         normalizes = path.is_file() and bool(read_json(path).get("do_normalize", True))
@@ -53,6 +58,41 @@ def sound_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> Spe
         num_tokens=lambda _: tokens,
         name=f"log_mel {bins} {frames}",
     )
+
+
+def _frames_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> SpectrogramPreparer:
+    """Frames of NeMo's features, which fill the encoder at most."""
+    network, settings = model.network, extractor_settings(folder)
+    bins = network.sound_bins
+    for name, own in (("feature_size", bins), ("sampling_rate", quire_speech.SAMPLES_PER_S)):
+        if settings.get(name, own) != own:
+            raise CheckpointError(
+                f"{folder}: {name} of the feature extractor is {settings[name]}, and the network reads {own}"
+            )
+    max_frames = network.max_encoder_len
+    for each in reversed(network.sound_convolutions):
+        max_frames = max_frames * each.stride + each.width - 1
+    fields: dict[str, Any] = {
+        "num_fft": int(settings.get("n_fft", 512)),
+        "window_length": int(settings.get("win_length", 400)),
+        "hop_length": int(settings.get("hop_length", 160)),
+        "preemphasis": float(settings.get("preemphasis") or 0.0) if "preemphasis" in settings else 0.97,
+    }
+    return quire_multimodal.SpectrogramPreparer(
+        config,
+        partial(quire_speech.standardized_log_mel, num_mel_bins=bins, max_frames=max_frames, **fields),
+        rate=quire_speech.SAMPLES_PER_S,
+        num_tokens=lambda frames: num_sound_tokens(network.sound_convolutions, len(frames)),
+        name=f"standardized_log_mel {bins} {max_frames} {sorted(fields.items())}",
+    )
+
+
+def extractor_settings(folder: Path) -> Mapping[str, Any]:
+    """What a checkpoint says of its feature extractor; empty where it says nothing."""
+    whole = folder / "processor_config.json"
+    own = read_json(whole).get("feature_extractor") if whole.is_file() else None
+    path = folder / "preprocessor_config.json"
+    return own or (read_json(path) if path.is_file() else {})
 
 
 def _least_samples(convolutions: Sequence[SampleConvolution]) -> int:

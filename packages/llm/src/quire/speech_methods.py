@@ -169,7 +169,7 @@ class SpeechMethods(ABC):
         # Most models do not hear in conversations: numpy is loaded for those that do.
         from quire_speech.voice_activity import SpeechWindows
 
-        questions = SpeechQuestions(self.model_folder)
+        questions = SpeechQuestions(self.model_folder, self.renderer.tokenizer)
         with naming_prompt(index, count, "recordings"):
             questions.check(options, self.engine_info.model)
             samples, pieces = self._pieces(source)

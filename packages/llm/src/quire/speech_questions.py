@@ -1,5 +1,5 @@
 """What models that hear in conversations (Qwen2-Audio, Qwen3-ASR, GLM-ASR, ...) are asked so that they transcribe, and
-how their answers are read. Those that hear alone (Moonshine) get the sound. Knows no engine.
+how their answers are read. Those that hear alone (Moonshine, Canary, Cohere ASR) get the sound. Knows no engine.
 
 Each family is asked as Transformers' processor of it does (`apply_transcription_request`), or as its model card says.
 """
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.media import MediaPart
-from quire_interfaces import Modality, RequestError, SamplingParams
+from quire.sounds import extractor_settings
+from quire_interfaces import CheckpointError, Modality, RequestError, SamplingParams, Tokenizer, wrong_value
 from quire_speech import Segment, TranscriptionOptions, language_code
 
 if TYPE_CHECKING:
@@ -36,8 +37,17 @@ _QUESTIONS = {
     "phi4_multimodal": "Transcribe the audio clip into text.",
 }
 """model_type -> its own question."""
-_SOUND_ALONE = frozenset({"moonshine"})
+_SOUND_ALONE = frozenset({"moonshine", "canary", "cohere_asr"})
 """Types whose encoder reads the sound and whose decoder writes what is said: there is nothing to ask."""
+_TOKEN_LANGUAGES = {
+    "canary": frozenset("bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk".split()),
+    "cohere_asr": frozenset("ar de el en es fr it ja ko nl pl pt vi zh".split()),
+}
+"""Types of them whose decoder begins with tokens that say what is to be done -> the languages that it knows."""
+_CONTEXTS = {"moonshine": 512, "canary": 1024, "cohere_asr": 1024}
+"""Type -> tokens of its decoder's context, where config.json does not say."""
+_DEFAULT_LANGUAGE = "en"
+"""Theirs, where none is given: they do not hear which it is."""
 _SOUND_LAST = frozenset({"audioflamingo3"})
 """Types whose sound stands behind the question."""
 _BY_TEMPLATE = frozenset({"fun_asr_nano", "moss_transcribe_diarize"})
@@ -52,6 +62,8 @@ _UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", 
 """Codes and names of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
+_NO_CONTEXT = "\N{LOWER ONE EIGHTH BLOCK}"
+"""A space in SentencePiece's spelling."""
 _REQUEST_TEMPLATES = {
     "voxtral": (
         "{{ bos_token }}[INST]{% for part in messages[0].content %}"
@@ -91,32 +103,34 @@ class SpeechQuestions:
 
     Args:
         folder: Of the checkpoint, whose config.json says which model it is.
+        tokenizer: Its tokenizer.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         config = _read_json(folder / "config.json")
-        self._model_type = str(config.get("model_type"))
+        self._model_type, self._tokenizer = str(config.get("model_type")), tokenizer
         self._max_tokens: int | None = _MAX_TOKENS
         """Of a window, where the request names no bound; None for as many as the context holds."""
         self._most_tokens: int | None = None
         """That a request may name; more become so many. None where a wrong one is refused."""
         if self._model_type in _SOUND_ALONE:  # its context is that of a window
-            self._max_tokens, self._most_tokens = None, int(config.get("max_position_embeddings", 512)) - 1
-        processor = _read_json(folder / "processor_config.json").get("feature_extractor")
-        extractor = processor or _read_json(folder / "preprocessor_config.json")
-        self.window_s = min(_WINDOW_S, float(extractor.get("chunk_length") or _WINDOW_S))
+            decoder = config.get("decoder_config") or config
+            context = int(decoder.get("max_position_embeddings") or _CONTEXTS[self._model_type])
+            self._max_tokens, self._most_tokens = None, context - len(self._request_tokens(TranscriptionOptions())) - 1
+        self.window_s = min(_WINDOW_S, float(extractor_settings(folder).get("chunk_length") or _WINDOW_S))
         """Longest stretch that one question is about."""
 
     @property
     def can_translate(self) -> bool:
         """Whether the model can be asked for English."""
-        return self._model_type not in _SOUND_ALONE
+        return self._model_type not in _SOUND_ALONE or self._model_type == "canary"
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
         """Raises RequestError where options are for models of other kinds."""
         if self._model_type in _SOUND_ALONE:
-            if options.task == "translate":
+            if options.task == "translate" and not self.can_translate:
                 raise RequestError(f"{model} does not translate", param="task", code="unsupported")
+            self._request_tokens(options)  # which refuses languages
             for name in ("prompt", "hotwords"):
                 if getattr(options, name):
                     raise RequestError(
@@ -138,8 +152,10 @@ class SpeechQuestions:
     def ask(self, samples: NDArray[np.float32], options: TranscriptionOptions) -> SpeechQuestion:
         """The question about samples [S]. Raises RequestError where the language is not known."""
         if self._model_type in _SOUND_ALONE:
-            sound_prompt = {"prompt": "", "multi_modal_data": {"audio": (samples, RATE)}}
-            return SpeechQuestion([], prompt={"encoder_prompt": sound_prompt})
+            prompt: dict[str, Any] = {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (samples, RATE)}}}
+            if tokens := self._request_tokens(options):
+                prompt["decoder_prompt"] = {"prompt_token_ids": [self._token_id(each) for each in tokens]}
+            return SpeechQuestion([], prompt=prompt)
         source = quire_multimodal.MediaSource(modality=Modality.AUDIO, value=(samples, RATE), param="file")
         sound = {"type": "audio", "source": MediaPart(source)}
         language = _LANGUAGES.get((options.language or "").lower(), (options.language or "").capitalize())
@@ -170,6 +186,38 @@ class SpeechQuestions:
             [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}]
         )
 
+    def _request_tokens(self, options: TranscriptionOptions) -> list[str]:
+        """What the decoder begins with: NeMo's prompt "canary2" with a feeling that is not known, punctuation, and
+        neither times nor speakers; empty for the start token alone. Raises RequestError for a language that the model
+        does not know."""
+        known = _TOKEN_LANGUAGES.get(self._model_type)
+        if known is None:
+            return []
+        code = language_code(options.language or _DEFAULT_LANGUAGE)
+        if code not in known:
+            rule = f"be one of those that the model knows: {', '.join(sorted(known))}"
+            raise wrong_value("language", options.language, rule)
+        written = "en" if options.task == "translate" else code
+        return [
+            *([_NO_CONTEXT] if self._model_type == "cohere_asr" else []), "<|startofcontext|>", "<|startoftranscript|>",
+            "<|emo:undefined|>", f"<|{code}|>", f"<|{written}|>", "<|pnc|>", "<|noitn|>", "<|notimestamp|>",
+            "<|nodiarize|>",
+        ]  # fmt: skip
+
+    def _token_id(self, text: str) -> int:
+        """Id of the token that the vocabulary spells so."""
+        tokenizer = self._tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) == 1 and tokenizer.id_to_token(ids[0]) == text:
+            return ids[0]
+        found = next((each for each in range(tokenizer.vocab_size) if tokenizer.id_to_token(each) == text), None)
+        if found is None:
+            raise CheckpointError(
+                f"the tokenizer has no token {text!r}, with which a request to transcribe begins; take the tokenizer "
+                "of the model's makers"
+            )
+        return found
+
     def params(self, options: TranscriptionOptions) -> SamplingParams:
         """How answers are written."""
         max_tokens = options.max_tokens or self._max_tokens
@@ -189,11 +237,13 @@ class SpeechQuestions:
         )
 
     def read(self, text: str) -> tuple[str, str]:
-        """The text of an answer, and the language that it names; empty where it names none."""
+        """The text of an answer, and its language where the request gave none; empty where it is not known."""
         language = ""
         if self._model_type == "qwen3_asr" and _QWEN_TEXT in text:
             named, _, text = text.partition(_QWEN_TEXT)
             language = named.removeprefix("language").strip()
+        if self._model_type in _TOKEN_LANGUAGES:
+            language = _DEFAULT_LANGUAGE
         return text.strip(), language
 
     def segment(

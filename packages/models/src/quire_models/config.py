@@ -293,7 +293,7 @@ class ModelConfig:
 
     @property
     def hears(self) -> bool:
-        """Its encoder reads sounds: spectrograms, or samples."""
+        """Its encoder reads sounds: spectrograms, frames, or samples."""
         return self.num_mel_bins > 0 or bool(self.network.sound_convolutions)
 
     @property

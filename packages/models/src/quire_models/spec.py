@@ -204,6 +204,8 @@ class PositionSpec:
     size: int
     offset: int = 0
     """Number that is added to a token's position."""
+    is_scaled: bool = False
+    """Sines and cosines are divided by the root of `size`, and their wavelengths end before 10000 * 2 pi (NeMo)."""
 
     def weights(self) -> Iterator[Weight]:
         """The table."""
@@ -354,7 +356,9 @@ class NetworkSpec:
     num_mel_bins: int = 0
     """Height of the spectrograms that its encoder reads; 0 where it reads tokens, or there is none."""
     sound_convolutions: tuple[SampleConvolution, ...] = ()
-    """What makes tokens of the samples that its encoder reads, from the first; empty where it reads none."""
+    """What makes tokens of the samples, or frames, that its encoder reads, from the first; empty for neither."""
+    sound_bins: int = 0
+    """Mel bins of these frames, each scaled by all of a sound; 0 where the encoder reads samples."""
     is_encoder: ClassVar[bool] = False
     """It reads whole texts, in both directions, and keeps no cache."""
     shares_heads: ClassVar[bool] = True

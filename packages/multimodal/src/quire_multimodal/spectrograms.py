@@ -46,7 +46,7 @@ class SpectrogramPreparer(MediaPreparer):
 
     Args:
         config: Bounds and sources.
-        spectrogram: Samples [S] -> [mel bins, frames]; or [1, S], where the encoder reads samples.
+        spectrogram: Samples [S] -> [mel bins, frames]; or [frames, mel bins] or [1, S], where the encoder reads these.
         rate: Samples in a second that it takes.
         num_tokens: What it gives -> the number of tokens that the encoder makes of it.
         name: Of what it computes: other names are other contents.

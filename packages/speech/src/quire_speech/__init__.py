@@ -14,7 +14,7 @@ from quire_speech.partial_text import PartialText
 from quire_speech.results import Segment, TokenLogprob, Transcription, Word
 
 if TYPE_CHECKING:
-    from quire_speech.features import SAMPLES_PER_S, log_mel, window_log_mel, window_samples
+    from quire_speech.features import SAMPLES_PER_S, log_mel, standardized_log_mel, window_log_mel, window_samples
     from quire_speech.recording import Recording
     from quire_speech.transcriber import AlignTokens, Decode, Decoded, MoreSound, Probe, Step, Transcriber
     from quire_speech.vocabulary import SpeechVocabulary
@@ -44,6 +44,7 @@ __all__ = [
     "align",
     "language_code",
     "log_mel",
+    "standardized_log_mel",
     "window_log_mel",
     "window_samples",
 ]
@@ -62,6 +63,7 @@ _LAZY = {
     "Transcriber": "transcriber",
     "align": "words",
     "log_mel": "features",
+    "standardized_log_mel": "features",
     "window_log_mel": "features",
     "window_samples": "features",
 }

@@ -1,4 +1,4 @@
-"""Samples -> log-mel spectrograms, as Whisper hears them (Radford et al. 2022, sec. 2.2).
+"""Samples -> log-mel spectrograms, as Whisper hears them (Radford et al. 2022, sec. 2.2), and as Fast Conformers do.
 
 Shape legend: S samples, F frames, M mel bins, B frequencies of a frame.
 """
@@ -20,6 +20,7 @@ __all__ = [
     "log_mel_power",
     "mel_filters",
     "scaled",
+    "standardized_log_mel",
     "window_log_mel",
     "window_samples",
 ]
@@ -37,6 +38,10 @@ _FLOOR = 1e-10
 """Least power of a mel bin."""
 _RANGE = 8.0
 """Powers of ten between the loudest bin and the least that is told from silence."""
+_STANDARD_FLOOR = 2.0**-24
+"""Power that is added to each mel bin before its logarithm is taken, and then"""
+_STANDARD_EPS = 1e-5
+"""to the deviation by which a bin is divided."""
 _NUM_PIECE_FRAMES = 750
 """Frames that are transformed at once: their arrays stay in the processor's cache."""
 
@@ -52,11 +57,12 @@ def _hertz_of(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def mel_filters(num_mel_bins: int) -> NDArray[np.float64]:
-    """Triangles over frequencies, evenly spaced on Slaney's scale from 0 to 8 kHz and each of area 1, [B, M]."""
+def mel_filters(num_mel_bins: int, num_fft: int = NUM_FFT) -> NDArray[np.float64]:
+    """Triangles over frequencies, evenly spaced on Slaney's scale from 0 to 8 kHz and each of area 1, [B, M], where
+    B is num_fft // 2 + 1."""
     top = _mel_of(np.array([SAMPLES_PER_S / 2]))[0]
     corners = _hertz_of(np.linspace(0, top, num_mel_bins + 2))
-    frequencies = np.linspace(0, SAMPLES_PER_S / 2, NUM_FFT // 2 + 1)[:, None]
+    frequencies = np.linspace(0, SAMPLES_PER_S / 2, num_fft // 2 + 1)[:, None]
     rising = (frequencies - corners[:-2]) / (corners[1:-1] - corners[:-2])
     falling = (corners[2:] - frequencies) / (corners[2:] - corners[1:-1])
     triangles = np.maximum(0, np.minimum(rising, falling))
@@ -116,6 +122,48 @@ def window_samples(samples: NDArray[np.float32], *, least: int, normalizes: bool
     if normalizes and len(window):
         window = (window - window.mean()) / np.sqrt(window.var() + _VARIANCE_FLOOR)
     return np.pad(window, (0, max(0, least - len(window))))[None].astype(np.float32)
+
+
+def standardized_log_mel(
+    samples: NDArray[np.float32],
+    *,
+    num_mel_bins: int,
+    max_frames: int,
+    num_fft: int = 512,
+    window_length: int = NUM_FFT,
+    hop_length: int = HOP_LENGTH,
+    preemphasis: float = 0.97,
+) -> NDArray[np.float32]:
+    """What Fast Conformers read (NeMo's features): natural logarithms of the power in each mel bin of all frames whose
+    middle is a sample, each bin with mean 0 and variance 1 over the whole sound. Silence stands before the first sample
+    and behind the last one.
+
+    Args:
+        samples: [S]. Silence is put behind shorter ones than two frames.
+        num_mel_bins: M.
+        max_frames: Most frames; what is behind them is left out.
+        num_fft: Samples that are transformed, in whose middle the window stands.
+        window_length: Samples that Hann's window lets through.
+        hop_length: Samples between the middles of two frames.
+        preemphasis: Share of each sample that is taken off the next one.
+
+    Returns:
+        [S // hop_length, M] float32.
+    """
+    sound = np.asarray(samples[: max_frames * hop_length], np.float64)
+    sound = np.pad(sound, (0, max(0, 2 * hop_length - len(sound))))
+    sound = np.concatenate((sound[:1], sound[1:] - preemphasis * sound[:-1]))
+    before = (num_fft - window_length) // 2
+    window = np.pad(np.hanning(window_length), (before, num_fft - window_length - before))
+    count, half = len(sound) // hop_length, num_fft // 2
+    frames = np.lib.stride_tricks.sliding_window_view(np.pad(sound, half), num_fft)[::hop_length][:count]
+    filters, found = mel_filters(num_mel_bins, num_fft), np.empty((count, num_mel_bins))
+    for start in range(0, count, _NUM_PIECE_FRAMES):
+        spectrum = np.fft.rfft(frames[start : start + _NUM_PIECE_FRAMES] * window, axis=-1)
+        power = (spectrum.real**2 + spectrum.imag**2) @ filters
+        found[start : start + _NUM_PIECE_FRAMES] = np.log(power + _STANDARD_FLOOR)
+    deviation = found.std(axis=0, ddof=1)
+    return np.asarray((found - found.mean(axis=0)) / (deviation + _STANDARD_EPS), np.float32)
 
 
 def log_mel(samples: NDArray[np.float32], num_mel_bins: int) -> NDArray[np.float32]:

@@ -117,15 +117,17 @@ class LearnedPositions:
 
 class SinePositions:
     """positions [N] -> [N, size]: all sines, then all cosines (Vaswani et al. 2017, sec. 3.5), of wavelengths from 2 pi
-    to 10000 * 2 pi, both ends included."""
+    to 10000 * 2 pi, both ends included; the longest one left out, and all scaled, where the record says so."""
 
-    __slots__ = ("_dtype", "_frequencies", "_offset")
+    __slots__ = ("_dtype", "_factor", "_frequencies", "_offset")
 
     def __init__(self, spec: PositionSpec, scope: Scope) -> None:
         half = spec.size // 2
-        exponents = torch.arange(half, dtype=torch.float32, device=scope.device) / (half - 1)
+        exponents = torch.arange(half, dtype=torch.float32, device=scope.device)
+        exponents /= half - (not spec.is_scaled)
+        self._factor = spec.size**-0.5 if spec.is_scaled else 1.0
         self._frequencies, self._offset, self._dtype = 10000.0**-exponents, spec.offset, scope.dtype
 
     def __call__(self, positions: Tensor) -> Tensor:
         angles = (positions + self._offset).float()[:, None] * self._frequencies
-        return torch.cat((angles.sin(), angles.cos()), dim=-1).to(self._dtype)
+        return (torch.cat((angles.sin(), angles.cos()), dim=-1) * self._factor).to(self._dtype)

@@ -60,6 +60,18 @@ _DEBERTA_FIELDS = {
 }
 """As of version 3, with ranges of distances that the prompts pass."""
 
+_CONFORMER_FIELDS: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "conv_kernel_size": 5,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": 16,
+    "scale_input": False,
+}
+"""Of a Fast Conformer's encoder_config."""
+
 ENCODER_CASES: dict[str, ParityCase] = {
     "BartForConditionalGeneration": case("BartConfig", _BART_FIELDS),
     "MBartForConditionalGeneration": case("MBartConfig", _BART_FIELDS),
@@ -101,6 +113,42 @@ ENCODER_CASES: dict[str, ParityCase] = {
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
+    ),
+    "CohereAsrForConditionalGeneration": case(
+        "CohereAsrConfig",
+        {},
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=160,
+        decoder_start_token_id=5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        encoder_config=_CONFORMER_FIELDS,
+    ),
+    "CanaryForConditionalGeneration": case(
+        "CanaryConfig",
+        {},
+        weight_scale=0.25,
+        vocab_size=200,
+        decoder_start_token_id=5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        encoder_config={**_CONFORMER_FIELDS, "hidden_size": 64, "scale_input": True},
+        decoder_config={
+            "vocab_size": 200,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "max_position_embeddings": 160,
+        },
     ),
     "AlbertModel": case("AlbertConfig", _BERT_FIELDS, embedding_size=32, num_hidden_groups=2, inner_group_num=2),
     "BertModel": case("BertConfig", _BERT_FIELDS),

@@ -21,6 +21,8 @@ NUM_TOKENS = 45
 """Tokens that an encoder reads."""
 NUM_SAMPLES = 17_000
 """Of a sound whose samples it reads."""
+NUM_FRAMES = 107
+"""Of a sound that is read frame by frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Spectrogram:
     """A sound for networks whose encoder reads no tokens."""
 
     features: Tensor
-    """[mel bins, frames], float32; [1, samples] of a network that reads these."""
+    """[mel bins, frames], float32; [frames, mel bins] or [1, samples] of a network that reads these."""
     num_tokens: int
     """What the encoder makes of it."""
     media: PromptMedia
@@ -55,7 +57,10 @@ def encoder_input(config: ModelConfig, number: int, folder: Path) -> EncoderInpu
     if not config.hears:
         return random.Random(name).choices(range(3, config.vocab_size), k=NUM_TOKENS)
     generator = torch.Generator().manual_seed(number)
-    if convolutions := config.network.sound_convolutions:
+    convolutions, bins = config.network.sound_convolutions, config.network.sound_bins
+    if bins:
+        shape, num_tokens = (NUM_FRAMES, bins), num_sound_tokens(convolutions, NUM_FRAMES)
+    elif convolutions:
         shape, num_tokens = (1, NUM_SAMPLES), num_sound_tokens(convolutions, NUM_SAMPLES)
     else:  # Transformers' encoder reads sounds of its whole length only
         shape, num_tokens = (config.num_mel_bins, 2 * config.max_encoder_len), config.max_encoder_len

