@@ -38,6 +38,7 @@ LOCAL_IMPORTS = {
     "quire.mm_encoder_only": "loads torch",
     "quire.pooling_calls": "loads torch",
     "quire.pooling_parts": "loads torch",
+    "quire.worker": "loads torch",
     "quire_bench.cli": "a command loads what it needs",
     "quire_bench.comparison_setup": "gguf is an extra",
     "quire_bench.programs.run_quire": "the package may be missing where it runs",

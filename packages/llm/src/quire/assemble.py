@@ -7,30 +7,24 @@ see what an engine is made of; `examples/assemble_your_own.py` does the same by 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from quire.adapters import offered_adapters, open_adapters, takes_adapters
-from quire.alignment import alignment_pooler
-from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks
+from quire.adapters import offered_adapters
+from quire.blueprint import Blueprint, DeviceSide, Report
 from quire.collective_rpc import RankCalls
 from quire.compilation import chosen_compilation
 from quire.config import ModelSettings, QuireConfig
 from quire.data_parallel import engine_ranks
-from quire.draft_plan import DraftPlan
 from quire.engine_report import engine_info, with_pooling
-from quire.expert_parallel import expert_parallel_of
-from quire.kernel_builds import capture_time_s, use_kernels, watch_kernels
-from quire.kv_tier import check_tier, needs_digest, open_tiers, start_digest, tier_setting
+from quire.kernel_builds import use_kernels
+from quire.kv_tier import check_tier
 from quire.kv_transfers import make_transfers
 from quire.live_config import Reconfigure
-from quire.logits_processors import named_processors
-from quire.logprob_bound import resolved_max_logprobs
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
-from quire.pipeline_parallel import num_steps_in_flight, tap_stage, with_table_at_end
+from quire.pipeline_parallel import num_steps_in_flight, with_table_at_end
 from quire.plan import MemoryPlan, make_plan
 from quire.poolers import (
     PoolingChoice,
@@ -43,29 +37,26 @@ from quire.poolers import (
 from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
 from quire.rank_groups import RankGroups
-from quire.routed_experts import ExpertsScheduler, runner_class
-from quire.tensor_parallel import config_of_ranks, interleaved, mesh_of
-from quire.tensor_parallel_ranks import OtherRanks, RankPayload, RankWorker, start_other_ranks
+from quire.routed_experts import ExpertsScheduler
+from quire.tensor_parallel import config_of_ranks, mesh_of
+from quire.tensor_parallel_ranks import RankPayload, RankWorker, start_other_ranks
 from quire.weight_sleep import DeviceRebuild, KeptParts, StartDevice, device_fields
+from quire.worker import build_device_side, load_networks
 from quire_engine import EngineParts, KVEventPublisher
 from quire_interfaces import (
     AdmissionRule,
     ConfigError,
-    Executor,
     GrammarBackend,
     LogitsProcessor,
     RequestError,
-    SchedulerStats,
     Tokenizer,
 )
-from quire_interfaces.platforms import platform_of
 from quire_kv_cache import KVCacheManager
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_pooling import PoolerSpec
 from quire_pooling.checkpoint import network_folder
 from quire_renderers import ChatRenderer, load_tokenizer
-from quire_runner.config import RunnerConfig
 from quire_scheduler import (
     AdapterGate,
     EncoderRule,
@@ -75,24 +66,17 @@ from quire_scheduler import (
     SchedulerConfig,
     SharedPromptRule,
 )
-from quire_spec_decode import HEAD_METHODS, DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
     from quire_distributed import Collectives
     from quire_models import Network
-    from quire_models.transformers_backend.model import TransformersLM
-    from quire_pooling import Pooler
-    from quire_runner import AlignmentPooler
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_rank_worker", "build_renderer", "engine_factory",
            "media_folder", "model_folder", "read_model_config"]  # fmt: skip
 
 FACTORY = "quire.assemble:engine_factory"
 """What the engine process calls."""
-
-Report = Callable[[str, float], None]
-"""Called with (stage, fraction of the stage that is done)."""
 
 
 def model_folder(config: QuireConfig) -> Path:
@@ -282,7 +266,7 @@ def build_parts(
         return build_encoder_parts(
             config,
             blueprint.folder,
-            media_folder(config, blueprint.folder),
+            blueprint.media_folder,
             blueprint.model,
             blueprint.plan,
             report or (lambda stage, fraction: None),
@@ -303,19 +287,34 @@ def build_parts(
 
 
 def _start_device_side(
-    blueprint: Blueprint, report: Report, *, kept: KeptParts | None = None, **options: Any
+    blueprint: Blueprint,
+    report: Report,
+    *,
+    tokenizer: Tokenizer | None,
+    serves_strangers: bool,
+    kept: KeptParts | None = None,
+    **options: Any,
 ) -> tuple[Network, DeviceSide]:
-    """Load the weights, of all ranks, and what computes with them; `options` of `_build_device_side`."""
+    """Load the weights, of all ranks, and what computes with them; `options` of `build_device_side`."""
     ranks = None
     if blueprint.config.parallel.num_ranks > 1:
         ranks = start_other_ranks(blueprint.config, blueprint.folder, blueprint.model, blueprint.plan)
     try:
-        networks = _load_networks(blueprint, report, None if ranks is None else ranks.groups)
-        return networks.target, _build_device_side(blueprint, networks, ranks=ranks, kept=kept, **options)
+        networks = load_networks(blueprint, report, None if ranks is None else ranks.groups)
+        gate = kept.gate if kept is not None else _grammar_gate(blueprint, tokenizer, apart=serves_strangers)
+        device = build_device_side(
+            blueprint, networks, gate, ranks=ranks, kept=kept, ends_process=serves_strangers, **options
+        )
+        return networks.target, device
     except BaseException:
         if ranks is not None:
             ranks.close()
         raise
+
+
+def _grammar_gate(blueprint: Blueprint, tokenizer: Tokenizer | None, *, apart: bool = False) -> GrammarGate:
+    """`build_grammar_gate` of what was decided."""
+    return build_grammar_gate(blueprint.config, blueprint.media_folder, blueprint.model, tokenizer, apart=apart)
 
 
 def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWorker:
@@ -328,6 +327,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     blueprint = Blueprint(
         config=config,
         folder=folder,
+        media_folder=media_folder(config, folder),
         model=model.within(plan.max_model_len),
         plan=plan,
         compilation=None,
@@ -336,10 +336,8 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
         offered={},
     )
     groups = RankGroups.of(collectives, mesh_of(config.parallel, collectives.rank))
-    networks = _load_networks(blueprint, lambda stage, fraction: None, groups)
-    device = _build_device_side(
-        blueprint, networks, logits_processors=None, on_logits=None, tokenizer=tokenizer, serves_strangers=False
-    )
+    networks = load_networks(blueprint, lambda stage, fraction: None, groups)
+    device = build_device_side(blueprint, networks, _grammar_gate(blueprint, tokenizer))
     calls = RankCalls(config, collectives.rank, device.runner)
     calls.balancer = device.balancer
     return RankWorker(device.runner, device.store, device.tiers, calls)
@@ -360,6 +358,7 @@ def _plan_engine(
     return Blueprint(
         config=config,
         folder=folder,
+        media_folder=media_folder(config, folder),
         model=model,
         plan=plan,
         compilation=chosen_compilation(config, model),
@@ -367,132 +366,6 @@ def _plan_engine(
         pooler=pooler,
         offered=offered_adapters(config),
     )
-
-
-def _load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | None) -> LoadedNetworks:
-    """Load the weights of a rank; the drafting network is whole on each of the last stage."""
-    start = time.perf_counter()
-    report("importing torch", 0.0)
-    from quire_models import load_model
-    from quire_models.compilation import compile_network
-
-    config, plan = blueprint.config, blueprint.plan
-    use_kernels(config)
-    imported = time.perf_counter()
-    digest = start_digest(config, blueprint.folder) if needs_digest(config, groups) else None
-    network = load_model(
-        interleaved(blueprint.model, config.parallel),
-        network_folder(blueprint.folder),
-        dtype=plan.dtype,
-        device=config.runner.device,
-        linear_method=plan.linear_method,
-        attention_backend=config.model.attention_backend or platform_of(config.runner.device).attention_backend,
-        kv_cache_dtype=plan.kv_cache_dtype,
-        block_size=plan.block_size,
-        load_format=config.model.load_format,
-        max_loras=config.lora.max_loras if takes_adapters(config) else 0,
-        max_lora_rank=config.lora.max_lora_rank,
-        disabled_linear_kernels=config.model.disabled_linear_kernels,
-        towers_folder=media_folder(config, blueprint.folder),
-        progress=lambda done, total: report("loading weights", done / max(1, total)),
-        tp_group=groups and groups.tp,
-        pp_group=groups and groups.pp,
-        expert_parallel=expert_parallel_of(config.parallel, groups.tp) if groups and groups.tp else None,
-    )
-    if blueprint.compilation is not None:
-        report(f"compiling by {blueprint.compilation}", 0.0)
-        compile_network(cast("TransformersLM", network), blueprint.compilation)
-    draft = plan.draft if groups is None or groups.pp is None else tap_stage(network, groups, plan.draft)
-    draft_network = None if draft is None else _load_draft(config, draft, plan.max_model_len)
-    loaded = time.perf_counter()
-    timings = {"import": imported - start, "weights": loaded - imported}
-    return LoadedNetworks(
-        target=network, draft=draft_network, digest=digest, groups=groups, timings_s=timings, loaded_at_s=loaded
-    )
-
-
-def _build_device_side(
-    blueprint: Blueprint,
-    networks: LoadedNetworks,
-    *,
-    logits_processors: Mapping[str, LogitsProcessor] | None,
-    on_logits: Any,
-    tokenizer: Tokenizer | None,
-    serves_strangers: bool,
-    ranks: OtherRanks | None = None,
-    kept: KeptParts | None = None,
-) -> DeviceSide:
-    """Join the network with its adapters, its drafter, its grammars, its KV cache and the tier behind that. `ranks`:
-    those beside rank 0; `kept`: of a former build. Other arguments and errors as those of `build_parts`."""
-    from quire_lora import AdapterRuntime
-    from quire_runner import ThreadedExecutor
-    from quire_sampling import SamplingConfig
-
-    config, plan, network = blueprint.config, blueprint.plan, networks.target
-    store = open_adapters(config, network, blueprint.offered) if kept is None else kept.joined_store(network)
-    adapters, add_stats = None, list[Callable[[SchedulerStats], None]]()
-    if store is not None and network.adapters is not None:
-        adapters = AdapterRuntime(network.adapters, store, merge_after=config.lora.lora_merge_after)
-        add_stats.append(adapters.add_stats)
-    if kept is None:
-        place = media_folder(config, blueprint.folder)
-        gate = build_grammar_gate(config, place, blueprint.model, tokenizer, apart=serves_strangers)
-    else:
-        gate = kept.gate
-    kv_plan = plan.kv_plan if ranks is None else ranks.kv_plan
-    tiers = None
-    if tier_setting(config) is not None:
-        tiers = open_tiers(config, blueprint.model, plan, kv_plan, network, networks.digest, networks.groups)
-    max_logprobs = resolved_max_logprobs(config.model.max_logprobs, blueprint.model.vocab_size)
-    runner = runner_class(config).for_model(
-        network,
-        kv_plan,
-        _runner_config(blueprint),
-        drafter=make_drafter(config.speculative),
-        draft_network=networks.draft,
-        draft_controller=_make_controller(config),
-        logits_processors=named_processors(config.model.logits_processors, logits_processors),
-        sampling_config=SamplingConfig(max_logprobs=max_logprobs),
-        grammars=gate.compiler,
-        on_logits=on_logits,
-        make_transfer_worker=None if tiers is None else tiers.make_worker,
-        encoder_connector=None if tiers is None else tiers.encoder_cache,
-        adapters=adapters,
-        pooler=_load_pooler(blueprint, network) if blueprint.pooler or blueprint.model.num_mel_bins else None,
-    )
-    timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
-    device, is_host = config.runner.device, platform_of(config.runner.device).is_host
-    if not is_host:
-        add_stats.append(watch_kernels(runner, capture_time_s(config)))
-    executor: Executor = runner
-    if ranks is not None:
-        executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=serves_strangers)
-    elif config.engine.depth(device) > 0:
-        executor = threads = ThreadedExecutor(runner, reads_apart=not is_host)
-        threads.prepare(runner.learn_draft_costs)
-    else:
-        runner.learn_draft_costs()
-    return DeviceSide(
-        runner=runner,
-        executor=executor,
-        gate=gate,
-        store=store,
-        tiers=tiers,
-        add_stats=tuple(add_stats),
-        balancer=network.expert_balancer,
-        timings_s=timings,
-    )
-
-
-def _load_pooler(blueprint: Blueprint, network: Network) -> Pooler | AlignmentPooler | None:
-    """The pooler with its weights, or what aligns words; None where the engine only generates."""
-    from quire_pooling import Pooler, load_pooler_weights
-
-    spec, folder = blueprint.pooler, blueprint.folder
-    if spec is None or not network.config.network.is_last:
-        return alignment_pooler(blueprint, network) if blueprint.model.num_mel_bins else None
-    stored = load_pooler_weights(spec, folder, network_folder(folder), blueprint.model.language_names)
-    return Pooler(spec, {**network.head_weights, **stored}, network.device)
 
 
 def _join(blueprint: Blueprint, network: Network, device: DeviceSide, start: StartDevice) -> EngineParts:
@@ -565,48 +438,6 @@ def _scheduler_config(blueprint: Blueprint) -> SchedulerConfig:
         max_model_len=blueprint.plan.max_model_len,
         num_speculative_tokens=speculative.most_draft_tokens,
         num_lookahead_tokens=speculative.most_slots_ahead,
-    )
-
-
-def _runner_config(blueprint: Blueprint) -> RunnerConfig:
-    """The runner's settings, with what the plan and the scheduler say."""
-    config, speculative, plan = blueprint.config, blueprint.config.speculative, blueprint.plan
-    num_drafts = speculative.most_draft_tokens
-    return dataclasses.replace(
-        config.runner,
-        dtype=plan.dtype,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        num_speculative_tokens=num_drafts,
-        draft_depth=speculative.num_speculative_tokens if num_drafts else 0,
-        draft_topk=speculative.eagle_topk,
-        # Without an LM head there are no decode steps to capture.
-        enforce_eager=config.runner.enforce_eager or not blueprint.model.generates,
-        rotates_by_axes=blueprint.model.media is not None and blueprint.model.media.has_mrope,
-    )
-
-
-def _make_controller(config: QuireConfig) -> DraftController | None:
-    if config.speculative.method == "none" or not config.speculative.adaptive:
-        return None
-    settings = config.speculative
-    return DraftController(settings.num_speculative_tokens, catches_up=settings.method not in HEAD_METHODS)
-
-
-def _load_draft(config: QuireConfig, draft: DraftPlan, max_model_len: int) -> Network:
-    """The network that drafts: on the same device, in the same dtype, with attention of its own choice."""
-    from quire_models import load_model
-
-    asked = config.model.load_format
-    return load_model(
-        draft.config.within(max_model_len),
-        draft.folder,
-        dtype=draft.dtype,
-        device=config.runner.device,
-        linear_method=draft.linear_method,
-        load_format=asked if asked in ("dummy", "pt") else "auto",  # others say what the target is
-        language_model_only=True,  # drafts are of text: where the target has media, a drafter sees placeholders
     )
 
 

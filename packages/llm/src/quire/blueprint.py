@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from quire_models.layers.expert_parallel import ExpertBalancer
     from quire_runner import ModelRunner
 
-__all__ = ["Blueprint", "DeviceSide", "LoadedNetworks"]
+__all__ = ["Blueprint", "DeviceSide", "LoadedNetworks", "Report"]
+
+Report = Callable[[str, float], None]
+"""Called with (stage, fraction of the stage that is done)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class Blueprint:
     config: QuireConfig
     """Settings, with drafts as the plan has them."""
     folder: Path
+    media_folder: Path
+    """Folder of towers, processor and tokenizer; `folder`, unless towers come from a file of their own."""
     model: ModelConfig
     """The network, its context cut to the plan's."""
     plan: MemoryPlan
