@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ from quire_engine.messages import (
     UtilityCall,
     UtilityReply,
 )
+from quire_engine.socket_folder import SocketFolder
 from quire_engine.streams import OutputStream
 from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, QuireError
 from quire_interfaces.engine_watch import WatchCursor, WatchReport
@@ -98,10 +98,7 @@ class EngineHub:
         self._on_ready, self._on_report = on_ready, on_report
         self._max_queued_messages = max_queued_messages
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
-        self._folder = tempfile.mkdtemp(prefix="quire-")
-        if len(self._folder) > 90:  # a socket's path must stay under 107 bytes
-            shutil.rmtree(self._folder)
-            self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp")
+        self._folder = SocketFolder(longest_name=len("1234-1234567.out"))
         self._generations = itertools.count()
         self._fronts: dict[int, _Front] = {}
         self._is_asleep = False
@@ -114,7 +111,7 @@ class EngineHub:
         """Make room for an API process; a former one of this number is gone, and its requests end."""
         self.detach(number)
         name = f"{number}-{next(self._generations)}"
-        addresses = FrontAddresses(f"ipc://{self._folder}/{name}.in", f"ipc://{self._folder}/{name}.out")
+        addresses = FrontAddresses(f"ipc://{self._folder.path}/{name}.in", f"ipc://{self._folder.path}/{name}.out")
         front = _Front(name, self._client)
         front.pipe = MessagePipe(
             self._context,
@@ -167,7 +164,7 @@ class EngineHub:
             for number in list(self._fronts):
                 self.detach(number)
             self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     # What API processes say.
 

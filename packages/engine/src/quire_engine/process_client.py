@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -33,6 +30,7 @@ from quire_engine.messages import (
     encode_message,
 )
 from quire_engine.process import EngineProcess, num_oom_kills, signal_name
+from quire_engine.socket_folder import SocketFolder
 from quire_engine.streaming_client import EngineOwner, StreamingClient, failure_text, first_line
 from quire_engine.streams import OutputStream
 from quire_interfaces import (
@@ -101,7 +99,7 @@ class ProcessClient(StreamingClient):
         self._context: zmq.Context[Any] | None = None
         self._sender: zmq.Socket[bytes] | None = None
         self._receiver: zmq.Socket[bytes] | None = None
-        self._folder: str | None = None
+        self._folder: SocketFolder | None = None
         self._process: EngineProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._exited: asyncio.Event | None = None
@@ -154,7 +152,7 @@ class ProcessClient(StreamingClient):
             config=self.config,
             to_core=to_core,
             from_core=from_core,
-            socket_folder=self._folder,
+            socket_folder=self._folder and self._folder.path,
             sys_path=self._sys_path,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
@@ -173,11 +171,8 @@ class ProcessClient(StreamingClient):
             to_core = f"tcp://127.0.0.1:{self._sender.bind_to_random_port('tcp://127.0.0.1')}"
             from_core = f"tcp://127.0.0.1:{self._receiver.bind_to_random_port('tcp://127.0.0.1')}"
             return to_core, from_core
-        self._folder = tempfile.mkdtemp(prefix="quire-")  # readable by this user only
-        if len(self._folder) > 100:  # a socket's path must stay under 107 bytes
-            os.rmdir(self._folder)
-            self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp")
-        to_core, from_core = f"ipc://{self._folder}/in", f"ipc://{self._folder}/out"
+        self._folder = SocketFolder(longest_name=len("out"))
+        to_core, from_core = f"ipc://{self._folder.path}/in", f"ipc://{self._folder.path}/out"
         self._sender.bind(to_core)
         self._receiver.bind(from_core)
         return to_core, from_core
@@ -504,5 +499,5 @@ class ProcessClient(StreamingClient):
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             self._folder = None
