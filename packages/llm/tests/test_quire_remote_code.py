@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 
 from quire import LLM, SamplingParams
+from quire.assemble import model_folder
+from quire.config import ModelSettings, QuireConfig
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
-from quire_models.hub import CODE_FILE_PATTERNS
 from quire_models.transformers_backend.config import FallbackSpec
 from quire_renderers import load_tokenizer
 from quire_testkit.parity.case import LLAMA_FIELDS
@@ -176,7 +178,19 @@ def test_code_that_fails_is_named(own: Path) -> None:
         LLM(str(own), trust_remote_code=True, **SETTINGS)
 
 
-def test_downloads_have_code_only_where_it_is_trusted() -> None:
-    from quire_models.hub import HUB_FILE_PATTERNS
+@pytest.mark.parametrize("trusted", [False, True])
+def test_downloads_have_code_only_where_it_is_trusted(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub of one repository gives the files that are asked for."""
+    published = ["config.json", "model.safetensors", "tokenizer.json", "modeling_own.py", "own.tiktoken"]
 
-    assert not set(CODE_FILE_PATTERNS) & set(HUB_FILE_PATTERNS)
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert name == "owner/name"
+        for file in filter_repo_objects(published, allow_patterns=allow_patterns):
+            (tmp_path / file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    folder = model_folder(QuireConfig(model=ModelSettings(model="owner/name", trust_remote_code=trusted)))
+    assert sorted(file.name for file in folder.iterdir()) == sorted(published if trusted else published[:3])
