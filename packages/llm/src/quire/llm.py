@@ -207,22 +207,33 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none goes on.
         """
-        options: dict[str, Any] = {"chat_template": chat_template, "tools": tools}
-        options["chat_template_kwargs"] = chat_template_kwargs
-        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
-        options["continue_final_message"] = continue_final_message
-        prompts = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)
+        prompts = self._conversations(
+            messages,
+            chat_template_content_format,
+            mm_processor_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
 
     def _conversations(
-        self, messages: Messages | Sequence[Messages], form: str, mm_processor_kwargs: Any, options: dict[str, Any]
+        self,
+        messages: Messages | Sequence[Messages],
+        content_format: str,
+        mm_processor_kwargs: Any,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        **options: Any,
     ) -> list[ParsedPrompt]:
-        """One conversation or many as prompts, with their media prepared; `form` of their contents, `options` of
-        `render_chat`, and errors as those of `chat`."""
-        if form != "auto":
+        """See `QueueMethods._conversations`."""
+        if content_format != "auto":
             raise RequestError(
-                f"chat_template_content_format must be 'auto', got {form!r}: the chat template says which form of "
-                "content it takes",
+                f"chat_template_content_format must be 'auto', got {content_format!r}: the chat template says which "
+                "form of content it takes",
                 param="chat_template_content_format",
             )
         if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -230,6 +241,8 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
                 f"messages must be a conversation or a list of conversations, got {type(messages).__name__}",
                 param="messages",
             )
+        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        options["continue_final_message"] = continue_final_message
         one = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Sequence[Messages] = [messages] if one else messages  # type: ignore[list-item,assignment]
         prompts = []

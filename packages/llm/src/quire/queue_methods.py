@@ -47,9 +47,17 @@ class QueueMethods(ABC):
 
     @abstractmethod
     def _conversations(
-        self, messages: Messages | Sequence[Messages], form: str, mm_processor_kwargs: Any, options: dict[str, Any]
+        self,
+        messages: Messages | Sequence[Messages],
+        content_format: str,
+        mm_processor_kwargs: Any,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        **options: Any,
     ) -> list[ParsedPrompt]:
-        """Conversations as prompts, with their media prepared. Raises RequestError."""
+        """One conversation or many as prompts, with their media prepared; arguments and errors as those of `chat`,
+        `options` of `quire_interfaces.Renderer.render_chat`."""
 
     @abstractmethod
     def _requests(
@@ -106,11 +114,16 @@ class QueueMethods(ABC):
         Raises:
             RequestError: a conversation or its parameters are wrong; the message says which one, and none is kept.
         """
-        options: dict[str, Any] = {"chat_template": chat_template, "tools": tools}
-        options["chat_template_kwargs"] = chat_template_kwargs
-        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
-        options["continue_final_message"] = continue_final_message
-        parsed = self._conversations(messages, chat_template_content_format, mm_processor_kwargs, options)
+        parsed = self._conversations(
+            messages,
+            chat_template_content_format,
+            mm_processor_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self._keep(parsed, sampling_params, priority, lora_request)
 
     def _keep(
