@@ -65,6 +65,33 @@ def test_it_stays_within_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(thread.name.startswith("read-ahead") for thread in threading.enumerate())
 
 
+def test_the_bound_counts_the_bytes_of_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of less than a piece count what they hold."""
+    reads = Reads(monkeypatch)
+    files = [tmp_path / f"{index:02}" for index in range(16)]
+    for file in files:
+        file.write_bytes(bytes(PIECE // 4))
+    with ReadAhead(files, num_threads=2, ahead_bytes=2 * PIECE) as ahead:
+        wait_for(reads, 8)
+        time.sleep(0.05)
+        assert len(reads.offsets) == 8
+        ahead.used(4 * PIECE)  # all of it
+    assert len(reads.offsets) == 8
+
+
+def test_an_error_ends_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SMALL_BYTES", 0)
+    tiny_hf_checkpoint(tmp_path, "llama", max_shard_size="20KB")
+
+    def fail(*_: object) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError) as raised:
+        load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="bfloat16", progress=fail)
+    assert raised.tb is not None, "the error, which holds on to the frames, is still there"
+    assert not any(thread.name.startswith("read-ahead") for thread in threading.enumerate())
+
+
 def test_files_that_cannot_be_read_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = Reads(monkeypatch)
     for name in ("a", "b"):

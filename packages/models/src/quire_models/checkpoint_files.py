@@ -6,7 +6,7 @@ Knows safetensors, and PyTorch's own files for those who ask for them; does not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class CheckpointFiles:
         """Bytes of all tensors; of PyTorch's own files, which say nothing about it, the files'."""
         return sum(file.stat().st_size if self.pickled else _tensor_bytes(file) for file in self.files)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Generator[tuple[str, Tensor], None, None]:
         """Name and mapped tensor of everything in the checkpoint.
 
         Raises:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -35,8 +38,16 @@ class MappedCheckpoint(Protocol):
     def files(self) -> Sequence[Path]:
         """In the order in which `tensors` uses them."""
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Generator[tuple[str, Tensor], None, None]:
         """Name and mapped tensor of everything in the files."""
+
+
+class _Piece(NamedTuple):
+    """What one thread reads at once."""
+
+    file: Path
+    offset: int
+    num_bytes: int
 
 
 class ReadAhead:
@@ -52,10 +63,15 @@ class ReadAhead:
     def __init__(
         self, files: Sequence[Path], *, num_threads: int = NUM_THREADS, ahead_bytes: int = AHEAD_BYTES
     ) -> None:
-        self._pieces = [(file, at) for file in files for at in range(0, file.stat().st_size, PIECE_BYTES)]
+        sizes = [(file, file.stat().st_size) for file in files]
+        self._pieces = [
+            _Piece(file, at, min(PIECE_BYTES, size - at)) for file, size in sizes for at in range(0, size, PIECE_BYTES)
+        ]
+        self._ends_bytes = list(accumulate(piece.num_bytes for piece in self._pieces))
+        """Of each piece, how many bytes of all files end with it."""
         self._next = 0
         self._used_bytes = 0
-        self._ahead_bytes = max(ahead_bytes, num_threads * PIECE_BYTES)
+        self._ahead_bytes = max(ahead_bytes, PIECE_BYTES)
         self._ends = False
         self._changed = threading.Condition()
         self._threads = [
@@ -68,7 +84,7 @@ class ReadAhead:
         with self._changed:
             self._used_bytes = num_bytes
             # What was used before anybody read it need not be read.
-            self._next = max(self._next, min(len(self._pieces), num_bytes // PIECE_BYTES))
+            self._next = max(self._next, bisect_right(self._ends_bytes, num_bytes))
             self._changed.notify_all()
 
     def __enter__(self) -> ReadAhead:
@@ -83,11 +99,11 @@ class ReadAhead:
         for thread in self._threads:
             thread.join()
 
-    def _take(self) -> tuple[Path, int] | None:
+    def _take(self) -> _Piece | None:
         """The next piece, once the bound allows it; None when there are no more."""
         with self._changed:
             while not self._ends and self._next < len(self._pieces):
-                if (self._next + 1) * PIECE_BYTES - self._used_bytes <= self._ahead_bytes:
+                if self._ends_bytes[self._next] - self._used_bytes <= self._ahead_bytes:
                     self._next += 1
                     return self._pieces[self._next - 1]
                 self._changed.wait()
@@ -96,28 +112,27 @@ class ReadAhead:
     def _run(self) -> None:
         buffer = bytearray(PIECE_BYTES)
         while (piece := self._take()) is not None:
-            file, offset = piece
             try:
-                descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                descriptor = os.open(piece.file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
                 try:
-                    os.preadv(descriptor, [buffer], offset)
+                    os.preadv(descriptor, [buffer], piece.offset)
                 finally:
                     os.close(descriptor)
             except OSError:
                 continue
 
 
-def read_ahead(checkpoint: MappedCheckpoint) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a checkpoint, whose files are read ahead of them."""
+def read_ahead(checkpoint: MappedCheckpoint) -> Generator[tuple[str, Tensor], None, None]:
+    """The tensors of a checkpoint, whose files are read ahead of them; closing it ends the threads that read."""
     done = 0
-    with ReadAhead(checkpoint.files) as ahead:
-        for name, tensor in checkpoint.tensors():
+    with ReadAhead(checkpoint.files) as ahead, closing(checkpoint.tensors()) as tensors:
+        for name, tensor in tensors:
             yield name, tensor
             done += tensor.nbytes
             ahead.used(done)
 
 
-def streamed(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+def streamed(files: Sequence[Path]) -> Generator[tuple[str, Tensor], None, None]:
     """The tensors of safetensors files in the order in which the library `runai-model-streamer` has read them, in
     memory of their own.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -131,22 +132,23 @@ def fill_parameters(
     wrong: dict[str, str] = {}
     extra: list[tuple[str, Tensor]] = []
     uploads = StagedUploads(model.device) if platform_of_type(model.device.type).module else None
-    for stored_name, stored in tensors:
-        done += stored.nbytes
-        for name, tensor in checkpoint_tensors(stored_name, stored):
-            for part, piece in _parts(name, tensor, model, wrong):
-                parameter = parameters.get(part)
-                if parameter is None and is_of_other_rank(part, absent):
-                    continue
-                if parameter is None:
-                    extra.append((part, piece))
-                elif not _fits(tuple(piece.shape), parameter.checkpoint_shape):
-                    wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.checkpoint_shape)}"
-                else:
-                    parameter.tensor = _placed(piece, model, parameter, uploads)
-        pages.trim()
-        if progress is not None:
-            progress(done, checkpoint.total_bytes)
+    with closing(tensors):  # an error holds on to it, and threads would wait for whoever uses it
+        for stored_name, stored in tensors:
+            done += stored.nbytes
+            for name, tensor in checkpoint_tensors(stored_name, stored):
+                for part, piece in _parts(name, tensor, model, wrong):
+                    parameter = parameters.get(part)
+                    if parameter is None and is_of_other_rank(part, absent):
+                        continue
+                    if parameter is None:
+                        extra.append((part, piece))
+                    elif not _fits(tuple(piece.shape), parameter.checkpoint_shape):
+                        wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.checkpoint_shape)}"
+                    else:
+                        parameter.tensor = _placed(piece, model, parameter, uploads)
+            pages.trim()
+            if progress is not None:
+                progress(done, checkpoint.total_bytes)
     if uploads is not None:
         uploads.finish()
     missing = [name for name, p in parameters.items() if p.tensor is None and not p.optional and name not in wrong]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class CTranslate2Checkpoint:
         """Of the file."""
         return self.path.stat().st_size
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Generator[tuple[str, Tensor], None, None]:
         """Name and tensor of every parameter.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class GgufCheckpoint:
         """Of all tensors as they are in the file."""
         return sum(tensor.num_bytes for tensor in read_header(self.path).tensors.values())
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Generator[tuple[str, Tensor], None, None]:
         """Name and tensor: float, or uint8 [outputs, bytes of a row] of a linear layer that stays compressed.
 
         Raises:

@@ -80,8 +80,9 @@ class ExchangedLM(TransformersLM):
         held = {name for name, stored in quantization.held.items() if not getattr(stored, "is_plain", True)}
         if left := sorted(name for name in held if name not in self._layers and not _is_scale(name, held)):
             raise CheckpointError(
-                f"{self.config.architecture} runs through Transformers, where {left[0]} is no linear layer of its own "
-                f"that can be quantized ({quantization.held[left[0]]}; {len(left)} of this kind); use the unquantized "
+                f"the checkpoint holds {left[0]} quantized ({quantization.held[left[0]]}; {len(left)} such layers), "
+                f"but {_why_kept(model, left[0], tied)}, and of {self.config.architecture}, which runs through "
+                "Transformers, only plain torch.nn.Linear layers can hold quantized weights; use the unquantized "
                 "checkpoint, with quantization int8 or int4"
             )
 
@@ -164,6 +165,16 @@ def _is_stored_quantized(quantization: QuantizationConfig, name: str) -> bool:
 def _is_scale(name: str, held: Collection[str]) -> bool:
     """Whether what looks like a module is a part of one: "q_proj.weight" of bitsandbytes' nested names."""
     return any(name.startswith(f"{other}.") for other in held)
+
+
+def _why_kept(model: nn.Module, name: str, tied: Collection[str]) -> str:
+    """Why the module of this name keeps its class."""
+    module = dict(model.named_modules()).get(name)
+    if module is None:
+        return "Transformers' network has no layer of this name (its experts may be one tensor)"
+    if name in tied:
+        return "its weight is the embedding's"
+    return f"Transformers has a {type(module).__name__} there"
 
 
 def _tied_modules(model: Any) -> set[str]:
