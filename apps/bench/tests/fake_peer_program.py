@@ -22,6 +22,18 @@ from program import Run, check_lengths, serve  # noqa: E402
 ASKED: dict[str, Any] = json.loads(os.environ.get("FAKE_PEER", "{}"))
 
 
+class OwnClock:
+    """Seconds of the tokens alone: nothing of the machine, and of no pause."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+OWN_CLOCK = OwnClock()
+
+
 def load(settings: dict[str, Any]) -> tuple[Run, str]:
     print("loading loudly on standard output")
     if ASKED.get("fails_at") == "start":
@@ -45,6 +57,9 @@ def load(settings: dict[str, Any]) -> tuple[Run, str]:
         if ASKED.get("hangs_at") == len(prompts):
             time.sleep(600)
         left_s = ASKED.get("token_s", 0.0001) * sum(output_lens)
+        OWN_CLOCK.now_s += left_s
+        if ASKED.get("own_clock"):
+            left_s = 0
         while left_s > 0:  # in pieces: a sleep goes on while the process is stopped
             time.sleep(min(left_s, 0.005))
             left_s -= 0.005
@@ -54,4 +69,4 @@ def load(settings: dict[str, Any]) -> tuple[Run, str]:
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load, **({"clock": OWN_CLOCK} if ASKED.get("own_clock") else {}))

@@ -152,7 +152,7 @@ class ProcessClient(StreamingClient):
             config=self.config,
             to_core=to_core,
             from_core=from_core,
-            socket_folder=self._folder and self._folder.path,
+            socket_folder=None if self._folder is None else self._folder.path,
             sys_path=self._sys_path,
             log_level=logging.getLogger().getEffectiveLevel(),
         )

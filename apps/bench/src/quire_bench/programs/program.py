@@ -26,13 +26,18 @@ tokens; an end token ends nothing. What it returns goes into the reply."""
 FIRST_PROMPT = list(range(10, 18))
 
 
-def serve(load: Callable[[dict[str, Any]], tuple[Run, str]], first_prompt: Any = FIRST_PROMPT) -> None:
+def serve(
+    load: Callable[[dict[str, Any]], tuple[Run, str]],
+    first_prompt: Any = FIRST_PROMPT,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Run the program.
 
     Args:
         load: Makes the engine from the settings: `model` (folder), `file` (converted model, or None), `dtype`,
             `num_threads` (or None), `max_model_len`, `max_num_seqs`, `num_kv_tokens`; and its version.
         first_prompt: What is answered with one token before the engine is ready.
+        clock: Seconds, by which runs are timed.
     """
     _die_with_parent()
     # What libraries print to standard output must not come between the replies.
@@ -48,9 +53,10 @@ def serve(load: Callable[[dict[str, Any]], tuple[Run, str]], first_prompt: Any =
         reply(ready=version)
         for line in sys.stdin:
             request = json.loads(line)
-            start = time.perf_counter()
+            start = clock()
             measured = run(request["prompts"], request["output_lens"])
-            reply(seconds=time.perf_counter() - start, ended_s=time.monotonic(), **(measured or {}))
+            end = clock()
+            reply(seconds=end - start, ended_s=end, **(measured or {}))
     except BaseException as error:
         # No traceback: the last lines that are shown should be the engine's own.
         frame = traceback.extract_tb(error.__traceback__)[-1]
