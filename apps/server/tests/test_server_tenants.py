@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from quire import QuireConfig
 from quire_server.callers import read_api_keys
 from quire_server.config import ServerConfig
-from quire_server.tenant_bound import with_tenant_defaults
+from quire_server.scheduler_defaults import with_scheduler_defaults
 
 KEYS = {"alice": "sk-alice", "bob": "sk-bob"}
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "ignore_eos": True}
@@ -217,4 +217,11 @@ def test_a_flood_is_refused_and_nobody_else(make_live, key_file):
 def test_several_keys_bound_how_far_tenants_slow_each_other_down(keys, given, bound):
     config = QuireConfig.of(max_tenant_slowdown=given)
     server = ServerConfig(api_key=keys, response_store="none")
-    assert with_tenant_defaults(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound
+    assert with_scheduler_defaults(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound
+
+
+@pytest.mark.parametrize(("given", "bound"), [(None, 0.5), (0, 0), (2.5, 2.5)])
+def test_a_server_bounds_the_time_between_tokens(given, bound):
+    config = QuireConfig.of(max_inter_token_latency=given)
+    server = ServerConfig(response_store="none")
+    assert with_scheduler_defaults(read_api_keys(server), config).scheduler.max_inter_token_latency == bound

@@ -11,7 +11,8 @@ from quire_interfaces import AdmissionRule, ConfigError, ModelRunnerOutput, Requ
 from quire_scheduler import SchedulerConfig
 from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.rules import MaxRunningPerTenantRule
-from quire_scheduler.tenant_share import StepCost, StepCostModel, TenantShareRule
+from quire_scheduler.step_cost import StepCost, StepCostModel
+from quire_scheduler.tenant_share import TenantShareRule
 from quire_testkit.conformance.scheduler import Driver, expected_of, make_request
 
 

@@ -33,8 +33,8 @@ from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.metric_labels import label_metrics
 from quire_server.middleware import load_middleware
 from quire_server.response_store import check_response_store
+from quire_server.scheduler_defaults import with_scheduler_defaults
 from quire_server.stopping import Stopping, stopping_on_signals
-from quire_server.tenant_bound import with_tenant_defaults
 
 if TYPE_CHECKING:
     from quire_server.context import ServerContext
@@ -68,7 +68,7 @@ def serve(
     start_s = time.monotonic()
     config = seeing_demo(config)
     chat_template, mcp_servers = _begin(server)
-    config = with_tenant_defaults(read_api_keys(server), config)
+    config = with_scheduler_defaults(read_api_keys(server), config)
     check_tls(server)
     if _serves_grpc(server):
         from quire_server.grpc_service.server import check_grpc

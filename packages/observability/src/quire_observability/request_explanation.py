@@ -16,6 +16,7 @@ _WAITS = {
     "capacity": "free KV blocks or tokens of the step's budget",
     "encoder": "the encoder, which reads a bounded number of tokens a step",
     "grammar": "its grammar to be compiled",
+    "inter_token_latency": "streams of others: steps are to take at most so long (max_inter_token_latency)",
     "kv_connector": "blocks of another engine",
     "kv_loading": "blocks of a KV tier",
     "max_num_seqs": "a free row: all rows (max_num_seqs) were taken",

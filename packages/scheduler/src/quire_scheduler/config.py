@@ -31,6 +31,11 @@ def _slowdown(value: Any) -> str | None:
     return None if fine else f"be 0 (no bound), or a number above 1 and at most {MAX_SLOWDOWN}"
 
 
+def _latency(value: Any) -> str | None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 3600
+    return None if fine else "be 0 (no bound), or seconds of at most 3600"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(Settings):
     """How much a step may compute, how many requests run and wait, and in which order.
@@ -79,6 +84,14 @@ class SchedulerConfig(Settings):
         "the time that steps were measured to take; the other one may always run as many requests. Above 1, at most "
         "1000; 0 sets no bound. Empty: 1.7 on a server with the keys of several callers, else no bound.",
         check=_slowdown,
+    )
+    max_inter_token_latency: float | None = setting(
+        None,
+        help="How long a step may take while requests decode: prompts of others are computed in chunks as large as "
+        "that allows, by the time that steps were measured to take, but of at least 32 tokens. Above 0, at most 3600; "
+        "0 sets no bound. Empty: 0.5 on a server, else no bound.",
+        unit="s",
+        check=_latency,
     )
     encoder_cache_size: int | None = setting(
         None,

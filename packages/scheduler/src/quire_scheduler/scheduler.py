@@ -34,6 +34,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.drafts import DraftRule
 from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.intake import QueueBound, token_limit
+from quire_scheduler.inter_token_latency import latency_rules
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.results import ResultTaker, failure_output
 from quire_scheduler.rows import RowPool, new_row
@@ -73,7 +74,8 @@ class Scheduler:
         self._rows = RowPool(config.max_num_seqs)
         drafts = DraftRule(config.num_speculative_tokens, config.num_lookahead_tokens)
         self._waiting = FairQueue()
-        self._rules = RuleSet([FreeRowRule(self._rows), *tenant_rules(config, self._waiting), *rules, drafts])
+        shares = [*tenant_rules(config, self._waiting), *latency_rules(config)]
+        self._rules = RuleSet([FreeRowRule(self._rows), *shares, *rules, drafts])
         self._watchers: list[AdmissionRule] = []
         """The rules that have a say about running requests in the step that is being planned."""
         self._queue_bound = QueueBound(config.max_queued_requests)

@@ -2,8 +2,8 @@
 
 All requests of a step wait for each other, so what a flood adds to a step delays everybody in it. How much that is,
 only a clock tells: where the weights have to be read anyway, a further row costs next to nothing, and where a step is
-bound by computing, as much as the first. So the time of a step is fitted to what it computes, and a tenant may add as
-much as makes the others' steps so many times as long as their own.
+bound by computing, as much as the first. So the time of a step is fitted to what it computes (`step_cost`), and a
+tenant may add as much as makes the others' steps so many times as long as their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 from quire_interfaces import (
     AdmissionRule,
@@ -25,15 +24,10 @@ from quire_interfaces import (
 from quire_scheduler.config import MAX_SLOWDOWN, SchedulerConfig
 from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.rules import MaxRunningPerTenantRule
+from quire_scheduler.step_cost import StepCost, StepTimer
 
-__all__ = ["StepCost", "StepCostModel", "TenantShareRule", "tenant_rules"]
+__all__ = ["TenantShareRule", "tenant_rules"]
 
-_DECAY = 0.998
-"""Weight of a step against the next one: what counts are the last 500."""
-_ORIGIN_WEIGHT = 0.01
-"""Weight of the origin (nothing computed, no time taken) against all steps: while all steps are alike, their time is
-taken for that of their rows."""
-_STEPS_PER_FIT = 16
 _PRESENCE_S = 0.25
 """A tenant whose last request ended counts as present for so long: most clients send the next one soon."""
 _PROMPT_CHUNK = 32
@@ -53,76 +47,6 @@ def tenant_rules(config: SchedulerConfig, queue: FairQueue) -> list[AdmissionRul
         cuts_prompts = config.enable_chunked_prefill
         rules.append(TenantShareRule(config.max_tenant_slowdown, queue, cuts_prompts=cuts_prompts))
     return rules
-
-
-class StepCost(NamedTuple):
-    """Seconds of a step: of the step itself, of each row in it, and of each further token.
-
-    A row's first token is counted with the row, of a prompt too; all others as prompt tokens, drafts included, which
-    are computed like them.
-    """
-
-    fixed: float
-    per_row: float
-    per_prompt_token: float
-
-
-class StepCostModel:
-    """Fits `StepCost` to the steps that were measured, by least squares in which older steps weigh less."""
-
-    def __init__(self) -> None:
-        self._moments = [[0.0] * 3 for _ in range(3)]
-        """Weighted sums of products of (1, rows, prompt tokens), shape [3, 3]."""
-        self._time_moments = [0.0] * 3
-        self._num_unfitted = 0
-        self.cost: StepCost | None = None
-        """None before the first fit."""
-
-    def add(self, num_rows: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Take in a step. What was held up by something else counts as at most twice as long as the fit says; a fit
-        that says nothing of such steps is no measure of them."""
-        inputs = (1.0, float(num_rows), float(num_prompt_tokens))
-        if self.cost is not None:
-            predicted_s = sum(each * count for each, count in zip(self.cost, inputs, strict=True))
-            seconds = min(seconds, 2 * predicted_s) if predicted_s > 0 else seconds
-        for i, first in enumerate(inputs):
-            self._time_moments[i] = self._time_moments[i] * _DECAY + first * seconds
-            row = self._moments[i]
-            for j, second in enumerate(inputs):
-                row[j] = row[j] * _DECAY + first * second
-        self._num_unfitted += 1
-        if self._num_unfitted >= _STEPS_PER_FIT:
-            self._num_unfitted = 0
-            self.cost = self._fit()
-
-    def _fit(self) -> StepCost:
-        """Solve the normal equations; a coefficient below 0 is taken for 0, and the others are fitted without it."""
-        used = [0, 1, 2] if self._moments[2][2] > 0 else [0, 1]
-        while True:
-            solved = dict(zip(used, self._solve(used), strict=True))
-            negative = [index for index in used if solved[index] < 0]
-            if not negative:
-                return StepCost(*(solved.get(index, 0.0) for index in range(3)))
-            used.remove(min(negative, key=lambda index: solved[index] * self._moments[index][index] ** 0.5))
-
-    def _solve(self, used: list[int]) -> list[float]:
-        """Gaussian elimination; the matrix is positive definite by what is added to its diagonal."""
-        rows = []
-        for i in used:
-            row = [self._moments[i][j] for j in used]
-            origin = _ORIGIN_WEIGHT if i == 0 else 1e-9
-            row[used.index(i)] *= 1 + origin
-            rows.append([*row, self._time_moments[i]])
-        for pivot, pivot_row in enumerate(rows):
-            for other in rows[pivot + 1 :]:
-                factor = other[pivot] / pivot_row[pivot]
-                for column in range(pivot, len(pivot_row)):
-                    other[column] -= factor * pivot_row[column]
-        solution = [0.0] * len(rows)
-        for pivot in reversed(range(len(rows))):
-            known = sum(rows[pivot][column] * solution[column] for column in range(pivot + 1, len(rows)))
-            solution[pivot] = (rows[pivot][-1] - known) / rows[pivot][pivot]
-        return solution
 
 
 class _Tenant:
@@ -176,7 +100,8 @@ class TenantShareRule(AdmissionRule):
             raise ConfigError(
                 f"max_slowdown must be above 1 and at most {MAX_SLOWDOWN}, got {max_slowdown!r}", field="max_slowdown"
             )
-        self.costs = StepCostModel()
+        self._timer = StepTimer()
+        self.costs = self._timer.costs
         self._max_slowdown, self._queue, self._cuts_prompts, self._clock = max_slowdown, queue, cuts_prompts, clock
         self._tenants: dict[str | None, _Tenant] = {}
         self._shares: dict[str | None, int] = {}
@@ -195,9 +120,6 @@ class TenantShareRule(AdmissionRule):
         """Requests that sit the next step out."""
         self._is_stale = False
         """Some request has left its row since the bounds were renewed."""
-        self._planned: dict[int, tuple[float, int, int]] = {}
-        """Step -> when it was planned, its rows and its prompt tokens."""
-        self._last_ended_s = 0.0
 
     def admits(self, request: Request) -> bool:
         """Whether the tenant holds fewer rows than its share, and may compute prompt tokens; as long as nobody knows
@@ -262,8 +184,7 @@ class TenantShareRule(AdmissionRule):
 
     def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """Note when the step began, and what it computes; take that from the buckets, and refill them."""
-        num_rows, num_tokens = len(output.rows), output.total_num_scheduled_tokens
-        self._planned[output.step_id] = self._clock(), num_rows, num_tokens - num_rows
+        self._timer.planned(output, self._clock())
         self._pay(output)
         self._renew()
         for tenant, rate in self._refill_rates.items():
@@ -272,15 +193,11 @@ class TenantShareRule(AdmissionRule):
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
         """Note how long the step took: since it was planned, or since the one before it ended."""
-        planned_s, num_rows, num_prompt_tokens = self._planned.pop(result.step_id)
-        now_s = self._clock()
-        if num_rows:
-            self.costs.add(num_rows, num_prompt_tokens, now_s - max(planned_s, self._last_ended_s))
-        self._last_ended_s = now_s
+        self._timer.ended(result, self._clock())
 
     def step_discarded(self, output: SchedulerOutput) -> None:
         """A step that failed says nothing of time."""
-        self._planned.pop(output.step_id, None)
+        self._timer.discarded(output)
 
     def _bounds_prompt(self, request: Request) -> bool:
         return request.options.tenant in self._refill_rates and self._cuts_prompts and request.media is None
