@@ -27,7 +27,7 @@ from quire_testkit.tokenizers import write_tokenizer
 NUM_TOKENS = 5
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{% for part in message.content %}{{ part.text if part.type == 'text' "
-    "else token }}{% endfor %}<|im_end|>{% endfor %}"
+    "else part.language if part.type == 'language' else token }}{% endfor %}<|im_end|>{% endfor %}"
 )
 
 
@@ -80,21 +80,31 @@ def test_tokens_are_those_of_transformers(architecture: str, tmp_path: Path, mon
     cutter = SpeechWindows(30.0)
     ((_, heard),) = [*cutter.feed(sound), *cutter.finish()]
     item = SoundFeatures.of_folder(tmp_path, MediaConfig(), {}).process("audio", heard)
-    ids = tokenizer(f"<|im_start|>{item.text}{family.question}<|im_end|>", add_special_tokens=False).input_ids
     features = {name: torch.from_numpy(each) for name, each in item.features.items()}
-    with torch.inference_mode():
-        found = network.generate(
-            input_ids=torch.tensor([ids]),
-            **features,
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-        )
+
+    def expected(question: str) -> list[int]:
+        ids = tokenizer(f"<|im_start|>{item.text}{question}<|im_end|>", add_special_tokens=False).input_ids
+        with torch.inference_mode():
+            found = network.generate(
+                input_ids=torch.tensor([ids]),
+                **features,
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+            )
+        return list(found[0, len(ids) :].tolist())
+
     settings: dict[str, Any] = {"max_model_len": 512, "kv_cache_memory_bytes": 1 << 24, "num_threads": 1}
     with LLM(tmp_path, dtype="float32", media_niceness=0, **settings) as llm:
         (transcript,) = llm.transcribe(sound, TranscriptionOptions(max_tokens=NUM_TOKENS))
         (segment,) = transcript.segments
-        assert list(segment.token_ids) == found[0, len(ids) :].tolist()
+        assert list(segment.token_ids) == expected(family.question)
+        if architecture.startswith("FunAsr"):
+            told = TranscriptionOptions(max_tokens=NUM_TOKENS, language="English")
+            (segment,) = llm.transcribe(sound, told)[0].segments
+            assert list(segment.token_ids) == expected("英文") != expected("")
+            with pytest.raises(RequestError, match="zh, en, ja"):
+                llm.transcribe(sound, TranscriptionOptions(language="de"))
         short = {"type": "audio", "audio": (np.zeros(99, np.float32), RATE)}
         conversation = [{"role": "user", "content": [short]}]
         with pytest.raises(RequestError, match="at least"):

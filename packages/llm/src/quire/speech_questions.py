@@ -62,6 +62,13 @@ _UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", 
 """Codes and names of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
+_FUN_ASR_LANGUAGES = {"zh": "中文", "en": "英文", "ja": "日文"}
+"""Code -> what Fun-ASR's chat template is told, in a part of the message."""
+_WITH_LANGUAGE = (
+    "{%- set messages = [{'role': 'user', 'content': messages[0].content | list "
+    "+ [{'type': 'language', 'language': language}]}] -%}"
+)
+"""In front of its template."""
 _NO_CONTEXT = "\N{LOWER ONE EIGHTH BLOCK}"
 """A space in SentencePiece's spelling."""
 _REQUEST_TEMPLATES = {
@@ -109,6 +116,7 @@ class SpeechQuestions:
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         config = _read_json(folder / "config.json")
         self._model_type, self._tokenizer = str(config.get("model_type")), tokenizer
+        self._folder = folder
         self._max_tokens: int | None = _MAX_TOKENS
         """Of a window, where the request names no bound; None for as many as the context holds."""
         self._most_tokens: int | None = None
@@ -136,6 +144,7 @@ class SpeechQuestions:
                     raise RequestError(
                         f"{model} reads nothing but sound; leave {name} out", param=name, code="unsupported"
                     )
+        self._fun_asr_language(options)  # which refuses others
         if options.word_timestamps:
             raise RequestError(
                 f"{model} tells no times of words; leave timestamp_granularities at segment",
@@ -174,6 +183,7 @@ class SpeechQuestions:
                 chat_template=template,
                 chat_template_kwargs={"language": code},
             )
+        told = self._fun_asr_language(options)
         question = "" if self._model_type in _BY_TEMPLATE else _QUESTIONS.get(self._model_type, _QUESTION)
         if options.task == "translate":
             question = "Translate the speech into English. Answer with the translation alone."
@@ -183,8 +193,21 @@ class SpeechQuestions:
             question = f"{question} These words may occur in it: {context}" if question else context
         content = [sound, {"type": "text", "text": question}] if question else [sound]
         return SpeechQuestion(
-            [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}]
+            [{"role": "user", "content": content[::-1] if self._model_type in _SOUND_LAST else content}],
+            chat_template=_WITH_LANGUAGE + _chat_template(self._folder) if told else None,
+            chat_template_kwargs={"language": told} if told else None,
         )
+
+    def _fun_asr_language(self, options: TranscriptionOptions) -> str:
+        """What the template of Fun-ASR is told of the language; empty for other models and where none is given. Raises
+        RequestError for one that it does not know."""
+        if self._model_type != "fun_asr_nano" or not options.language or options.task == "translate":
+            return ""
+        told = _FUN_ASR_LANGUAGES.get(language_code(options.language))
+        if told is None:
+            known = ", ".join(_FUN_ASR_LANGUAGES)
+            raise wrong_value("language", options.language, f"be one of those that the model is told: {known}")
+        return told
 
     def _request_tokens(self, options: TranscriptionOptions) -> list[str]:
         """What the decoder begins with: NeMo's prompt "canary2" with a feeling that is not known, punctuation, and
@@ -280,6 +303,14 @@ class SpeechQuestions:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _chat_template(folder: Path) -> str:
+    """Of a checkpoint; empty where it has none."""
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        return single.read_text(encoding="utf-8")
+    return str(_read_json(folder / "tokenizer_config.json").get("chat_template") or "")
 
 
 def _compression_ratio(text: str) -> float:
