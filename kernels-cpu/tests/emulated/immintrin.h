@@ -213,6 +213,12 @@ inline float reduce_add_ps(__m512 v) {
         for (int i = 0; i < width; ++i) a.at[i] += a.at[i + width];
     return a.at[0];
 }
+inline float reduce_max_ps(__m512 v) {  // of numbers, whose order does not matter
+    const auto a = Array<float, 16>::of(v);
+    float highest = a.at[0];
+    for (int i = 1; i < 16; ++i) highest = a.at[i] > highest ? a.at[i] : highest;
+    return highest;
+}
 inline int reduce_add_epi32(__m512i v) {
     const auto a = Array<uint32_t, 16>::of(v);
     uint32_t sum = 0;
@@ -355,6 +361,9 @@ inline __m512i permutexvar_epi64(__m512i index, __m512i a) { return permuted<uin
 inline __m512i broadcast_i32x4(__m128i v) {
     const __m128i blocks[4] = {v, v, v, v};
     return bits<__m512i>(blocks);
+}
+inline __m512i mask_broadcast_i32x4(__m512i unset, __mmask16 mask, __m128i v) {
+    return blended<uint32_t, 16>(mask, unset, broadcast_i32x4(v));
 }
 // Of four blocks of 128 bits two of a, then two of b.
 template <int kBlocks>
@@ -617,6 +626,7 @@ long system_call(long number, Arguments... arguments) {
 #define _mm512_loadu_ps quire_emulated::loadu_ps
 #define _mm512_loadu_si512 quire_emulated::loadu_si512
 #define _mm512_madd_epi16 quire_emulated::madd_epi16
+#define _mm512_mask_broadcast_i32x4 quire_emulated::mask_broadcast_i32x4
 #define _mm512_mask_mov_ps quire_emulated::mask_mov_ps
 #define _mm512_mask_storeu_ps quire_emulated::mask_storeu_ps
 #define _mm512_maskz_loadu_epi32 quire_emulated::maskz_loadu_epi32
@@ -634,6 +644,7 @@ long system_call(long number, Arguments... arguments) {
 #define _mm512_permutexvar_epi64 quire_emulated::permutexvar_epi64
 #define _mm512_reduce_add_epi32 quire_emulated::reduce_add_epi32
 #define _mm512_reduce_add_ps quire_emulated::reduce_add_ps
+#define _mm512_reduce_max_ps quire_emulated::reduce_max_ps
 #define _mm512_reduce_ps(v, constant) quire_emulated::reduce_ps<constant>(v)
 #define _mm512_roundscale_ps(v, constant) quire_emulated::roundscale_ps<constant>(v)
 #define _mm512_set1_epi16 quire_emulated::set1_epi16

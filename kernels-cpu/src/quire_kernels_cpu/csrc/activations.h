@@ -6,7 +6,7 @@
 // for vectors. Quads of int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of
 // int8, value = scale * (128 high + low), so that int8 tiles multiply it exactly (words hold it whole); its rounding is
 // 2^-15 of the token's largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as
-// rows of int8, 8 tokens together, which meet int4 by AMX or VNNI, and int8 where tokens are few. Columns: tokens rounded to
+// rows of int8, 8 tokens together, which meet int4 by AMX, and where tokens are few int4 and int8 by VNNI. Columns: tokens rounded to
 // int8 (w8a8), interleaved as the second operand; without VNNI words hold them.
 #pragma once
 
@@ -107,7 +107,7 @@ constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] WeightFo
     if (!std::is_same_v<T, BFloat16>) return false;
     if (format == WeightFormat::w8a8) return cols % 64 == 0;
     const bool of_pairs = format == WeightFormat::plain || format == WeightFormat::group_fp8;
-    return cols % 32 == 0 && format != WeightFormat::group_int4 && (kPairProducts || !of_pairs);
+    return cols % 32 == 0 && (kPairProducts || !of_pairs);
 #endif
     return false;
 }
@@ -115,8 +115,11 @@ constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] WeightFo
 // What the activations must be for weights of a format.
 template <typename T>
 ActLayout layout_for(int64_t tokens, int64_t cols, WeightFormat format) {
+    const bool few = tokens <= kFewLaneTokens;
 #ifdef QUIRE_VNNI
-    if (std::is_same_v<T, BFloat16> && format == WeightFormat::group_int4 && cols % kLanes == 0) return ActLayout::bytes;
+    if (std::is_same_v<T, BFloat16> && format == WeightFormat::group_int4 && cols % kLanes == 0 &&
+        (tiles_granted || few || !in_lanes<T>(cols, format)))
+        return ActLayout::bytes;
 #endif
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
@@ -126,7 +129,6 @@ ActLayout layout_for(int64_t tokens, int64_t cols, WeightFormat format) {
             return pairs ? ActLayout::pairs : ActLayout::quads;
     }
 #endif
-    const bool few = tokens <= kFewLaneTokens;
     if (in_lanes<T>(cols, format)) {
         if (format == WeightFormat::w8a8) return ActLayout::columns;
         if (format == WeightFormat::plain || format == WeightFormat::group_fp8) return few ? ActLayout::bf16_rows : ActLayout::pairs;

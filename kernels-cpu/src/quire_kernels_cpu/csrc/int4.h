@@ -3,7 +3,8 @@
 // 64 + 4 s + j in its upper half, each with 8 added.
 //
 // With VNNI and AMX tokens are fixed-point numbers of 15 bits in two rows of int8 (`ActLayout::bytes`). What a group sums to is
-// then exact in int32, by vectors or by tiles, for few tokens or for many: a token's bits are the same in each way.
+// then exact in int32, by vectors or by tiles, for few tokens or for many: a token's bits are the same in each way. Without
+// tiles many tokens are words of 16 bits, and so are weights then (`lane_sums.h`): the same sums with less to do for a group.
 #pragma once
 
 #include <algorithm>

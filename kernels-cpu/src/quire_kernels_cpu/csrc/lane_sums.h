@@ -1,5 +1,5 @@
 // Matrices by vectors without sums across lanes, where there are products of several inputs a lane and no tiles: of bytes
-// (VNNI) for int8, of pairs of bfloat16 for bfloat16 and fp8. (For int4, see `int4.h`.)
+// (VNNI) for int8, of pairs of bfloat16 for bfloat16 and fp8. (For int4 and few tokens, see `int4.h`.)
 //
 // Of few tokens each number is in all lanes, and a vector has some inputs of 16 outputs. Many tokens lie side by side, and
 // meet eight rows, whose bytes are widened first. A group of inputs is summed from zero, exactly of int8 and else in the order
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "activations.h"
 #include "byte_pairs.h"
@@ -24,6 +25,7 @@
 namespace quire {
 
 constexpr int kLaneRows = 8;  // that many tokens meet together
+constexpr int kBlockTokens = 8;  // from which on bfloat16 is turned over in blocks: products are most of the time then
 
 // The groups of inputs of one half.
 struct LaneGroups {
@@ -45,9 +47,10 @@ struct LaneGroups {
 // Int8 and fixed-point numbers of 15 bits. Few tokens come in two parts, which weights meet with 128 added; many in words.
 template <bool kZeros>
 struct WholeWeights {
-    static constexpr bool kHasZeros = kZeros, kPrepares = true;
+    static constexpr bool kInt4 = false, kHasZeros = kZeros, kPrepares = true;
     static constexpr int kBytes = 1, kMostFew = 8;
     static constexpr int kMiddle = 128;
+    static int64_t row_bytes(int64_t cols) { return cols; }
     static float step(const Activations& x, int64_t t) { return x.scales[t]; }
 
     static __m512i widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
@@ -78,10 +81,17 @@ struct WholeWeights {
     static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return (__m512)whole_to_floats(sum); }
 };
 
+// Int4 and words of 15 bits; of few tokens `int4.h` makes the same sums.
+struct Int4Weights : WholeWeights<false> {
+    static constexpr bool kInt4 = true;
+    static int64_t row_bytes(int64_t cols) { return (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2); }
+};
+
 // Int8 and tokens that are rounded to int8, four of each in a lane; weights have 128 added.
 struct RoundedWeights {
-    static constexpr bool kHasZeros = false, kPrepares = true;
+    static constexpr bool kInt4 = false, kHasZeros = false, kPrepares = true;
     static constexpr int kBytes = 1, kMostFew = 8;
+    static int64_t row_bytes(int64_t cols) { return cols; }
     static float step(const Activations& x, int64_t t) { return x.scales[t]; }
 
     static __m512i widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
@@ -112,7 +122,7 @@ struct RoundedWeights {
 #if defined(__AVX512BF16__)
 // Pairs of bfloat16, whatever the weights were.
 struct PairWeights {
-    static constexpr bool kHasZeros = false;
+    static constexpr bool kInt4 = false, kHasZeros = false;
     static float step(const Activations&, int64_t) { return 1.0f; }
     static const char* token(const Activations& x, int64_t t, int64_t k) {
         return reinterpret_cast<const char*>(x.bf16_row(t) + k);
@@ -128,6 +138,7 @@ struct PairWeights {
 struct BFloat16Weights : PairWeights {
     static constexpr bool kPrepares = false;
     static constexpr int kBytes = 2, kMostFew = 12;
+    static int64_t row_bytes(int64_t cols) { return 2 * cols; }
     static __m512i widen(__m512i pairs) { return pairs; }
     struct Few {
         __m512 sum = _mm512_setzero_ps();
@@ -146,6 +157,7 @@ struct BFloat16Weights : PairWeights {
 struct Float8Weights : PairWeights {
     static constexpr bool kPrepares = true;
     static constexpr int kBytes = 1, kMostFew = 8;
+    static int64_t row_bytes(int64_t cols) { return cols; }
     struct Wide {
         __m512i pairs[2];
     };
@@ -202,7 +214,7 @@ inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& 
     for (int t = 0; t < kTokens; ++t) _mm512_store_ps(sums[first + t], totals[t] * Weights::step(x, first + t));
 }
 
-// kLaneRows rows as many tokens meet them.
+// kLaneRows rows as many tokens meet them. Of int4 a lane is kTile lanes from the next one of its row.
 struct LaneRows {
     const char* data;
     int64_t stride;
@@ -228,6 +240,31 @@ inline LaneRows lane_rows(const char* rows, int64_t row_bytes, int row, int64_t 
     return {from, row_bytes};
 }
 
+// A piece of 128 inputs of int4 from `k` on as words, zero points taken off: [64 pairs of inputs][16 outputs].
+inline void prepare_int4(const Half& half, const LaneGroups& groups, int64_t k, int64_t cols, char* to) {
+    const __mmask16 outputs = static_cast<__mmask16>((1u << half.count) - 1);
+    const __m512i first_words = _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
+    const __m512i last_words = _mm512_broadcast_i32x4(_mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
+    __m512i middle[4];  // of 32 inputs each
+    for (int64_t i = 0; i < 4; ++i) {
+        middle[i] = _mm512_set1_epi16(kInt4Middle);
+        if (!groups.scales.zero || k + 32 * i >= cols) continue;
+        const __m512i zero = load_zeros(groups.scales, (k + 32 * i) / groups.size);
+        const __m512i whole = _mm512_add_epi32(zero, _mm512_set1_epi32(kInt4Middle));
+        middle[i] = _mm512_or_si512(_mm512_slli_epi32(whole, 16), _mm512_and_si512(whole, _mm512_set1_epi32(0xffff)));
+    }
+    const char* at = half.data + k / kGroupPiece * kPieceSteps * half.count * 4;
+    for (int s = 0; s < kPieceSteps; ++s, at += half.count * 4, to += 128) {
+        const __m512i both = load_step(at, outputs);
+        for (int upper = 0; upper < 2; ++upper) {
+            const __m512i fours = upper ? upper_half(both) : lower_half(both), zero = middle[2 * upper + s / 8];
+            char* const pairs = to + upper * 2048;
+            _mm512_store_si512(pairs, _mm512_sub_epi16(_mm512_shuffle_epi8(fours, first_words), zero));
+            _mm512_store_si512(pairs + 64, _mm512_sub_epi16(_mm512_shuffle_epi8(fours, last_words), zero));
+        }
+    }
+}
+
 // sums[tile].at[h][row + i] (+)= group g of kLaneRows rows, `steps` lanes, times kTiles tiles of tokens from `tile` on.
 // tokens_of_group: where it begins in the first of them.
 template <typename Weights, int kTiles>
@@ -235,6 +272,8 @@ inline void add_in_lanes(const LaneRows& rows, int64_t steps, const Activations&
                          const uint32_t* tokens_of_group, const LaneGroups& groups, int64_t g, SpreadFetch& fetch, Sums* sums,
                          int h, int row) {
     const int64_t tile_stride = x.cols / Weights::kInLane * kTile;
+    constexpr int64_t kLaneBytes = Weights::kInt4 ? kTile * 4 : 4;  // from a lane of a row to the next
+    const int64_t stride = Weights::kInt4 ? 4 : rows.stride;
     typename Weights::Many acc[kLaneRows][kTiles] = {};
     for (int64_t some = 0; some < steps; some += kTile) {
         fetch.step();
@@ -248,7 +287,7 @@ inline void add_in_lanes(const LaneRows& rows, int64_t steps, const Activations&
             }
 #pragma GCC unroll 8
             for (int i = 0; i < kLaneRows; ++i) {
-                const __m512i weight = pair_everywhere(rows.data + i * rows.stride + 4 * k);
+                const __m512i weight = pair_everywhere(rows.data + i * stride + kLaneBytes * k);
 #pragma GCC unroll 4
                 for (int v = 0; v < kTiles; ++v) acc[i][v] = Weights::add(acc[i][v], weight, tokens[v]);
             }
@@ -266,24 +305,39 @@ inline void add_in_lanes(const LaneRows& rows, int64_t steps, const Activations&
     }
 }
 
+// Of the groups of a piece the one that is added n-th, see `few_int4`.
+template <typename Weights>
+inline int64_t group_in_turn(int64_t n, int64_t size) {
+    return Weights::kInt4 && size == 32 ? n / 4 * 4 + n % 2 * 2 + n % 4 / 2 : n;
+}
+
 // One half against tiles [first, last) of the tokens.
 template <typename Weights>
-void many_in_lanes(const char* rows, const Half& next, const LaneGroups& groups, const Activations& x, int64_t first,
+void many_in_lanes(const Half& half, const Half& next, const LaneGroups& groups, const Activations& x, int64_t first,
                    int64_t last, int h, Buffer& buffer, Sums* sums) {
     constexpr int kTogether = Weights::kTogether;
-    const int64_t row_bytes = x.cols * Weights::kBytes, parts = (last - first + kTogether - 1) / kTogether;
+    constexpr int64_t kLaneBytes = Weights::kInt4 ? kTile * 4 : 4;
+    const int64_t row_bytes = Weights::row_bytes(x.cols), parts = (last - first + kTogether - 1) / kTogether;
     SpreadFetch fetch(next, row_bytes, x.cols / (kTile * Weights::kInLane) * (kTile / kLaneRows) * parts);
     for (int64_t k = 0; k < x.cols; k += kBytePiece) {
         const int64_t width = std::min(kBytePiece, x.cols - k);
+        const int64_t pieces = (width + kGroupPiece - 1) / kGroupPiece;
+        const int64_t num_groups = Weights::kInt4 ? pieces * kGroupPiece / groups.size : (width + groups.size - 1) / groups.size;
+        char* const prepared = Weights::kInt4 ? buffer.get<char>(kBytePiece * kTile * 2) : nullptr;
+        for (int64_t i = 0; Weights::kInt4 && i < pieces; ++i)
+            prepare_int4(half, groups, k + i * kGroupPiece, x.cols, prepared + i * kGroupPiece * kTile * 2);
         for (int row = 0; row < kTile; row += kLaneRows) {
-            const LaneRows some = lane_rows<Weights>(rows, row_bytes, row, k, width, groups, buffer);
+            LaneRows some = {prepared + row * 4, 4};
+            if constexpr (!Weights::kInt4) some = lane_rows<Weights>(half.data, row_bytes, row, k, width, groups, buffer);
             for (int64_t tile = first; tile < last; tile += kTogether)
                 with_count<kTogether>(std::min<int64_t>(kTogether, last - tile), [&](auto tiles) {
-                    for (int64_t begin = 0; begin < width; begin += groups.size) {
+                    for (int64_t n = 0; n < num_groups; ++n) {
+                        const int64_t begin = group_in_turn<Weights>(n, groups.size) * groups.size;
+                        if (begin >= width) continue;
                         const int64_t lane = (tile * x.cols + k + begin) / Weights::kInLane;
                         const uint32_t* const tokens = static_cast<const uint32_t*>(x.data) + lane * kTile;
                         add_in_lanes<Weights, decltype(tiles)::value>(
-                            {some.data + begin / Weights::kInLane * 4, some.stride},
+                            {some.data + begin / Weights::kInLane * kLaneBytes, some.stride},
                             std::min(groups.size, width - begin) / Weights::kInLane, x, tile, tokens, groups,
                             (k + begin) / groups.size, fetch, sums + (tile - first), h, row);
                     }
@@ -292,14 +346,22 @@ void many_in_lanes(const char* rows, const Half& next, const LaneGroups& groups,
     }
 }
 
+// Both halves of a strip against the tiles [first, last) of the tokens.
+template <typename Weights>
+void many_in_lanes(const Half half[2], const LaneGroups groups[2], const Half& following, const Half& next, const Activations& x,
+                   int64_t first, int64_t last, Buffer& buffer, Sums* sums) {
+    for (int h = 0; h < 2; ++h)
+        many_in_lanes<Weights>(half[h], h == 0 ? following : next, groups[h], x, first, last, h, buffer, sums);
+    for (int64_t tile = first; x.scales && tile < last; ++tile) scale_tokens(x.scales + tile * kTile, sums[tile - first]);
+}
+
 // A strip against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`. next: the strip behind it.
 template <typename Weights>
 void multiply_in_lanes(const char* const rows[2], const LaneGroups groups[2], const Half half[2], const Half next[2],
                        const Activations& x, int64_t first, int64_t last, Buffer& buffer, Sums* sums) {
     if (x.tokens > kFewLaneTokens) {
-        for (int h = 0; h < 2; ++h)
-            many_in_lanes<Weights>(rows[h], h == 0 ? half[1] : next[0], groups[h], x, first, last, h, buffer, sums);
-        for (int64_t tile = first; x.scales && tile < last; ++tile) scale_tokens(x.scales + tile * kTile, sums[tile - first]);
+        const Half whole[2] = {{rows[0], kTile}, {rows[1], kTile}};
+        many_in_lanes<Weights>(whole, groups, half[1], next[0], x, first, last, buffer, sums);
         return;
     }
     // Where nothing comes next, what was is fetched.
@@ -310,7 +372,8 @@ void multiply_in_lanes(const char* const rows[2], const LaneGroups groups[2], co
     for (int64_t token = 0; token < x.tokens; token += kMost)
         with_count<kMost>(std::min<int64_t>(kMost, x.tokens - token), [&](auto together) {
             constexpr int kTokens = decltype(together)::value;
-            const auto few = by_lines ? few_in_lanes<Weights, kTokens, LineTurner> : few_in_lanes<Weights, kTokens, RowTurner>;
+            using Turner = std::conditional_t<(!Weights::kPrepares && kTokens >= kBlockTokens), BlockTurner, RowTurner>;
+            const auto few = by_lines ? few_in_lanes<Weights, kTokens, LineTurner> : few_in_lanes<Weights, kTokens, Turner>;
             for (int h = 0; h < 2; ++h) few(rows[h], ahead[h], groups[h], x, token, sums->at[h]);
         });
 }
@@ -318,14 +381,16 @@ void multiply_in_lanes(const char* const rows[2], const LaneGroups groups[2], co
 // A strip against the tiles [first, last) of the tokens.
 inline void lane_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, const Half half[2], const Half next[2],
                        const Activations& x, int64_t first, int64_t last, Buffer padding[2], Buffer& buffer, Sums* sums) {
-    const int64_t row_bytes = strips.row_bytes();
-    const char* const rows[2] = {whole_rows(half[0], row_bytes, padding[0]), whole_rows(half[1], row_bytes, padding[1])};
     LaneGroups groups[2];
     for (int h = 0; h < 2; ++h) {
         const Matrix<BFloat16>& m = strips.matrix_of(matrix, h);
         groups[h] = {{nullptr, nullptr, false}, kBytePiece};
         if (m.grouped()) groups[h] = {scales_of(m, half[h].count ? strips.row_of(row, h) : 0), m.group};
     }
+    if (strips.format() == WeightFormat::group_int4)
+        return many_in_lanes<Int4Weights>(half, groups, half[1], next[0], x, first, last, buffer, sums);
+    const int64_t row_bytes = strips.row_bytes();
+    const char* const rows[2] = {whole_rows(half[0], row_bytes, padding[0]), whole_rows(half[1], row_bytes, padding[1])};
     const auto multiply = [&](auto weights) {
         multiply_in_lanes<decltype(weights)>(rows, groups, half, next, x, first, last, buffer, sums);
     };

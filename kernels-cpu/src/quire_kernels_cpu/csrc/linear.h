@@ -211,12 +211,14 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
 template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& worker,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
-    const bool lanes = in_lanes<T>(x.cols, strips.format()) &&
+    const bool int4 = strips.format() == WeightFormat::group_int4;
+    const bool lanes = in_lanes<T>(x.cols, strips.format()) && !(int4 && x.layout == ActLayout::bytes) &&
                        (x.layout == ActLayout::bf16_rows || x.layout == ActLayout::bytes || x.layout == ActLayout::word_pairs ||
                         ((x.layout == ActLayout::pairs || x.layout == ActLayout::columns) && !tiles_granted));
     const int64_t num_tiles = x.tiles(), num_strips = strips.count();
-    // Tokens whose layout for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
-    const int64_t room = x.layout == ActLayout::bytes || lanes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
+    // Tokens whose layout for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there. Pieces
+    // of int4 that are unpacked for vectors have to meet more.
+    const int64_t room = x.layout == ActLayout::bytes || (lanes && !int4) ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
