@@ -17,6 +17,7 @@ from quire_models.stored_modules import StoredModule, TensorHeader, stored_modul
 __all__ = [
     "check_towers",
     "has_tensor",
+    "is_router",
     "plain_parameters",
     "quantized_linears",
     "stored_linears",
@@ -26,15 +27,31 @@ __all__ = [
 ]
 
 
-def stored_linears(folder: Path, vocab_size: int) -> dict[str, tuple[int, int]]:
-    """Name -> (outputs, inputs) of every matrix that may be a linear layer's; embeddings, LM head and routed experts
-    aside."""
+_ROUTERS = {"gate", "router", "shared_expert_gate"}
+"""Names of parts that choose experts."""
+
+
+def stored_linears(folder: Path, vocab_size: int, names: LanguageNames | None = None) -> dict[str, tuple[int, int]]:
+    """Name -> (outputs, inputs) of every matrix that may be a linear layer's of the language model; embeddings, LM
+    head, routers and routed experts aside.
+
+    Args:
+        names: What the language model calls the tensors of a checkpoint of several modalities.
+    """
     return {
         name.removesuffix(".weight"): (header.shape[0], header.shape[1])
         for name, header in _headers(folder)
         if name.endswith(".weight") and ".experts." not in name and "embed" not in name
+        if not is_router(name)
         if len(header.shape) == 2 and header.shape[0] != vocab_size
+        if names is None or names(name) is not None
     }
+
+
+def is_router(name: str) -> bool:
+    """Whether a layer chooses experts, or is a part of what does ("mlp.gate.wg"): whoever rounds its weights chooses
+    others."""
+    return not _ROUTERS.isdisjoint(name.split("."))
 
 
 def quantized_linears(quantization: QuantizationConfig) -> dict[str, tuple[int, int]]:

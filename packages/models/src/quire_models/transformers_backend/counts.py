@@ -19,7 +19,7 @@ def with_counts(model: ModelConfig, folder: Path) -> ModelConfig:
     Raises:
         CheckpointError: A file cannot be read, or holds quantized layers of which no configuration says how.
     """
-    linears = stored_linears(folder, model.vocab_size)
+    linears = stored_linears(folder, model.vocab_size, model.language_names)
     quantization = with_files(model.quantization, folder)
     if quantization is None or not quantization.held:
         counted = stored_parameters(folder)

@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from quire_interfaces import CheckpointError, read_json
 from quire_models.config import ModelConfig
@@ -26,6 +27,7 @@ from quire_models.layers.module_linear import ExchangedLinear
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import QUANTIZATION_KEYS
+from quire_models.stored_linears import is_router
 from quire_models.transformers_backend.model import TransformersLM
 from quire_models.weights import fill_parameters, fill_with_dummies
 
@@ -33,12 +35,12 @@ __all__ = ["ExchangedLM", "exchanged"]
 
 METHOD = "quire"
 """Name of the quantizer in Transformers' table."""
-ROUTERS = ("gate", "router", "shared_expert_gate")
-"""Last part of the name of layers that choose experts: whoever rounds their weights chooses others."""
 
 
 class ExchangedLM(TransformersLM):
     """A network of Transformers with Quire's linear layers."""
+
+    _is_loading = False
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
@@ -55,6 +57,7 @@ class ExchangedLM(TransformersLM):
                 missing or of another shape.
         """
         self._folder, self._is_dummy = Path(folder), dummy
+        self._is_loading = True
         if self.config.quantization is None:
             super().load(folder, dummy=dummy, language_model_only=language_model_only)
             return
@@ -66,6 +69,11 @@ class ExchangedLM(TransformersLM):
         for each folder that it is loaded from, and the one that it is shown is another one each time."""
         own: Any = super()
         return own.find_class(self._folder)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are: on the host until each layer has its own form."""
+        return torch.device("cpu") if self._is_loading else super().device
 
     def exchange_stored(self, model: nn.Module) -> None:
         """Take the place of the layers that the checkpoint holds quantized. Before the network has weights."""
@@ -88,33 +96,38 @@ class ExchangedLM(TransformersLM):
 
     def _exchange_loaded(self) -> None:
         """Have the linear method make its own form of the weights of all linear layers of the language model, routers,
-        experts and LM head aside."""
+        experts and LM head aside. Layer by layer: the device never has more than one of them as it was loaded."""
         scope = replace(self._scope, adapters=None, quantization=None)
-        decoder = self._model.get_decoder() if self.config.language_names is not None else self._model
-        within, head = set(decoder.modules()), self._model.get_output_embeddings()
-        for name, module in list(self._model.named_modules()):
-            if type(module) is not nn.Linear or module not in within or module is head:
-                continue
-            if name.rpartition(".")[2] in ROUTERS or ".experts." in name:
-                continue
+        for name in self._rounded_layers():
+            module = self._model.get_submodule(name)
             own = replace(scope, parameters=[], finishers=[])
             exchanged = ExchangedLinear(own / name, module)
             for part, parameter in exchanged.linear.parameters.items():
-                tensor = getattr(module, part).detach()
-                parameter.tensor = parameter.part_of(tensor).to(parameter.dtype or self.dtype).contiguous()
+                tensor: Tensor = parameter.part_of(getattr(module, part).detach())
+                parameter.tensor = tensor.to(self.device, parameter.dtype or self.dtype).contiguous()
             for finish in own.finishers:
                 finish()
             self._layers[name] = exchanged
             _set_module(self._model, name, exchanged)
 
+    def _rounded_layers(self) -> list[str]:
+        """Names of the layers that a linear method takes."""
+        decoder = self._model.get_decoder() if self.config.language_names is not None else self._model
+        within, head = set(decoder.modules()), self._model.get_output_embeddings()
+        linears = [name for name, module in self._model.named_modules()
+                   if type(module) is nn.Linear and module in within and module is not head]  # fmt: skip
+        return [name for name in linears if not is_router(name) and ".experts." not in name]
+
     def _check(self) -> None:
-        """The network is there: give its layers their weights."""
+        """The network is there: give its layers their weights, and put what is left of it on the device."""
+        self._is_loading = False
         if self.config.quantization is None:
             self._exchange_loaded()
         else:
             if not self._layers:  # nobody asks the quantizer of a network that starts at random
                 self.exchange_stored(self._model)
             self._fill()
+        self._model.to(self.device)
         super()._check()
 
     def _fill(self) -> None:
