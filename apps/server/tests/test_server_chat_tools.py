@@ -103,6 +103,9 @@ def check_pieces(client):
     assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
     assert not any(delta.content for delta in deltas)
     assert chunks[-1].usage.completion_tokens > 40
+    chunks = ask(client, "<think>\n" + "Which city? " * 8 + "\n</think>\n\nFour.", stream=True)
+    thoughts = [choice.delta.model_extra.get("reasoning") for chunk in chunks for choice in chunk.choices]
+    assert len(list(filter(None, thoughts))) > 8
 
 
 def test_a_call_cut_by_the_length_is_valid_json_and_says_so(client):
