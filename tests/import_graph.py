@@ -85,7 +85,7 @@ def imports_in(module: str, source: str, modules: Mapping[str, Path] | set[str])
                     names = list(dict.fromkeys(name if name in modules else base for name in full))
             for name in names:
                 if name in modules and name != module:
-                    yield Import(module, name, child.lineno, is_local)  # type: ignore[attr-defined]
+                    yield Import(module, name, child.lineno, is_local)  # type: ignore[attr-defined]  # a statement
             yield from visit(child, is_local or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
     yield from visit(ast.parse(source), False)

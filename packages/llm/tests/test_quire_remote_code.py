@@ -133,7 +133,7 @@ def test_code_of_other_repositories_is_refused(own: Path, name: str | None) -> N
     values = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**values, "auto_map": {"AutoModelForCausalLM": name}}))
     with pytest.raises(CheckpointError, match="auto_map must name a file of this folder"):
-        ModelConfig.from_path(own, trusts_code=True)
+        ModelConfig.from_path(own, trust_remote_code=True)
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
@@ -142,20 +142,20 @@ def test_tokenizers_of_other_repositories_are_refused(own: Path, file: str) -> N
     code = {"AutoTokenizer": [None, "somebody/else--tokenization_own.OwnTokenizer"]}
     (own / file).write_text(json.dumps({**values, "auto_map": code}))
     with pytest.raises(CheckpointError, match=r"auto_map names code of another repository \(somebody/else"):
-        load_tokenizer(own, trusts_code=True)
+        load_tokenizer(own, trust_remote_code=True)
 
 
 def test_tokenizer_in_python_is_refused_by_kind(own: Path) -> None:
     (own / "tokenization_own.py").write_text(PYTHON_TOKENIZATION)
     with pytest.raises(CheckpointError, match=r"OwnTokenizer\) is written in Python"):
-        load_tokenizer(own, trusts_code=True)
+        load_tokenizer(own, trust_remote_code=True)
 
 
 def test_code_beside_a_class_of_transformers_is_not_run(own: Path) -> None:
     values = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**values, "architectures": ["CwmForCausalLM"], "model_type": "cwm"}))
-    for trusts_code in (False, True):
-        spec = ModelConfig.from_path(own, trusts_code=trusts_code).network
+    for trust_remote_code in (False, True):
+        spec = ModelConfig.from_path(own, trust_remote_code=trust_remote_code).network
         assert spec.built_by == FallbackSpec.built_by
 
 
@@ -165,7 +165,7 @@ def test_quantized_code_is_copied_once(own: Path, tmp_path: Path) -> None:
     (own / "config.json").write_text(json.dumps({**values, "quantization_config": quantization}))
     for file in own.glob("*.safetensors"):
         file.unlink()
-    model = ModelConfig.from_path(own, trusts_code=True)
+    model = ModelConfig.from_path(own, trust_remote_code=True)
     for _ in range(2):
         load_model(model, own, dtype="float32", load_format="dummy")
     copies = {path.parent for path in (tmp_path / "modules").rglob("modeling_own.py")}

@@ -66,7 +66,7 @@ async def pause(context: ServerContext, request: Request) -> Response:
     """`?mode=` keep, wait or abort (the default): see `AsyncEngine.pause`. Forgets cached prefixes, but for
     `?clear_cache=false`."""
     mode = request.query_params.get("mode", "abort")
-    await context.llm.client.pause(mode, clear_cache=_switch(request, "clear_cache", True))  # type: ignore[arg-type]
+    await context.llm.client.pause(mode, clear_cache=_switch(request, "clear_cache", True))  # type: ignore[arg-type]  # pause checks it
     return JSONResponse({"status": "paused"})
 
 

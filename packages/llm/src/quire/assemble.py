@@ -112,7 +112,7 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
         ConfigError: a replaced field that the network does not read, embeddings as prompts of a network that takes
             none, or a form of weights for towers that are not built.
     """
-    read = partial(ModelConfig.from_path, network_folder(folder), trusts_code=config.model.trust_remote_code)
+    read = partial(ModelConfig.from_path, network_folder(folder), trust_remote_code=config.model.trust_remote_code)
     model = read(overrides=network_overrides(config, folder))
     if (overrides := converted_overrides(config, folder, model)) is not None:
         model = read(overrides=overrides)
@@ -129,7 +129,7 @@ def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
 
 def _tokenizer(config: QuireConfig, folder: Path) -> Tokenizer:
     """The tokenizer of a model in this folder. CheckpointError: there is none that is read."""
-    return load_tokenizer(tokenizer_folder(config, folder), trusts_code=config.model.trust_remote_code)
+    return load_tokenizer(tokenizer_folder(config, folder), trust_remote_code=config.model.trust_remote_code)
 
 
 def media_folder(config: QuireConfig, folder: Path) -> Path:

@@ -108,8 +108,8 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
             feature_width=target.hidden_size,
         )
     if settings.method == "draft_model":
-        draft = ModelConfig.from_path(folder, trusts_code=config.model.trust_remote_code)
-        _check_vocabulary(draft, folder, target, target_folder, trusts_code=config.model.trust_remote_code)
+        draft = ModelConfig.from_path(folder, trust_remote_code=config.model.trust_remote_code)
+        _check_vocabulary(draft, folder, target, target_folder, trust_remote_code=config.model.trust_remote_code)
         layers, num_features = tuple[int, ...](), 0
     else:
         draft = _head(settings, folder)
@@ -166,11 +166,11 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
 
 
 def _check_vocabulary(
-    draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None, *, trusts_code: bool
+    draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None, *, trust_remote_code: bool
 ) -> None:
     """Tokenizers are compared, and not the embeddings' sizes, which are padded as each model likes."""
-    theirs = _tokens(folder, trusts_code)
-    ours = None if target_folder is None else _tokens(target_folder, trusts_code)
+    theirs = _tokens(folder, trust_remote_code)
+    ours = None if target_folder is None else _tokens(target_folder, trust_remote_code)
     if theirs is None or ours is None:  # a drafter may come without a tokenizer
         if draft.vocab_size < target.vocab_size:
             raise ConfigError(
@@ -189,11 +189,11 @@ def _check_vocabulary(
             )
 
 
-def _tokens(folder: Path, trusts_code: bool) -> dict[str, int] | None:
+def _tokens(folder: Path, trust_remote_code: bool) -> dict[str, int] | None:
     """Token -> id of a folder's tokenizer; None where there is none."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return _tokens_of_other_files(folder, trusts_code)
+        return _tokens_of_other_files(folder, trust_remote_code)
     try:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
         vocab = stored["model"]["vocab"]
@@ -204,10 +204,10 @@ def _tokens(folder: Path, trusts_code: bool) -> dict[str, int] | None:
     return table
 
 
-def _tokens_of_other_files(folder: Path, trusts_code: bool) -> dict[str, int] | None:
+def _tokens_of_other_files(folder: Path, trust_remote_code: bool) -> dict[str, int] | None:
     """Text -> id of each token of a tokenizer that is kept in another format."""
     try:
-        tokenizer = load_tokenizer(folder, trusts_code=trusts_code)
+        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     except CheckpointError:
         return None
     names = ((tokenizer.id_to_token(token_id), token_id) for token_id in range(tokenizer.vocab_size))

@@ -130,7 +130,7 @@ def tower_format(media: MediaSpec, dtype: str) -> str:
 def _modalities(config: QuireConfig, model: ModelConfig) -> tuple[str, ...]:
     """What prompts may hold beside tokens."""
     towers = () if model.media is None else tuple(map(str, model.media.modalities))
-    if model.hears:
+    if model.encoder_takes_audio:
         towers = (str(Modality.AUDIO),)
     return (*towers, str(Modality.EMBEDS)) if config.media.enable_prompt_embeds else towers
 

@@ -244,7 +244,7 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         options["continue_final_message"] = continue_final_message
         one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        conversations: Sequence[Messages] = [messages] if one else messages  # type: ignore[list-item,assignment]
+        conversations: Sequence[Messages] = [messages] if one else messages  # type: ignore[list-item,assignment]  # told apart by `one`
         prompts = []
         for index, conversation in enumerate(conversations):
             with naming_prompt(index, len(conversations)):

@@ -101,7 +101,7 @@ class MediaFront:
     """
 
     def __init__(self, folder: Path | None, config: MediaConfig, model: ModelConfig) -> None:
-        self.is_encoder_input = model.hears
+        self.is_encoder_input = model.encoder_takes_audio
         """A sound is what the network's encoder reads, in place of a prompt."""
         self.hidden_size = model.hidden_size
         """Width of the residual stream."""
@@ -177,7 +177,7 @@ def media_front(config: QuireConfig, folder: Path, model: ModelConfig) -> MediaF
     """What prepares the media of a model, and prompts that are embeddings. None for a model that takes text only, is
     to, or has no processor that can be loaded: then the log says why, and texts are served.
     """
-    if model.media is not None or model.hears:
+    if model.media is not None or model.encoder_takes_audio:
         try:
             return MediaFront(folder, config.media, model)
         except CheckpointError as error:

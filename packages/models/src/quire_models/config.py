@@ -100,14 +100,14 @@ class ModelConfig:
 
     @classmethod
     def from_path(
-        cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None, trusts_code: bool = False
+        cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None, trust_remote_code: bool = False
     ) -> ModelConfig:
         """Read config.json (and generation_config.json when there is one) of a checkpoint folder.
 
         Args:
             folder: The checkpoint's.
             overrides: Fields of config.json to replace; objects are merged, null takes a field away.
-            trusts_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
+            trust_remote_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
 
         Raises:
             ConfigError: An override that the network does not read.
@@ -126,14 +126,20 @@ class ModelConfig:
         is_said = any(values.get(name) is not None for name in QUANTIZATION_KEYS)
         beside = None if is_said else quantization_beside(folder)
         model = cls.from_dict(
-            values, generation=generation, source=str(path), overrides=overrides, beside=beside, trusts_code=trusts_code
+            values,
+            generation=generation,
+            source=str(path),
+            overrides=overrides,
+            beside=beside,
+            trust_remote_code=trust_remote_code,
         )
         if model.media is not None and model.language_names is not None:
             towers = tower_parameters(folder, model.language_names)
             model = dataclasses.replace(model, media=dataclasses.replace(model.media, num_parameters=towers))
         if not model.is_native:
             counts: Any = import_module("quire_models.transformers_backend.counts")
-            return counts.with_counts(model, folder)  # type: ignore[no-any-return]
+            counted: ModelConfig = counts.with_counts(model, folder)
+            return counted
         model = dataclasses.replace(model, quantization=with_files(model.quantization, folder, model.language_names))
         if model.language_names is not None:
             return dataclasses.replace(model, network=with_stored_head(model.network, folder, model.language_names))
@@ -190,7 +196,7 @@ class ModelConfig:
         source: str = "config.json",
         overrides: Mapping[str, Any] | None = None,
         beside: Fields | None = None,
-        trusts_code: bool = False,
+        trust_remote_code: bool = False,
     ) -> ModelConfig:
         """As `from_path`, from the parsed files.
 
@@ -209,7 +215,7 @@ class ModelConfig:
         config = config if part is None else part.config
         entry = architecture_entry(architecture if part is None else part.architecture)
         quantization = parse_quantization(beside or config)
-        network: NetworkSpec = entry.spec(config, trusts_code=trusts_code)
+        network: NetworkSpec = entry.spec(config, trust_remote_code=trust_remote_code)
         outer = config if part is None else Fields(replaced, source)
         if retriever is not None:
             network = as_retriever(network, config, retriever.embedding_dim)
@@ -292,7 +298,7 @@ class ModelConfig:
         return self.network.num_mel_bins
 
     @property
-    def hears(self) -> bool:
+    def encoder_takes_audio(self) -> bool:
         """Its encoder reads sounds: spectrograms, frames, or samples."""
         return self.num_mel_bins > 0 or bool(self.network.sound_convolutions)
 
@@ -356,7 +362,7 @@ class ModelConfig:
         """The rotation of layers without a window, or of the others where those have none."""
         rotated = [mixer for mixer in self.network.mixers if getattr(mixer, "rope", None) is not None]
         rotated.sort(key=lambda mixer: getattr(mixer, "sliding_window", None) is not None)
-        return rotated[0].rope if rotated else RopeConfig()  # type: ignore[attr-defined]
+        return rotated[0].rope if rotated else RopeConfig()  # type: ignore[attr-defined]  # those with one
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:

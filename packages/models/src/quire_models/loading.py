@@ -47,7 +47,8 @@ def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
     name = config.dtype if name == "auto" else name
     if name not in DTYPE_BYTES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPE_BYTES)}, got {name!r}", field="dtype")
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def build_model(

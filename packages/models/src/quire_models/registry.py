@@ -48,17 +48,17 @@ class Architecture(NamedTuple):
         """Quire has a network of its own for it."""
         return self.model_type != FALLBACK.model_type
 
-    def spec(self, config: Fields, *, trusts_code: bool = False) -> NetworkSpec:
+    def spec(self, config: Fields, *, trust_remote_code: bool = False) -> NetworkSpec:
         """The network of a config.json.
 
         Args:
-            trusts_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
+            trust_remote_code: Code that the checkpoint brings may be run, where Quire has no network of its own.
 
         Raises:
             CheckpointError: A field that is missing or wrong.
         """
         if not self.is_native:
-            return self._backend_spec(config, trusts_code)
+            return self._backend_spec(config, trust_remote_code)
         if self.plugin is not None:
             return _network_of(self.plugin, config)
         module = import_module(f"quire_models.families.{self.family or self.model_type}")
@@ -76,11 +76,11 @@ class Architecture(NamedTuple):
             pooler = own(config, self.head, network)
         return dataclasses.replace(network, pooler=pooler)
 
-    def _backend_spec(self, config: Fields, trusts_code: bool) -> NetworkSpec:
+    def _backend_spec(self, config: Fields, trust_remote_code: bool) -> NetworkSpec:
         """The same of one that Transformers runs."""
         make: Callable[..., NetworkSpec] = import_module("quire_models.transformers_backend.kinds").backend_spec
         is_renamed = bool(RENAMED.keys() & (config.get("architectures") or ()))
-        return make(config, self.head, is_renamed=is_renamed, trusts_code=trusts_code)
+        return make(config, self.head, is_renamed=is_renamed, trust_remote_code=trust_remote_code)
 
 
 def _network_of(plugin: Plugin, config: Fields) -> NetworkSpec:

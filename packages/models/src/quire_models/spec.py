@@ -472,10 +472,10 @@ def within(record: Record, max_model_len: int) -> Record:
     """The record with its rotations as an engine needs them whose sequences have at most so many tokens; see
     `RopeConfig.within`. Records without a rotation come back as they are."""
     if isinstance(record, RopeConfig):
-        return record.within(max_model_len)  # type: ignore[return-value]
+        return record.within(max_model_len)  # type: ignore[return-value]  # of the same class
     if isinstance(record, tuple) and type(record) is tuple:
         items = tuple(within(item, max_model_len) for item in record)
-        return record if all(a is b for a, b in zip(items, record, strict=True)) else items  # type: ignore[return-value]
+        return record if all(a is b for a, b in zip(items, record, strict=True)) else items  # type: ignore[return-value]  # of the same class
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         return record
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

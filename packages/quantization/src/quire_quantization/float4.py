@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ def read_bitsandbytes4(
     return GroupedWeight(values, absmax.float().view(outputs, -1), None)
 
 
-def _state(raw: Tensor, name: str) -> dict:  # type: ignore[type-arg]
+def _state(raw: Tensor, name: str) -> dict[str, Any]:
     try:
         state = json.loads(bytes(raw.tolist()))
         return {"blocksize": 64, **state} if {"shape", "blocksize"} <= state.keys() else _broken(name, "incomplete")
@@ -135,5 +136,5 @@ def _state(raw: Tensor, name: str) -> dict:  # type: ignore[type-arg]
         return _broken(name, str(error))
 
 
-def _broken(name: str, why: str) -> dict:  # type: ignore[type-arg]
+def _broken(name: str, why: str) -> dict[str, Any]:
     raise CheckpointError(f"{name}: its quant_state cannot be read ({why}); get the files again")

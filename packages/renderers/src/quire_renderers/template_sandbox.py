@@ -219,7 +219,7 @@ def _add_guards(tree: nodes.Template) -> None:
                 setattr(owner, name, _guarded_concat(value))
             elif isinstance(value, list):
                 value[:] = [_guarded_concat(item) if isinstance(item, nodes.Concat) else item for item in value]
-    tree.set_environment(tree.environment)  # type: ignore[arg-type]
+    tree.set_environment(tree.environment)  # type: ignore[arg-type]  # None for a tree of no parser
 
 
 def _guarded_concat(node: nodes.Concat) -> nodes.Call:

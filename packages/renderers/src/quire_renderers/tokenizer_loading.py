@@ -25,7 +25,7 @@ _SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.mo
 _OTHER_NAMES = ("vocab.json", "vocab.txt", "tokenizer.tiktoken", "tokenizer_config.json")
 
 
-def load_tokenizer(folder: Path | str, *, trusts_code: bool = False) -> Tokenizer:
+def load_tokenizer(folder: Path | str, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder in the Hugging Face format.
 
     tokenizer.json and tekken.json are read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither
@@ -34,7 +34,7 @@ def load_tokenizer(folder: Path | str, *, trusts_code: bool = False) -> Tokenize
 
     Args:
         folder: The checkpoint folder.
-        trusts_code: Code in it may be run, where `transformers` reads the tokenizer and has no class for it.
+        trust_remote_code: Code in it may be run, where `transformers` reads the tokenizer and has no class for it.
 
     Returns:
         A thread-safe tokenizer with eos_token_ids from generation_config.json (else config.json) and its own eos token.
@@ -54,10 +54,10 @@ def load_tokenizer(folder: Path | str, *, trusts_code: bool = False) -> Tokenize
         if (folder / name).is_file():
             if not reads_sentencepiece_plainly(files.settings):
                 _check_protobuf(folder / name, files)
-                return _through_transformers(folder, files, trusts_code)
+                return _through_transformers(folder, files, trust_remote_code)
             return SentencePieceTokenizer.from_file(folder / name, files)
     if any((folder / name).is_file() for name in _OTHER_NAMES):
-        return _through_transformers(folder, files, trusts_code)
+        return _through_transformers(folder, files, trust_remote_code)
     raise CheckpointError(
         f"{folder} holds no tokenizer: expected tokenizer.json, tekken.json or one of "
         f"{', '.join(_SENTENCEPIECE_NAMES)}; fetch the tokenizer files of the checkpoint, or serve with token ids only"
@@ -96,10 +96,10 @@ def _check_code(folder: Path) -> None:
                 )
 
 
-def _through_transformers(folder: Path, files: TokenizerFiles, trusts_code: bool) -> Tokenizer:
+def _through_transformers(folder: Path, files: TokenizerFiles, trust_remote_code: bool) -> Tokenizer:
     """The slow way, for formats that `transformers` alone can convert (vocab.json, tiktoken)."""
     remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
-    if trusts_code:
+    if trust_remote_code:
         _check_code(folder)
     try:
         from transformers import AutoTokenizer  # heavy: only this rare path pays for it
@@ -107,7 +107,7 @@ def _through_transformers(folder: Path, files: TokenizerFiles, trusts_code: bool
         raise CheckpointError(f"{folder} has a tokenizer that only transformers reads; {remedy}") from error
     logger.warning("%s has no tokenizer that is read without transformers: reading it through transformers", folder)
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code)
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
         backend = getattr(loaded, "backend_tokenizer", None)
     except Exception as error:  # every kind of error comes out of there
         raise CheckpointError(f"{folder}: transformers cannot read the tokenizer either: {error}; {remedy}") from error

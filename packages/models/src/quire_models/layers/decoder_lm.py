@@ -141,7 +141,7 @@ class DecoderLM(Network):
         weights = layer.fused_weights() if isinstance(layer, FusedLayer) else None
         if weights is None or rotation is None or getattr(weights.mixer, "rotation", None) is None:
             return weights
-        mixer = dataclasses.replace(weights.mixer, rotation=rotation)  # type: ignore[type-var]
+        mixer = dataclasses.replace(weights.mixer, rotation=rotation)  # type: ignore[type-var]  # dataclasses alone have one
         return dataclasses.replace(weights, mixer=mixer)
 
     def head_input(self, hidden: Tensor) -> Tensor:
@@ -234,6 +234,6 @@ def rotary_tables(layers: tuple[LayerSpec, ...], scope: Scope) -> tuple[list[Rot
     rotations: list[int | None] = []
     for layer in layers:
         rotated = next((mixer for mixer in layer.mixers if getattr(mixer, "rope", None) is not None), None)
-        key = None if rotated is None else (rotated.rope, rotated.rotary_dim)  # type: ignore[attr-defined]
+        key = None if rotated is None else (rotated.rope, rotated.rotary_dim)  # type: ignore[attr-defined]  # those with rope
         rotations.append(None if key is None else ropes.setdefault(key, len(ropes)))
     return [RotaryTable(rope, size, dtype=scope.dtype, device=scope.device) for rope, size in ropes], rotations

@@ -27,14 +27,14 @@ class RemoteSpec(FallbackSpec):
 
 
 def backend_spec(
-    config: Fields, head: HeadKind | None, *, is_renamed: bool = False, trusts_code: bool = False
+    config: Fields, head: HeadKind | None, *, is_renamed: bool = False, trust_remote_code: bool = False
 ) -> NetworkSpec:
     """The network of a config.json that Transformers runs.
 
     Args:
         head: What the class has in place of an LM head; None for an LM head.
         is_renamed: Transformers has the class under another name.
-        trusts_code: Code that the checkpoint brings may be run, where Transformers has no class of its name.
+        trust_remote_code: Code that the checkpoint brings may be run, where Transformers has no class of its name.
 
     Raises:
         CheckpointError: A field that is missing, wrong, or of a mechanism that is not run; code that may not be run.
@@ -43,7 +43,7 @@ def backend_spec(
     if code is not None and (is_renamed or _transformers_has(config.get("architectures"))):
         code = None
     plain = config.named(auto_map="-")
-    if code is not None and not trusts_code:
+    if code is not None and not trust_remote_code:
         raise CheckpointError(
             f"{config.source}: the network is code of its own that comes with the checkpoint (auto_map), which runs "
             "with --trust-remote-code (trust_remote_code=True) alone; read that code first: it can do whatever you can"

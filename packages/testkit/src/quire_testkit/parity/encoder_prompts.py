@@ -54,7 +54,7 @@ def encoder_input(config: ModelConfig, number: int, folder: Path) -> EncoderInpu
     if not config.max_encoder_len:
         return []
     name = f"{config.architecture} {number}"
-    if not config.hears:
+    if not config.encoder_takes_audio:
         return random.Random(name).choices(range(3, config.vocab_size), k=NUM_TOKENS)
     generator = torch.Generator().manual_seed(number)
     convolutions, bins = config.network.sound_convolutions, config.network.sound_bins

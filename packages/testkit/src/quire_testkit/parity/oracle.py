@@ -34,7 +34,7 @@ def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) ->
 
     config = getattr(transformers, case.config)(**copy.deepcopy(dict(case.fields)))  # some classes change what they get
     config._attn_implementation = "eager"
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
         model = getattr(transformers, architecture)(config).float().eval()
