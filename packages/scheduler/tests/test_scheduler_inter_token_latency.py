@@ -108,7 +108,7 @@ def test_however_slow_the_steps_are_prompts_get_on(make_timed):
     driver.add(make_request("stream", prompt(20), max_tokens=50))
     for _ in range(3):
         driver.step()
-    driver.add(late := make_request("late", prompt(320, 7), max_tokens=2))
+    driver.add(late := make_request("late", prompt(510, 7), max_tokens=2))
     driver.run()
     chunks = [
         count
@@ -116,8 +116,22 @@ def test_however_slow_the_steps_are_prompts_get_on(make_timed):
         for each, count in zip(output.request_ids, output.num_scheduled_tokens, strict=False)
         if each == "late"
     ]
-    assert chunks[:10] == [32] * 10
+    own_tokens = (FIXED_S + ROW_S) / TOKEN_S
+    assert own_tokens == 17
+    assert chunks[:15] == [32] * 15  # no chunk is smaller
     assert driver.transcripts["late"].token_ids == expected_of(late)
+
+
+def test_prompts_get_as_much_time_as_decodes_that_are_beyond_the_bound_themselves(make_timed):
+    driver = make_timed(0.055, max_num_seqs=40)
+    driver.add(*[make_request(f"stream{index}", prompt(4, index), max_tokens=50) for index in range(39)])
+    for _ in range(20):
+        driver.step()
+    driver.add(make_request("late", prompt(900), max_tokens=2))
+    for _ in range(3):
+        driver.step()
+    late = driver.steps[-1].num_scheduled_tokens[-1]
+    assert late * TOKEN_S == pytest.approx(FIXED_S + 39 * ROW_S, rel=0.1)
 
 
 def test_prompts_that_may_not_be_cut_are_not_bounded(make_driver):

@@ -88,8 +88,8 @@ class SchedulerConfig(Settings):
     max_inter_token_latency: float | None = setting(
         None,
         help="How long a step may take while requests decode: prompts of others are computed in chunks as large as "
-        "that allows, by the time that steps were measured to take, but of at least 32 tokens. Above 0, at most 3600; "
-        "0 sets no bound. Empty: 0.5 on a server, else no bound.",
+        "that allows, by the time that steps were measured to take, or as take as long as the decodes alone. Above 0, "
+        "at most 3600; 0 sets no bound. Empty: 0.5 on a server, else no bound.",
         unit="s",
         check=_latency,
     )

@@ -29,8 +29,9 @@ def latency_rules(config: SchedulerConfig) -> list[AdmissionRule]:
 
 
 class InterTokenLatencyRule(AdmissionRule):
-    """While requests decode, a step has as many prompt tokens as let it take at most `max_latency_s`, by the time that
-    steps before took; the first in the order gets them first. Prompts with media are not cut.
+    """While requests decode, a step has as many prompt tokens as let it take at most `max_latency_s`, or twice as long
+    as the decodes alone, by the time that steps before took: half of the time at least is for prompts. The first in the
+    order gets them first. Prompts with media are not cut.
 
     Args:
         max_latency_s: Seconds, above 0.
@@ -93,7 +94,8 @@ class InterTokenLatencyRule(AdmissionRule):
             num_rows = len(self._decoding)
             num_drafted = max(0, output.total_num_scheduled_tokens - num_prompt_tokens - num_rows)
             own_s = cost.fixed + cost.per_row * num_rows + cost.per_prompt_token * num_drafted
-            self._budget = max(_SMALLEST_CHUNK, int((self._max_latency_s - own_s) / cost.per_prompt_token))
+            prompts_s = max(self._max_latency_s - own_s, own_s)
+            self._budget = max(_SMALLEST_CHUNK, int(prompts_s / cost.per_prompt_token))
         return False
 
     def step_ended(self, result: ModelRunnerOutput) -> None:
