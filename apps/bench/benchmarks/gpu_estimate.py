@@ -2,6 +2,7 @@
 
     python apps/bench/benchmarks/gpu_estimate.py 8b --device h200 --batch 64 --context 1024
     python apps/bench/benchmarks/gpu_estimate.py --table        all rows of ROWS, and those that an H100 has measured
+    python apps/bench/benchmarks/gpu_estimate.py 8b --batch 2 --graph-memory    what graphs take, and what is planned
 
 The launches are those of the real step: it runs on tensors without memory, with the kernels and the configurations of
 the named GPU, and everything that would be launched is noted with its arguments. Each launch takes the time that its
@@ -17,6 +18,7 @@ import argparse
 import importlib.util
 import math
 import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,8 +92,16 @@ class Estimate(NamedTuple):
     """Kernel -> its launches, bytes and seconds."""
 
 
-def step_launches(shape: str, gpu: str, batch: int, context: int, num_layers: int) -> list[Launch]:
-    """Launches of a captured greedy step of `batch` requests of `context` tokens, of a network of so many layers."""
+@contextmanager
+def _fake_runner(
+    shape: str, gpu: str, num_blocks: int, num_layers: int, capture: Callable[[Callable[[], Any]], Any], **settings: Any
+) -> Iterator[Any]:
+    """Within it, a runner of a network of so many layers on a GPU that is not there: tensors have no memory, launches
+    do nothing.
+
+    Args:
+        settings: Of `RunnerConfig`.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -106,6 +116,30 @@ def step_launches(shape: str, gpu: str, batch: int, context: int, num_layers: in
     config = ModelConfig.from_dict({key: value for key, value in table.items() if key != "layer_types"})
     target = DEVICES[gpu].target
     builder = next(each for each in kernel_builders() if target in each.targets)
+    with builder.recording(target, gpu), torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        network = build_model(config, dtype="bfloat16", device="cuda", attention_backend="triton", block_size=BLOCK)
+        for parameter in network.parameters:
+            dtype = parameter.dtype or network.dtype
+            memory = parameter.memory(dtype, network.device)
+            parameter.tensor = torch.empty(parameter.shape, dtype=dtype, device="cuda") if memory is None else memory
+        network.finish_loading()
+        plan = plan_kv_cache(config.kv_cache_specs(BLOCK, "bfloat16"), num_blocks=num_blocks)
+        runner_config = RunnerConfig(device="cuda", dtype="bfloat16", **settings)
+        runner = ModelRunner.for_model(network, plan, runner_config, capture=capture)
+        if runner.graphs is None:
+            raise RuntimeError(f"the step cannot be captured: {runner.graph_refusal}")
+        yield runner
+
+
+def _capture_all(graphs: Any) -> None:
+    graphs._has_memory = lambda: True  # there is no device to ask
+    graphs.capture(math.inf)
+    if graphs.failure is not None:
+        raise RuntimeError(f"the step cannot be captured: {graphs.failure}")
+
+
+def step_launches(shape: str, gpu: str, batch: int, context: int, num_layers: int) -> list[Launch]:
+    """Launches of a captured greedy step of `batch` requests of `context` tokens, of a network of so many layers."""
     found: list[Launch] = []
 
     def capture(step: Callable[[], Any]) -> Any:
@@ -114,28 +148,88 @@ def step_launches(shape: str, gpu: str, batch: int, context: int, num_layers: in
         with _noted(found, batch, context, caches):
             return (lambda: None), step()
 
-    with builder.recording(target, gpu), torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
-        network = build_model(config, dtype="bfloat16", device="cuda", attention_backend="triton", block_size=BLOCK)
-        for parameter in network.parameters:
-            dtype = parameter.dtype or network.dtype
-            memory = parameter.memory(dtype, network.device)
-            parameter.tensor = torch.empty(parameter.shape, dtype=dtype, device="cuda") if memory is None else memory
-        network.finish_loading()
-        plan = plan_kv_cache(config.kv_cache_specs(BLOCK, "bfloat16"), num_blocks=1 + batch * -(-context // BLOCK))
-        settings = {"max_num_seqs": batch, "max_model_len": context, "max_num_batched_tokens": max(batch, 16)}
-        runner = ModelRunner.for_model(
-            network, plan, RunnerConfig(device="cuda", dtype="bfloat16", cuda_graph_sizes=(batch,), **settings),
-            capture=capture,
-        )  # fmt: skip
+    settings = {"max_num_seqs": batch, "max_model_len": context, "max_num_batched_tokens": max(batch, 16)}
+    num_blocks = 1 + batch * -(-context // BLOCK)
+    with _fake_runner(shape, gpu, num_blocks, num_layers, capture, cuda_graph_sizes=(batch,), **settings) as runner:
         caches = {id_of(cache) for cache in runner._layers.kv_caches}
-        graphs = runner.graphs
-        if graphs is None:
-            raise RuntimeError(f"the step cannot be captured: {runner.graph_refusal}")
-        graphs._has_memory = lambda: True  # there is no device to ask
-        graphs.capture(math.inf)
-    if graphs.failure is not None:
-        raise RuntimeError(f"the step cannot be captured: {graphs.failure}")
+        _capture_all(runner.graphs)
     return found
+
+
+def graph_memory(shape: str, gpu: str, batch: int, context: int) -> dict[str, int]:
+    """Most bytes that a captured step has alive at once besides weights and cache, of decodes and of prompts beside
+    them, for `batch` rows; and what is planned for them ("planned")."""
+    from quire_runner.memory import step_graph_bytes
+
+    peaks: dict[str, int] = {}
+    kind = "decodes"
+
+    def capture(step: Callable[[], Any]) -> Any:
+        with _alive_bytes() as alive:
+            tokens = step()
+        peaks[kind] = max(peaks.get(kind, 0), alive.peak)
+        return (lambda: None), tokens
+
+    settings = {"max_num_seqs": batch, "max_model_len": max(context, 1024), "max_num_batched_tokens": 1024}
+    with _fake_runner(shape, gpu, 16, 1, capture, **settings) as runner:
+        _capture_all(runner.graphs)
+        kind = "mixed"
+        _capture_all(runner._captured.mixed.graphs)
+        peaks["planned"] = step_graph_bytes(runner._captured.mixed._network.config, runner._config, dtype_bytes=2)
+    return peaks
+
+
+class _AliveBytes:
+    """Bytes of the memory that has been made and is not gone."""
+
+    def __init__(self) -> None:
+        self._num_tensors: dict[int, int] = defaultdict(int)
+        self._bytes = 0
+        self.peak = 0
+
+    def add(self, tensor: Any) -> None:
+        """Count the memory of a tensor until the last tensor of it is gone."""
+        memory, num_bytes = id_of(tensor), int(tensor.untyped_storage().nbytes())
+        if not self._num_tensors[memory]:
+            self._bytes += num_bytes
+            self.peak = max(self.peak, self._bytes)
+        self._num_tensors[memory] += 1
+        weakref.finalize(tensor, self._drop, memory, num_bytes)
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether the tensor's memory is counted."""
+        return self._num_tensors[id_of(tensor)] > 0
+
+    def _drop(self, memory: int, num_bytes: int) -> None:
+        self._num_tensors[memory] -= 1
+        if not self._num_tensors[memory]:
+            self._bytes -= num_bytes
+
+
+@contextmanager
+def _alive_bytes() -> Iterator[_AliveBytes]:
+    """Within it, memory that is made is counted while it is alive."""
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    alive = _AliveBytes()
+
+    class Counting(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {id_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            out = func(*args, **(kwargs or {}))
+            for each in tree_leaves(out):
+                if isinstance(each, Tensor) and (id_of(each) not in given or alive.knows(each)):
+                    alive.add(each)
+            return out
+
+    with Counting():
+        yield alive
 
 
 def id_of(tensor: Any) -> int:
@@ -256,10 +350,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--table", action="store_true", help="all of ROWS")
+    parser.add_argument("--graph-memory", action="store_true", help="memory of captured steps with so many rows")
     args = parser.parse_args()
     if args.table:
         for row in ROWS:
             print_estimate(*row)
+    elif args.graph_memory:
+        for name, num_bytes in graph_memory(args.shape, args.device, args.batch, args.context).items():
+            print(f"{name}: {num_bytes / (1 << 20):.1f} MiB")
     else:
         print_estimate(args.shape, args.device, args.batch, args.context)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton import attention
-from quire_kernels_cuda.triton.attention_steps import FEW_TOKENS
 from quire_ops import PagedLayout, implements, ops, torch_attention
 from quire_ops.staging import to_device
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.tuned import Problem
 from quire_ops import Experts, LinearWeights, PagedLayout, kv_cache_shape
@@ -141,8 +142,6 @@ def _decode(facts: dict[str, Any], platform: Platform, device: torch.device, con
 
 
 def _prefill(facts: dict[str, Any], platform: Platform, device: torch.device, context: int) -> Callable[[], Tensor]:
-    from quire_kernels_cuda.triton.attention_steps import FEW_TOKENS
-
     tokens = max(facts["tokens"], FEW_TOKENS + 1)
     return _attention(facts, platform, device, (1, tokens, tokens))
 

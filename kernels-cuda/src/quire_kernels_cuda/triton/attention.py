@@ -9,12 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.attention_kernels import attend_tiles, combine_splits
 from quire_kernels_cuda.triton.attention_steps import (
-    FEW_TOKENS,
     MAX_SPLITS,
     MIN_TILE,
     Lengths,
@@ -163,7 +163,8 @@ def _decode(call: _Call, block_q: int) -> None:
     splits = num_splits(call.query.device, programs, longest, config.blocks["BLOCK_N"])
     part_out, part_weight = call.out, call.out  # not written without splits
     if splits > 1:
-        shape = (*call.query.shape[:2], splits)
+        # By sequence, not by token: beside a long prompt a row for every token would take gigabytes.
+        shape = (call.num_seqs * block_q, call.query.shape[1], splits)
         part_weight = torch.empty(shape, dtype=torch.float32, device=call.query.device)
         part_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=call.query.device)
     grid = (call.num_seqs, call.num_kv_heads, splits)

@@ -255,8 +255,9 @@ def attend_tiles(
             where rows have scales. kv_scale: [2, Hkv] float32.
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         sinks, alibi_slopes: [Hq] float32. paths: [T, P] int32, of `PagedLayout`, if HAS_PATHS.
-        part_out: [T, Hq, num_splits, D] float32, the result of each split. part_weight: [T, Hq, num_splits] float32,
-            the base-2 logarithm of the sum of its weights. Written instead of `out` where IS_SPLIT.
+        part_out: [S * BLOCK_Q, Hq, num_splits, D] float32, the result of each split; tokens of a sequence from BLOCK_Q
+            times its number on. part_weight: [S * BLOCK_Q, Hq, num_splits] float32, the base-2 logarithm of the sum of
+            its weights. Written instead of `out` where IS_SPLIT, which only launches of ONE_TILE_EACH are.
     """
     seq, first = _first_token(query_start_loc, num_seqs, ONE_TILE_EACH, BLOCK_Q)
     kv_head = tl.program_id(1)
@@ -330,7 +331,7 @@ def attend_tiles(
         out_at = query_row[:, None] * stride_out_token + (head * stride_out_head)[:, None] + element[None, :]
         tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=is_cell)
     else:
-        part = (query_row * NUM_HEADS + head) * num_splits + split
+        part = ((seq.to(tl.int64) * BLOCK_Q + token) * NUM_HEADS + head) * num_splits + split
         tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
         tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
 
@@ -344,7 +345,7 @@ def combine_splits(
 
     Serves the sequences of at most max_query_len tokens.
     """
-    seq = tl.program_id(0)
+    seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     nth = tl.program_id(2)
     query_begin = tl.load(query_start_loc + seq)
@@ -352,10 +353,11 @@ def combine_splits(
     if (nth >= query_len) | (query_len > max_query_len):
         return
     token = (query_begin + nth).to(tl.int64)
+    part_row = seq * tl.num_programs(2) + nth
     splits = tl.arange(0, MAX_SPLITS)
     is_split = splits < num_splits
     lanes = tl.arange(0, D_PADDED)
-    part = (token * num_heads + head) * num_splits + splits
+    part = (part_row * num_heads + head) * num_splits + splits
     weight = tl.load(part_weight + part, mask=is_split, other=-float("inf"))
     top = tl.max(weight, 0)
     weight = tl.exp2(weight - tl.where(top == -float("inf"), 0.0, top))

@@ -13,13 +13,12 @@ import torch
 import triton
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.platform import num_multiprocessors
 from quire_ops import PagedLayout
 
-__all__ = ["FEW_TOKENS", "MAX_SPLITS", "MIN_TILE", "Lengths", "lengths_of", "meta_layout", "num_splits", "padded"]
+__all__ = ["MAX_SPLITS", "MIN_TILE", "Lengths", "lengths_of", "meta_layout", "num_splits", "padded"]
 
-FEW_TOKENS = 8
-"""Up to so many tokens, a sequence counts as decoding."""
 MAX_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
 """Programs that a decode launch should have for each multiprocessor, so that loads of some hide behind others."""

@@ -14,12 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.attention_kernels import combine_splits
 from quire_kernels_cuda.triton.attention_steps import (
-    FEW_TOKENS,
     MAX_SPLITS,
     MIN_TILE,
     lengths_of,
@@ -77,11 +77,12 @@ class _Call(NamedTuple):
     def strides(self) -> tuple[int, ...]:
         return (*self.query.stride()[:2], *self.cache.stride()[:2])
 
-    def parts(self, splits: int) -> tuple[Tensor, Tensor]:
-        """Where the results of splits go; without splits, what is not written to."""
+    def parts(self, num_rows: int, splits: int) -> tuple[Tensor, Tensor]:
+        """Where the results of splits go, of sequences times tokens of a tile; without splits, what is not written
+        to."""
         if splits == 1:
             return self.out, self.out
-        shape = (*self.query.shape[:2], splits)
+        shape = (num_rows, self.query.shape[1], splits)
         weights = torch.empty(shape, dtype=torch.float32, device=self.query.device)
         return torch.empty((*shape, self.rank), dtype=torch.float32, device=self.query.device), weights
 
@@ -121,7 +122,7 @@ def latent_attention(
         block_h = max(min(most_heads, rows // block_q), MIN_TILE // block_q)
         pieces = triton.cdiv(num_heads, block_h)
         splits = num_splits(query.device, num_seqs * pieces, lengths.longest, keys)
-        parts = call.parts(splits)
+        parts = call.parts(num_seqs * block_q, splits)
         _attend(call, layout, (num_seqs, pieces, splits), (0, FEW_TOKENS), parts,
                 ONE_TILE_EACH=True, IS_SPLIT=splits > 1, BLOCK_Q=block_q, BLOCK_H=block_h)  # fmt: skip
         if splits > 1:
@@ -130,7 +131,7 @@ def latent_attention(
         block_h = min(most_heads, rows)
         block_q = rows // block_h
         grid = (query.shape[0] // block_q + num_seqs, triton.cdiv(num_heads, block_h), 1)
-        _attend(call, layout, grid, (FEW_TOKENS + 1, 1 << 30), call.parts(1),
+        _attend(call, layout, grid, (FEW_TOKENS + 1, 1 << 30), call.parts(0, 1),
                 ONE_TILE_EACH=False, IS_SPLIT=False, BLOCK_Q=block_q, BLOCK_H=block_h)  # fmt: skip
     return call.out
 
@@ -169,7 +170,7 @@ def sparse_latent_attention(
     block_h = max(min(triton.next_power_of_2(num_heads), call.config.blocks["BLOCK_M"]), MIN_TILE)
     pieces, num_slots = triton.cdiv(num_heads, block_h), slots.shape[1]
     splits = num_splits(query.device, num_tokens * pieces, num_slots, call.config.blocks["BLOCK_N"])
-    parts = call.parts(splits)
+    parts = call.parts(num_tokens, splits)
     attend_slots[(num_tokens, pieces, splits)](
         call.query, call.cache, slots, call.out, *parts, num_slots, splits, num_heads, call.scale, *call.strides,
         slots.stride(0), IS_SPLIT=splits > 1, BLOCK_H=block_h, **call.sizes,

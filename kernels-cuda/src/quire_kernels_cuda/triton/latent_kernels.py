@@ -56,18 +56,18 @@ def _attend_rows(
 
 @triton.jit
 def _store_tile(
-    acc, top, total, out, part_out, part_weight, query_row, head, is_row, split, num_splits, num_heads,
+    acc, top, total, out, part_out, part_weight, query_row, part_row, head, is_row, split, num_splits, num_heads,
     IS_SPLIT: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr,
 ):  # fmt: skip
     lanes = tl.arange(0, R_PADDED)
     is_cell = is_row[:, None] & (lanes < R)[None, :]
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    place = query_row * num_heads + head
     if IS_SPLIT:
-        place = place * num_splits + split
+        place = (part_row * num_heads + head) * num_splits + split
         tl.store(part_out + place[:, None] * R + lanes[None, :], acc, mask=is_cell)
         tl.store(part_weight + place, top + tl.log2(total), mask=is_row)
     else:
+        place = query_row * num_heads + head
         tl.store(out + place[:, None] * R + lanes[None, :], acc.to(out.dtype.element_ty), mask=is_cell)
 
 
@@ -90,8 +90,8 @@ def attend_latents(
         query: [T, Hq, R + P]. cache: [num_blocks, BLOCK_SIZE, R + P]. out: [T, Hq, R].
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         paths: [T, width] int32, of `PagedLayout`, if HAS_PATHS.
-        part_out: [T, Hq, num_splits, R] float32. part_weight: [T, Hq, num_splits] float32. Both in the place of `out`
-            if IS_SPLIT.
+        part_out: [S * BLOCK_Q, Hq, num_splits, R] float32. part_weight: [S * BLOCK_Q, Hq, num_splits] float32. Both in
+            the place of `out` if IS_SPLIT.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt see the most keys
     split = tl.program_id(2)
@@ -158,8 +158,8 @@ def attend_latents(
             q_latent, q_rest, top, total, acc, places, inside, visible, score_scale, True, R, R_PADDED, P, P_PADDED
         )
     _store_tile(
-        acc, top, total, out, part_out, part_weight, query_row, head, is_row, split, num_splits, num_heads, IS_SPLIT, R,
-        R_PADDED,
+        acc, top, total, out, part_out, part_weight, query_row, seq.to(tl.int64) * BLOCK_Q + token, head, is_row, split,
+        num_splits, num_heads, IS_SPLIT, R, R_PADDED,
     )  # fmt: skip
 
 
@@ -202,8 +202,8 @@ def attend_slots(
             q_latent, q_rest, top, total, acc, places, inside, visible, scale * LOG2E, True, R, R_PADDED, P, P_PADDED
         )
     _store_tile(
-        acc, top, total, out, part_out, part_weight, token, head, is_row, split, num_splits, num_heads, IS_SPLIT, R,
-        R_PADDED,
+        acc, top, total, out, part_out, part_weight, token, token, head, is_row, split, num_splits, num_heads, IS_SPLIT,
+        R, R_PADDED,
     )  # fmt: skip
 
 

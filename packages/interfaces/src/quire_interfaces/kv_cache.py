@@ -14,6 +14,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.request import Request
 
 __all__ = [
+    "FEW_TOKENS",
     "KV_CACHE_DTYPES",
     "NULL_BLOCK_ID",
     "AllBlocksCleared",
@@ -38,6 +39,10 @@ __all__ = [
 ]
 
 NULL_BLOCK_ID = 0
+
+FEW_TOKENS = 8
+"""Up to so many tokens in a step, attention on GPUs takes a sequence for decoding, and may divide its keys among
+several programs; with more, for a prompt. What is captured in graphs, and planned for them, depends on it."""
 
 STATE_ALIGNMENT_BYTES = 64
 STATE_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

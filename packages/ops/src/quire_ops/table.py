@@ -82,7 +82,8 @@ class OpBackend(Generic[P, R]):
     `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right. Of op
     `lora_linear`: it takes `LoraTokens.is_fixed`."""
     device_query_lens: bool = False
-    """Whether `query_lens` are only bounds to it, too: of few tokens (at most 8) and of many, for as many sequences as
+    """Whether `query_lens` are only bounds to it, too: of few tokens (at most `FEW_TOKENS` of
+    quire_interfaces) and of many, for as many sequences as
     there are; where each begins it reads on the device. So a graph of prompts beside decodes stays right."""
     trees: bool = False
     """Whether an op with a `PagedLayout` reads the layout's `paths`."""

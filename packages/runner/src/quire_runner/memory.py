@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire_interfaces import KV_CACHE_DTYPES
+from quire_interfaces import FEW_TOKENS, KV_CACHE_DTYPES
+from quire_interfaces.platforms import platform_of
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
-__all__ = ["NetworkDims", "activation_bytes", "graph_bytes", "row_bytes"]
+__all__ = ["NetworkDims", "activation_bytes", "graph_bytes", "row_bytes", "step_graph_bytes"]
 
 LOGITS_COPIES = 3
 """The network's logits, the sampler's float32 working copy, and one temporary (probabilities or sort keys)."""
@@ -20,7 +21,10 @@ MASKED_QUERIES = 512
 
 SLOT_BYTES = 8
 
-GRAPH_SPLIT_BYTES = 32 << 20
+SPLIT_BYTES = 40 << 20
+"""Float32 results of programs that share a product, or latent attention with tiles of 16 rows of 512 numbers."""
+SPLIT_PROGRAMS = 4 * 304
+"""Most programs that share the keys of the sequences of a step: four for each processor of the GPU with the most."""
 GRAPHS_PER_SIZE = 4
 """Sample modes that steps are captured in."""
 MIXED_GRAPHS_PER_SIZE = 2
@@ -79,6 +83,8 @@ def activation_bytes(
         # First as bytes, then widened to float32, then cast if that is not what the network computes in.
         gathered = max(gathered, 1 + 4 + (element if element != 4 else 0))
     context = config.max_model_len * (key_value * gathered + mask + SLOT_BYTES)
+    if not platform_of(config.device).is_host:
+        context = max(context, _split_bytes(network))
     layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
     # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
     stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size
@@ -117,12 +123,8 @@ def graph_bytes(
     sizes = config.graph_sizes
     if not sizes:
         return 0
-    query = network.num_heads * network.head_dim
-    row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
     mixed = config.mixed_graph_sizes
-    # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
-    logits = max(sizes) * LOGITS_COPIES * network.vocab_size * 4
-    step = max((*sizes, *mixed)) * row * dtype_bytes + logits + GRAPH_SPLIT_BYTES
+    step = step_graph_bytes(network, config, dtype_bytes=dtype_bytes)
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
     pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in sizes)
     num_launches = sum(
@@ -135,6 +137,24 @@ def graph_bytes(
     # Once in the network, side by side, and once where the drafter finds them.
     features = 3 * max(sizes) * feature_width * dtype_bytes
     return step + tables + masks + features + launches
+
+
+def step_graph_bytes(network: NetworkDims, config: RunnerConfig, *, dtype_bytes: int) -> int:
+    """Bytes of the memory that all graphs share, in which one of them runs at a time: a step of the largest size."""
+    query = network.num_heads * network.head_dim
+    row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
+    most_sampled = max(config.graph_sizes)
+    if mixed := config.mixed_graph_sizes:
+        most_sampled = max(most_sampled, min(config.max_num_seqs + 1, max(mixed)))
+    logits = most_sampled * LOGITS_COPIES * network.vocab_size * 4
+    return max((*config.graph_sizes, *mixed)) * row * dtype_bytes + logits + _split_bytes(network)
+
+
+def _split_bytes(network: NetworkDims) -> int:
+    """Most bytes of the float32 results of programs that share what a single one would compute. There are only as many
+    as fill a GPU, so they do not grow with the step."""
+    rows = FEW_TOKENS * -(-network.num_heads // network.num_kv_heads)
+    return max(SPLIT_BYTES, SPLIT_PROGRAMS * rows * (network.head_dim + 1) * 4)
 
 
 def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0) -> int:

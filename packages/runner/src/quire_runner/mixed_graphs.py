@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_interfaces import FEW_TOKENS
 from quire_interfaces.platforms import platform_of
 from quire_ops import LoraTokens, OpFunction, torch_device
 from quire_runner.config import RunnerConfig
@@ -32,8 +33,6 @@ from quire_sampling import SampleMode
 __all__ = ["CapturedMixed"]
 
 Ints = NDArray[np.int64]
-FEW_TOKENS = 8
-"""What a backend with `device_query_lens` takes for few."""
 
 
 class CapturedMixed:
