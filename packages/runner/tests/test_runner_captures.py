@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -174,16 +176,75 @@ def test_memory_is_bounded() -> None:
 
 
 def test_ranks_capture_the_same_graphs_at_the_same_steps() -> None:
-    """Whatever the clock of each says, and the memory of each."""
-    ranks = [CountedTime(pause_s=1e9, has_memory=lambda: False), CountedTime(in_background=True)]
+    """Whatever the clock of each says."""
+    ranks = [CountedTime(pause_s=1e9), CountedTime(in_background=True)]
     captured = []
     for rank in ranks:
-        rank.graphs.follow_steps()
+        rank.graphs.follow_steps(lambda own: own)
         captured.append([(len(rank.serve(1)), rank.num_captures) for _ in range(30)])
         assert not rank.graphs.has_left
     assert captured[0] == captured[1]
     assert ranks[0].num_captures == 1
     assert max(ranks[0].serve(60)[24:]) == max(ranks[1].serve(60)[24:]) == pytest.approx(REPLAY_S)
+
+
+class TwoRanks:
+    """Two ranks, each in its thread, that decide together."""
+
+    def __init__(self, *options: dict[str, Any]) -> None:
+        self.ranks = [CountedTime(**each) for each in options]
+        self._said = [False, False]
+        self._all_said = threading.Barrier(2)
+        for number, rank in enumerate(self.ranks):
+            rank.graphs.follow_steps(partial(self._agree, number))
+
+    def _agree(self, number: int, own: bool) -> bool:
+        self._said[number] = own
+        self._all_said.wait(60)
+        agreed = all(self._said)
+        self._all_said.wait(60)
+        return agreed
+
+    def serve(self, num_steps: int) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(rank.serve, num_steps) for rank in self.ranks]:
+                done.result(60)
+
+
+def test_a_graph_that_one_rank_cannot_capture_is_captured_by_none(caplog: pytest.LogCaptureFixture) -> None:
+    both = TwoRanks({}, {})
+    capture, other = both.ranks[1].graphs._capture, both.ranks[0].graphs
+
+    def third_fails(step: Callable[[], Any]) -> Any:
+        if both.ranks[1].num_captures == 2:
+            raise MemoryError("out of memory")
+        return capture(step)
+
+    both.ranks[1].graphs._capture = third_fails
+    both.serve(60)
+    graphs = [rank.graphs for rank in both.ranks]
+    assert graphs[0].captured == graphs[1].captured == ((1, SampleMode.ARGMAX), (2, SampleMode.ARGMAX))
+    assert other.failure == "another rank could not capture it"
+    assert graphs[1].failure == "MemoryError: out of memory"
+    assert both.ranks[0].num_captures == 3  # and none after that
+
+
+def test_without_memory_on_one_rank_none_captures() -> None:
+    both = TwoRanks({}, {})
+    both.ranks[1].graphs._has_memory = lambda: both.ranks[1].num_captures < 2
+    both.serve(60)
+    assert [rank.num_captures for rank in both.ranks] == [2, 2]
+    assert both.ranks[0].graphs.failure == both.ranks[1].graphs.failure == "a rank has too little memory for one more"
+
+
+def test_a_step_of_padding_that_fails_on_a_rank_fails_there() -> None:
+    """The others wait for it within the step: it must not go on as if nothing had been."""
+    rank = CountedTime()
+    rank.graphs.follow_steps(lambda own: own)
+    rank.serve(12)
+    rank.graphs._compute = lambda *_: 1 // 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        rank.serve(1)
 
 
 def test_the_message_about_failed_captures_names_the_steps(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,10 @@ from quire.config import QuireConfig
 from quire_interfaces import SchedulerStats
 
 if TYPE_CHECKING:
+    from quire.rank_groups import RankGroups
     from quire_runner import ModelRunner
 
-__all__ = ["capture_time_s", "use_kernel_tables", "use_kernels", "watch_kernels"]
+__all__ = ["agreement_of", "use_kernel_tables", "use_kernels", "watch_kernels"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,20 +40,38 @@ def use_kernels(config: QuireConfig) -> None:
             builder.use(Path(config.runner.kernel_cache))
 
 
-def capture_time_s(config: QuireConfig) -> float | None:
-    """Seconds of the start in which a rank captures graphs. None where ranks share the network: each has a clock of its
-    own, and all must capture the same graphs."""
-    return config.runner.cuda_graph_capture_s if config.parallel.num_ranks == 1 else None
+def agreement_of(groups: RankGroups | None) -> Callable[[bool], bool] | None:
+    """What ranks that share a network decide by about each graph (`ModelRunner.warm_up`); None for one rank alone. They
+    have a clock and a memory each, and must all capture the same."""
+    if groups is None:
+        return None
+    if (ranks := groups.tp) is None:
+        return lambda own: own
+
+    def agree(own: bool) -> bool:
+        import torch
+
+        return bool(ranks.all_gather(torch.tensor([own], dtype=torch.uint8), dim=0).all())
+
+    return agree
 
 
-def watch_kernels(runner: ModelRunner, capture_s: float | None) -> Callable[[SchedulerStats], None]:
-    """Have everything compiled that steps need, capture graphs for up to `capture_s` seconds (None: what
-    `ModelRunner.warm_up` says), then count what is compiled nevertheless."""
+def watch_kernels(
+    runner: ModelRunner, capture_s: float, agree: Callable[[bool], bool] | None
+) -> Callable[[SchedulerStats], None]:
+    """Have everything compiled that steps need, capture graphs (`ModelRunner.warm_up`), then count what is compiled
+    nevertheless.
+
+    Raises:
+        Exception: Of ranks that share a network, what the steps raised: the others may wait for this one in them.
+    """
     from quire_ops import kernel_builders
 
     try:
-        runner.warm_up(capture_s)
+        runner.warm_up(capture_s, agree)
     except Exception:
+        if agree is not None:
+            raise
         _logger.exception("the rehearsal of steps failed; kernels are compiled when they are first needed")
     builders = kernel_builders()
     for builder in builders:

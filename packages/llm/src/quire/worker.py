@@ -16,7 +16,7 @@ from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks, Report
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire.expert_parallel import expert_parallel_of
-from quire.kernel_builds import capture_time_s, use_kernels, watch_kernels
+from quire.kernel_builds import agreement_of, use_kernels, watch_kernels
 from quire.kv_tier import needs_digest, open_tiers, start_digest, tier_setting
 from quire.logits_processors import named_processors
 from quire.logprob_bound import resolved_max_logprobs
@@ -145,7 +145,8 @@ def build_device_side(
     timings = {**networks.timings_s, "cache": time.perf_counter() - networks.loaded_at_s}
     device, is_host = config.runner.device, platform_of(config.runner.device).is_host
     if not is_host:
-        add_stats.append(watch_kernels(runner, capture_time_s(config)))
+        agree = agreement_of(networks.groups)
+        add_stats.append(watch_kernels(runner, config.runner.cuda_graph_capture_s, agree))
     executor: Executor = runner
     if ranks is not None:
         executor = ranks.executor(runner, store, network, add_stats, tiers, ends_process=ends_process)

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_interfaces.platforms import platform_of
 from quire_ops import LoraTokens, OpFunction, OpRequest, bind, ops, torch_device
 from quire_runner.config import RunnerConfig
-from quire_runner.graphs import CaptureStep, DecodeGraphs
+from quire_runner.graphs import AgreeOnAll, CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers, write_drafts
 from quire_runner.mixed_graphs import CapturedMixed
 from quire_runner.output import PendingResult
@@ -143,10 +143,10 @@ class CapturedDecode:
         return sampling.read(step, sampled, failures, step.empty_result())
 
     @torch.inference_mode()
-    def warm_up(self, step_inputs: OpFunction, capture_s: float | None) -> None:
+    def warm_up(self, step_inputs: OpFunction, capture_s: float, agree: AgreeOnAll | None) -> None:
         """Run steps of many sizes on padding, prompts by `step_inputs` among them: what they need to have compiled is
-        there when the first request comes. Then capture graphs, for up to `capture_s` seconds; None leaves all of them
-        to steps (`DecodeGraphs.follow_steps`)."""
+        there when the first request comes. Then capture graphs, for up to `capture_s` seconds; `agree`, of ranks that
+        share a network, leaves all of them to steps (`DecodeGraphs.follow_steps`)."""
         self.graphs.warm_up()
         if self.mixed is not None:
             self.mixed.graphs.warm_up()
@@ -155,9 +155,9 @@ class CapturedDecode:
             if sum(query_lens) <= most:
                 for num_computed in {0, self._config.max_model_len - max(query_lens)}:
                     self._padded.run_prompt(step_inputs, query_lens, num_computed)
-        if capture_s is None:
+        if agree is not None:
             for graphs in self._all_graphs():
-                graphs.follow_steps()
+                graphs.follow_steps(agree)
             return
         begin_s = time.monotonic()
         self.graphs.capture(capture_s, None if self._adapters is None else self._lora_of)

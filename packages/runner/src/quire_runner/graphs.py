@@ -21,6 +21,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ from quire_interfaces.platforms import platform_of_type
 from quire_ops import LoraTokens, fill_on_device
 from quire_sampling import SampleMode
 
-__all__ = ["CaptureStep", "ComputeStep", "DecodeGraph", "DecodeGraphs", "GraphCapture"]
+__all__ = ["AgreeOnAll", "CaptureStep", "ComputeStep", "DecodeGraph", "DecodeGraphs", "GraphCapture"]
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ Tokens = tuple[Tensor, ...]
 """Token ids [P] int64 and the largest logits [P] float32 of P rows; where rows are observed, log probabilities behind
 them (`Sampler.sample_in_mode`)."""
 Replay = Callable[[], None]
+AgreeOnAll = Callable[[bool], bool]
+"""Given whether something is so on this rank, whether it is on all; all ranks call it."""
 MakeLora = Callable[[int], LoraTokens | None]
 Ints = NDArray[np.int64]
 
@@ -188,6 +191,8 @@ class DecodeGraphs:
         self._steps = steps
         self._last_capture_s = -math.inf
         self._lora_of: MakeLora | None = None
+        self._agree: AgreeOnAll | None = None
+        """Of ranks that share a network."""
         self._left: dict[_GraphKey, None] = {}
         """What `capture` had no time or memory for, in order of use."""
         self.failure: str | None = None
@@ -258,10 +263,11 @@ class DecodeGraphs:
         else:
             self._try_capture(key, lora)
 
-    def follow_steps(self) -> None:
-        """Let steps alone decide what is captured and when, whatever time and memory there is. Ranks that share a
-        network get the same steps, and have to launch the same collectives in the same order, in one thread."""
-        self._worker, self.pause_s, self._has_memory = None, 0.0, lambda: True
+    def follow_steps(self, agree: AgreeOnAll) -> None:
+        """Let steps alone decide what is captured and when, whatever the time. Ranks that share a network get the same
+        steps, and have to launch the same collectives in the same order, in one thread: so a graph that one of them
+        cannot capture, or has no memory for, is captured by none, and no other after it."""
+        self._worker, self.pause_s, self._agree = None, 0.0, agree
 
     def _in_order_of_use(self, has_adapters: bool) -> list[_GraphKey]:
         keys = [
@@ -301,20 +307,21 @@ class DecodeGraphs:
             return None  # this step is served at once
         if not self._prepared[key].done() or self._clock() - self._last_capture_s < self.pause_s:
             return None
-        if not self._has_memory():
+        if self._agree is None and not self._has_memory():
             self._last_capture_s = self._clock()  # and is not asked at every step
             return None
         self._try_capture(key, lora)
         return self._graphs.get(key)
 
     def _try_capture(self, key: _GraphKey, lora: LoraTokens | None) -> None:
-        """Capture a graph; after a failure none is captured any more."""
-        try:
-            if key in self._prepared:
-                self._prepared[key].result()
-            self._graphs[key] = self._captured(key, lora)
-        except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
+        """Capture a graph; after a failure none is captured any more.
+
+        Raises:
+            Exception: Of ranks that share a network, what a step of padding raised on this one: the others may wait for
+                it within that step, so it is a failure like that of any step.
+        """
+        self.failure = self._captured(key, lora)
+        if self.failure is not None:
             _logger.warning(
                 "%s of %d tokens cannot be captured in a graph, and run kernel by kernel: %s",
                 self._steps,
@@ -337,13 +344,31 @@ class DecodeGraphs:
         # Beside steps, whose features are not to be written over.
         self._compute(self._padding(key.size), key.mode, None)
 
-    def _captured(self, key: _GraphKey, lora: LoraTokens | None) -> DecodeGraph:
-        spans = self._padding(key.size)
-        features = None if self.features is None else self.features[: key.size]
-        # Whatever is kept for later steps is made now, by a step that runs.
-        self._compute(spans, key.mode, features, lora)
-        replay, tokens = self._capture(lambda: self._compute(spans, key.mode, features, lora))
-        return DecodeGraph(spans, replay, tokens, self._padding_row)
+    def _captured(self, key: _GraphKey, lora: LoraTokens | None) -> str | None:
+        """Capture a graph, on all ranks or on none. Returns why there is none."""
+        agree, graph, failure = self._agree, None, None
+        if agree is not None and not agree(self._has_memory()):
+            return "a rank has too little memory for one more"
+        try:
+            if key in self._prepared:
+                self._prepared[key].result()
+            spans = self._padding(key.size)
+            features = None if self.features is None else self.features[: key.size]
+            step = partial(self._compute, spans, key.mode, features, lora)
+            step()  # whatever is kept for later steps is made now
+        except Exception as error:
+            if agree is not None:
+                raise
+            return f"{type(error).__name__}: {error}"
+        try:
+            graph = DecodeGraph(spans, *self._capture(step), self._padding_row)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        if agree is not None and not agree(failure is None):
+            return failure or "another rank could not capture it"
+        if graph is not None:
+            self._graphs[key] = graph
+        return failure
 
     def _padding(self, size: int) -> Tensor:
         spans = torch.empty((5, size), dtype=torch.int64, device=self._device)

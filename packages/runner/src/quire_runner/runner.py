@@ -36,7 +36,7 @@ from quire_runner.fused_decode import FusedDecode, FusedLogits
 from quire_runner.general_step import GeneralStep
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
-from quire_runner.graphs import CaptureStep, DecodeGraphs
+from quire_runner.graphs import AgreeOnAll, CaptureStep, DecodeGraphs
 from quire_runner.inputs import Layers
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
 from quire_runner.media import EncodedMedia, EncoderCache
@@ -282,17 +282,19 @@ class ModelRunner:
         """Graphs of decode steps; None where none are captured, and `graph_refusal` says why."""
         return None if self._captured is None else self._captured.graphs
 
-    def warm_up(self, capture_s: float | None = 0.0) -> None:
+    def warm_up(self, capture_s: float = 0.0, agree: AgreeOnAll | None = None) -> None:
         """Run steps of many sizes on padding, where decode steps are captured: what they need to have compiled is there
         when the first request comes. Then capture graphs of decode steps. Before the first step.
 
         Args:
             capture_s: Time for capturing, in seconds. What is left is captured while no step waits (`use_slack`), or
-                when steps want it. None, for runners that share a network: steps alone decide what is captured.
+                when steps want it.
+            agree: Of runners that share a network: steps alone decide what is captured, and a graph that one of them
+                cannot capture is captured by none.
         """
         self._platform.use(self._config.device)
         if self._captured is not None:
-            self._captured.warm_up(self._step_inputs, capture_s)
+            self._captured.warm_up(self._step_inputs, capture_s, agree)
 
     @property
     def has_deferred_work(self) -> bool:
