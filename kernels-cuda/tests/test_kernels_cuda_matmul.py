@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernels_cuda_support import DTYPES, check, here, poison, random_tensor
 
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
 from quire_kernels_cuda.triton import linear
-from quire_kernels_cuda.triton.matmul import MatmulTile, choose_tile, run_matmul
+from quire_kernels_cuda.triton.matmul import MatmulTile, _four_bits, choose_tile, run_matmul
 from quire_ops import ops as ref
 from quire_ops.grouped import block_groups, pack_int4
 
@@ -27,6 +29,19 @@ each_size = pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
 def poisoned(monkeypatch):
     torch.manual_seed(0)
     poison(monkeypatch)
+
+
+@triton.jit
+def four_bits_kernel(bits, out):
+    place = tl.arange(0, 16)
+    tl.store(out + place, _four_bits(tl.load(bits + place), out.dtype.element_ty))
+
+
+@each_dtype
+def test_numbers_of_four_bits_are_exact(dtype):
+    bits, out = here(torch.arange(16, dtype=torch.uint8)), here(torch.zeros(16, dtype=dtype))
+    four_bits_kernel[(1,)](bits, out)
+    assert out.tolist() == list(range(-8, 8))
 
 
 @each_dtype

@@ -58,6 +58,22 @@ def weight_tile(weight, outputs, inside_out, col, inside_in, row_bytes, FORM: tl
 
 
 @triton.jit
+def _four_bits(bits, dtype: tl.constexpr):
+    """bits - 8 of numbers from 0 to 15 (uint8), in `dtype`, exactly.
+
+    As the lowest bits of a number whose steps are 1 they add themselves to it, which takes less than a conversion: the
+    magic numbers of Kim et al. 2022 (https://arxiv.org/abs/2211.10017).
+    """
+    if dtype == tl.bfloat16:
+        result = (bits.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0  # 2**7 + 8
+    elif dtype == tl.float16:
+        result = (bits.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0  # 2**10 + 8
+    else:
+        result = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0  # 2**23 + 8
+    return result.to(dtype)
+
+
+@triton.jit
 def _group_scale(scale, outputs, inside_out, group, num_groups):
     """scale [ceil(O / 16), G, 16] at one group: [BN] float32."""
     place = (outputs // 16 * num_groups + group) * 16 + outputs % 16
@@ -99,9 +115,9 @@ def tile_sum(
             for part in tl.static_range(64 // step):
                 lane = part * step + tl.arange(0, step)
                 place = first_byte[:, None] + (begin // 8 + lane // 4)[None, :] * beside[:, None] + (lane % 4)[None, :]
-                packed = tl.load(weight + place, mask=inside_out[:, None], other=0).to(tl.int32)
+                packed = tl.load(weight + place, mask=inside_out[:, None], other=0)
                 for half in tl.static_range(2):
-                    elements = (((packed >> (4 * half)) & 0xF) - 8).to(tl.float32).to(x.dtype.element_ty)
+                    elements = _four_bits((packed >> (4 * half)) & 0xF, x.dtype.element_ty)
                     col = begin + 64 * half + lane
                     x_mask = inside_row[:, None] & (col < inputs)[None, :]
                     x_tile = tl.load(x + x_place[:, None] + col[None, :], mask=x_mask, other=0.0)
