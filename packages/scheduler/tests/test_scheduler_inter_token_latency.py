@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire_interfaces import ConfigError, ModelRunnerOutput, SchedulerOutput
+from quire_interfaces import AdmissionRule, ConfigError, ModelRunnerOutput, Request, SchedulerOutput
 from quire_scheduler import SchedulerConfig
 from quire_scheduler.inter_token_latency import InterTokenLatencyRule
 from quire_scheduler.step_cost import StepCostModel
@@ -42,6 +42,20 @@ def make_timed(make_driver: Callable[..., Driver]):
         return driver
 
     return make
+
+
+class Watcher(AdmissionRule):
+    """Wants to be asked about each running request, and lets those that are named compute nothing."""
+
+    name = "watcher"
+    holds_queue = False
+    is_watching = True
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+
+    def allowed_tokens(self, request: Request, start: int, num_tokens: int) -> int:
+        return 0 if request.request_id in self.held else num_tokens
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -118,7 +132,7 @@ def test_however_slow_the_steps_are_prompts_get_on(make_timed):
     ]
     own_tokens = (FIXED_S + ROW_S) / TOKEN_S
     assert own_tokens == 17
-    assert chunks[:15] == [32] * 15  # no chunk is smaller
+    assert all(32 <= chunk <= 36 for chunk in chunks[:13])  # more than the bound leaves room for
     assert driver.transcripts["late"].token_ids == expected_of(late)
 
 
@@ -132,6 +146,59 @@ def test_prompts_get_as_much_time_as_decodes_that_are_beyond_the_bound_themselve
         driver.step()
     late = driver.steps[-1].num_scheduled_tokens[-1]
     assert late * TOKEN_S == pytest.approx(FIXED_S + 39 * ROW_S, rel=0.1)
+
+
+def test_decodes_that_are_planned_one_by_one_take_nothing_from_prompts(make_timed):
+    driver = make_timed(0.25, max_num_seqs=80, rules=[Watcher()])
+    driver.add(*[make_request(f"stream{index}", prompt(4, index), max_tokens=60) for index in range(64)])
+    for _ in range(20):
+        driver.step()
+    driver.add(make_request("late", prompt(900), max_tokens=2))
+    for _ in range(3):
+        driver.step()
+    assert driver.steps[-1].request_ids[-1] == "late"
+    late = driver.steps[-1].num_scheduled_tokens[-1]
+    assert late * TOKEN_S == pytest.approx(0.25 - FIXED_S - 64 * ROW_S, rel=0.1)
+
+
+def test_a_prompt_that_another_rule_holds_takes_nothing_from_those_behind(make_timed):
+    driver = make_timed(0.3, rules=[watcher := Watcher()])
+    driver.add(make_request("stream", prompt(4), max_tokens=60))
+    for _ in range(10):
+        driver.step()
+    driver.add(make_request("held", prompt(600, 3), max_tokens=2))
+    driver.step()
+    assert 32 <= driver.steps[-1].num_scheduled_tokens[-1] < 300
+    watcher.held.add("held")
+    driver.add(make_request("late", prompt(300, 9), max_tokens=2))
+    driver.step()
+    driver.step()
+    assert driver.steps[-1].request_ids == ["stream", "late"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_ends_with_the_first_token_bounds_nobody(make_timed, depth):
+    driver = make_timed(0.1, depth=depth)
+    for index in range(6):
+        driver.add(make_request(f"short{index}", prompt(300, index), max_tokens=1))
+        driver.step()
+        assert driver.steps[-1].num_scheduled_tokens == [300]
+
+
+def test_a_large_step_that_was_slow_by_chance_is_outweighed_by_chunks():
+    costs = StepCostModel(is_early=True)
+    costs.add(8, 2040, 20.0)
+    for number in range(64):
+        num_prompt_tokens = number % 3 * 40
+        costs.add(8, num_prompt_tokens, 0.05 + 0.002 * 8 + 0.001 * num_prompt_tokens)
+    assert costs.cost is not None
+    assert costs.cost.per_prompt_token == pytest.approx(0.001, rel=0.5)
+
+
+def test_another_bound_needs_a_new_start(make_timed):
+    driver = make_timed(0.3)
+    with pytest.raises(ConfigError, match="start again"):
+        driver.scheduler.reconfigure(SchedulerConfig(max_inter_token_latency=0.4))
 
 
 def test_prompts_that_may_not_be_cut_are_not_bounded(make_driver):

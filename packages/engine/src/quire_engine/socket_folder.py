@@ -11,12 +11,15 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 __all__ = ["SocketFolder"]
 
 PREFIX = "quire-sockets-"
 LOCK = "lock"
+UNLOCKED_S = 60.0
+"""A folder without a lock is somebody's who is about to make it, for so long."""
 MOST_PATH_BYTES = 107
 """Of a socket; Linux has room for so many, without the null byte."""
 
@@ -55,6 +58,9 @@ def _remove_abandoned(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, gone meanwhile, or locked: in use
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if not (folder / LOCK).exists() and time.time() - folder.stat().st_mtime > UNLOCKED_S:
+                shutil.rmtree(folder, ignore_errors=True)  # ended while it made the folder
                 continue
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -55,7 +55,9 @@ class InterTokenLatencyRule(AdmissionRule):
         self._budget: int | None = None
         """Prompt tokens that the step which is being planned may have; None: any number."""
         self._granted: dict[str, int] = {}
-        """Request -> prompt tokens that it may compute in that step."""
+        """Request -> prompt tokens that it may compute in that step; 0 for the last known token, of whom it may be."""
+        self._goes_on: set[str] = set()
+        """Of these, the requests that have further tokens to come behind the next one."""
 
     def admits(self, request: Request) -> bool:
         """Whether the step may have any more prompt tokens."""
@@ -69,30 +71,36 @@ class InterTokenLatencyRule(AdmissionRule):
 
     def allowed_tokens(self, request: Request, start: int, num_tokens: int) -> int:
         """As many as the bound leaves room for."""
-        self._granted.pop(request.request_id, None)
+        request_id = request.request_id
+        self._granted.pop(request_id, None)
         num_allowed = num_tokens
         if self._budget is not None and num_tokens > 1 and request.media is None:
             num_left = self._num_left()
             num_allowed = min(num_tokens, num_left) if num_left >= min(num_tokens, _SMALLEST_CHUNK) else 0
-        self._granted[request.request_id] = num_allowed
+        self._granted[request_id] = num_allowed if num_tokens > 1 else 0
+        if request.pooling_params is None and len(request.output_token_ids) + 1 < request.max_tokens:
+            self._goes_on.add(request_id)
         return num_allowed
 
     def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> bool:
         """Note whose prompt ends in the step, and bound the next one by what this one computes beside prompts."""
         self._timer.planned(output, self._clock())
-        num_prompt_tokens = 0
+        num_prompts = num_prompt_tokens = 0
         if self._granted:
             entries = zip(output.request_ids, output.num_scheduled_tokens, output.samples, strict=True)
             for request_id, num_tokens, samples in entries:
-                num_prompt_tokens += min(num_tokens, self._granted.get(request_id, 0))
-                if samples:
+                if self._granted.get(request_id):
+                    num_prompts += 1
+                    num_prompt_tokens += num_tokens
+                if samples and request_id in self._goes_on:
                     self._decoding.add(request_id)
             self._granted.clear()
+            self._goes_on.clear()
         self._budget = None
         cost = self.costs.cost
         if self._decoding and cost is not None and cost.per_prompt_token > 0:
-            num_rows = len(self._decoding)
-            num_drafted = max(0, output.total_num_scheduled_tokens - num_prompt_tokens - num_rows)
+            num_rows = len(output.rows)
+            num_drafted = output.total_num_scheduled_tokens - num_prompt_tokens - (num_rows - num_prompts)
             own_s = cost.fixed + cost.per_row * num_rows + cost.per_prompt_token * num_drafted
             prompts_s = max(self._max_latency_s - own_s, own_s)
             self._budget = max(_SMALLEST_CHUNK, int(prompts_s / cost.per_prompt_token))

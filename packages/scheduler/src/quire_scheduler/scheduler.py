@@ -74,8 +74,9 @@ class Scheduler:
         self._rows = RowPool(config.max_num_seqs)
         drafts = DraftRule(config.num_speculative_tokens, config.num_lookahead_tokens)
         self._waiting = FairQueue()
-        shares = [*tenant_rules(config, self._waiting), *latency_rules(config)]
-        self._rules = RuleSet([FreeRowRule(self._rows), *shares, *rules, drafts])
+        # What bounds prompts by time comes behind what else may cut them: it counts what remains.
+        resources = [FreeRowRule(self._rows), *tenant_rules(config, self._waiting), *rules, *latency_rules(config)]
+        self._rules = RuleSet([*resources, drafts])
         self._watchers: list[AdmissionRule] = []
         """The rules that have a say about running requests in the step that is being planned."""
         self._queue_bound = QueueBound(config.max_queued_requests)
@@ -123,8 +124,15 @@ class Scheduler:
         What runs goes on.
 
         Raises:
-            ConfigError: the runner has no rows for more requests, or there was no bound for tenants at the start.
+            ConfigError: the runner has no rows for more requests, there was no bound for tenants at the start, or the
+                bound on the time between tokens is another one.
         """
+        if config.max_inter_token_latency != self.config.max_inter_token_latency:
+            raise ConfigError(
+                f"max_inter_token_latency is that of the start, {self.config.max_inter_token_latency}, got "
+                f"{config.max_inter_token_latency}; start again to change it",
+                field="max_inter_token_latency",
+            )
         if config.max_num_seqs > self._rows.num_rows:
             raise ConfigError(
                 f"max_num_seqs must be at most {self._rows.num_rows}, for which memory was taken at the start, got "

@@ -14,6 +14,8 @@ _ORIGIN_WEIGHT = 0.01
 """Weight of the origin (nothing computed, no time taken) against all steps: while all steps are alike, their time is
 taken for that of their rows."""
 _STEPS_PER_FIT = 16
+_CHUNK = 32
+"""Of so many prompt tokens: a step weighs an eighth of one without any, where weights are by size."""
 _FIRST_FITS = (1, 2, 4, 8)
 """Steps after which early fits are made."""
 
@@ -35,6 +37,7 @@ class StepCostModel:
 
     Args:
         is_early: Whether to fit after the first steps too, and after each with more prompt tokens than any before.
+            Steps with many prompt tokens weigh less then: one that was slow by chance is soon outweighed by chunks.
     """
 
     def __init__(self, *, is_early: bool = False) -> None:
@@ -55,11 +58,12 @@ class StepCostModel:
         if self.cost is not None and not is_larger:
             predicted_s = sum(each * count for each, count in zip(self.cost, inputs, strict=True))
             seconds = min(seconds, 2 * predicted_s) if predicted_s > 0 else seconds
+        weight = (1 + num_prompt_tokens / _CHUNK) ** -3 if self._is_early else 1.0
         for i, first in enumerate(inputs):
-            self._time_moments[i] = self._time_moments[i] * _DECAY + first * seconds
+            self._time_moments[i] = self._time_moments[i] * _DECAY + weight * first * seconds
             row = self._moments[i]
             for j, second in enumerate(inputs):
-                row[j] = row[j] * _DECAY + first * second
+                row[j] = row[j] * _DECAY + weight * first * second
         self._most_prompt_tokens = max(self._most_prompt_tokens, num_prompt_tokens)
         self._num_steps += 1
         is_first = self._is_early and self._num_steps in _FIRST_FITS
