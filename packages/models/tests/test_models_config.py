@@ -116,7 +116,7 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         ),
         ({"architectures": []}, "no architecture has the model_type 'llama'|it names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "must be a list of names"),
-        ({"architectures": None, "model_type": "canary"}, "no architecture has the model_type 'canary'"),
+        ({"architectures": None, "model_type": "speecht5"}, "no architecture has the model_type 'speecht5'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, is 'many'"),
         ({"vocab_size": 10.5}, "vocab_size must be a whole number"),

@@ -25,6 +25,8 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offsets: list[int] = []
         self.num_at_once = self.most_at_once = 0
+        self.awaited = 0
+        """Reads go on once so many are there at the same time."""
         self._lock = threading.Lock()
         self._read = read_ahead.os.preadv
         monkeypatch.setattr(read_ahead.os, "preadv", self)
@@ -35,6 +37,10 @@ class Reads:
             self.num_at_once += 1
             self.most_at_once = max(self.most_at_once, self.num_at_once)
             self.offsets.append(offset)
+        for _ in range(1000):
+            if self.most_at_once >= self.awaited:
+                break
+            time.sleep(0.005)
         time.sleep(0.002)
         with self._lock:
             self.num_at_once -= 1
@@ -51,6 +57,7 @@ def wait_for(reads: Reads, count: int) -> None:
 
 def test_it_stays_within_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = Reads(monkeypatch)
+    reads.awaited = 3
     (tmp_path / "a").write_bytes(bytes(10 * PIECE))
     (tmp_path / "b").write_bytes(bytes(10 * PIECE))
     with ReadAhead([tmp_path / "a", tmp_path / "b"], num_threads=3, ahead_bytes=5 * PIECE) as ahead:

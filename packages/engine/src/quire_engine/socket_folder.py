@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = ["SocketFolder"]
 
-PREFIX = "quire-sockets-"
+PREFIX = "quire-io-"
 LOCK = "lock"
 UNLOCKED_S = 60.0
 """A folder without a lock is somebody's who is about to make it, for so long."""

@@ -12,6 +12,7 @@ from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
 from quire_models.shards import split_outputs
 from quire_models.spec import ANY_EXPERT, Weight
+from quire_models.stored_linears import is_router
 
 __all__ = ["WEIGHT_BYTES", "linear_shapes", "num_parameters", "weight_ledger"]
 
@@ -56,6 +57,8 @@ def _counted_ledger(
     whole_head = embedding if head else 0
     layers = config.stored_parameters * element - embedding - whole_head - sum(towers.values())
     for name, (outputs, inputs) in config.stored_linears.items():
+        if is_router(name) and (config.quantization is None or config.quantization.of_layer(name) is None):
+            continue  # it stays as it is
         sizes = None if num_ranks == 1 else split_outputs(outputs, num_ranks)
         layers += linear(name, outputs if sizes is None else sizes[0], inputs) - outputs * inputs * element
     layers = max(0, layers)

@@ -33,7 +33,7 @@ _ROUTERS = {"gate", "router", "shared_expert_gate"}
 
 def stored_linears(folder: Path, vocab_size: int, names: LanguageNames | None = None) -> dict[str, tuple[int, int]]:
     """Name -> (outputs, inputs) of every matrix that may be a linear layer's of the language model; embeddings, LM
-    head, routers and routed experts aside.
+    head and routed experts aside.
 
     Args:
         names: What the language model calls the tensors of a checkpoint of several modalities.
@@ -42,7 +42,6 @@ def stored_linears(folder: Path, vocab_size: int, names: LanguageNames | None = 
         name.removesuffix(".weight"): (header.shape[0], header.shape[1])
         for name, header in _headers(folder)
         if name.endswith(".weight") and ".experts." not in name and "embed" not in name
-        if not is_router(name)
         if len(header.shape) == 2 and header.shape[0] != vocab_size
         if names is None or names(name) is not None
     }

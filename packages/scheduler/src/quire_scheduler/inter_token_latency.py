@@ -11,21 +11,13 @@ import time
 from collections.abc import Callable
 
 from quire_interfaces import AdmissionRule, ConfigError, ModelRunnerOutput, Request, SchedulerOutput
-from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.step_cost import StepTimer
 
-__all__ = ["InterTokenLatencyRule", "latency_rules"]
+__all__ = ["InterTokenLatencyRule"]
 
 _SMALLEST_CHUNK = 32
 """Prompt tokens that a step may always have, so that prompts get on however slow the steps are; what is left of the
 bound and smaller than that is not used, for a few tokens cost a row of their own."""
-
-
-def latency_rules(config: SchedulerConfig) -> list[AdmissionRule]:
-    """The bound on the time between tokens, if one is set and prompts can be cut."""
-    if not config.max_inter_token_latency or not config.enable_chunked_prefill:
-        return []
-    return [InterTokenLatencyRule(config.max_inter_token_latency)]
 
 
 class InterTokenLatencyRule(AdmissionRule):

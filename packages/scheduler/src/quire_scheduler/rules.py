@@ -18,9 +18,19 @@ from quire_interfaces import (
     RequestError,
     Reservation,
 )
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.rows import RowPool
 
-__all__ = ["EncoderRule", "FreeRowRule", "MaxRunningPerTenantRule", "RuleSet", "SharedPromptRule"]
+__all__ = [
+    "EncoderRule",
+    "FreeRowRule",
+    "MaxRunningPerTenantRule",
+    "RuleSet",
+    "SharedPromptRule",
+    "latency_rules",
+    "tenant_rules",
+]
 
 _NUM_COMPUTED_GROUPS = 64
 
@@ -205,3 +215,25 @@ class SharedPromptRule(AdmissionRule):
             self._computed[group] = None
             if len(self._computed) > _NUM_COMPUTED_GROUPS:
                 self._computed.popitem(last=False)
+
+
+def tenant_rules(config: SchedulerConfig, queue: FairQueue) -> list[AdmissionRule]:
+    """What bounds tenants, as far as it is set."""
+    rules: list[AdmissionRule] = []
+    if config.max_running_per_tenant:
+        rules.append(MaxRunningPerTenantRule(config.max_running_per_tenant))
+    if config.max_tenant_slowdown:
+        from quire_scheduler.tenant_share import TenantShareRule
+
+        cuts_prompts = config.enable_chunked_prefill
+        rules.append(TenantShareRule(config.max_tenant_slowdown, queue, cuts_prompts=cuts_prompts))
+    return rules
+
+
+def latency_rules(config: SchedulerConfig) -> list[AdmissionRule]:
+    """The bound on the time between tokens, if one is set and prompts can be cut."""
+    if not config.max_inter_token_latency or not config.enable_chunked_prefill:
+        return []
+    from quire_scheduler.inter_token_latency import InterTokenLatencyRule
+
+    return [InterTokenLatencyRule(config.max_inter_token_latency)]

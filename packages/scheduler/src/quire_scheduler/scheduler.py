@@ -34,14 +34,12 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.drafts import DraftRule
 from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.intake import QueueBound, token_limit
-from quire_scheduler.inter_token_latency import latency_rules
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.results import ResultTaker, failure_output
 from quire_scheduler.rows import RowPool, new_row
-from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, RuleSet
+from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, RuleSet, latency_rules, tenant_rules
 from quire_scheduler.running import NO_DECODES, RunningStates, ScheduledStep
 from quire_scheduler.state import RequestState, order_of
-from quire_scheduler.tenant_share import tenant_rules
 
 __all__ = ["Scheduler"]
 

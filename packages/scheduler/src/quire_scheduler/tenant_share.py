@@ -21,12 +21,11 @@ from quire_interfaces import (
     Reservation,
     SchedulerOutput,
 )
-from quire_scheduler.config import MAX_SLOWDOWN, SchedulerConfig
+from quire_scheduler.config import MAX_SLOWDOWN
 from quire_scheduler.fair_queue import FairQueue
-from quire_scheduler.rules import MaxRunningPerTenantRule
 from quire_scheduler.step_cost import StepCost, StepTimer
 
-__all__ = ["TenantShareRule", "tenant_rules"]
+__all__ = ["TenantShareRule"]
 
 _PRESENCE_S = 0.25
 """A tenant whose last request ended counts as present for so long: most clients send the next one soon."""
@@ -36,17 +35,6 @@ more for each."""
 _BURST = 2.0 * _PROMPT_CHUNK
 """A tenant saves up no more prompt tokens than these, or than one step adds."""
 _UNBOUNDED = 1 << 30
-
-
-def tenant_rules(config: SchedulerConfig, queue: FairQueue) -> list[AdmissionRule]:
-    """What bounds tenants, as far as it is set."""
-    rules: list[AdmissionRule] = []
-    if config.max_running_per_tenant:
-        rules.append(MaxRunningPerTenantRule(config.max_running_per_tenant))
-    if config.max_tenant_slowdown:
-        cuts_prompts = config.enable_chunked_prefill
-        rules.append(TenantShareRule(config.max_tenant_slowdown, queue, cuts_prompts=cuts_prompts))
-    return rules
 
 
 class _Tenant:

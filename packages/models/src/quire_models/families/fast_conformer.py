@@ -142,7 +142,9 @@ class FastConformerSpec:
             for part in [*parts, *self.norms()]:
                 yield from inside(name, part.weights())
             for each, sizes in self.layer_shapes().items():
-                yield Weight(f"{name}.{each}", sizes, "attention", is_buffer="running" in each)
+                # What is put together with the norm is taken in float32.
+                is_wide = each.startswith("conv.") and "pointwise" not in each
+                yield Weight(f"{name}.{each}", sizes, "attention", is_wide=is_wide, is_buffer="running" in each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
