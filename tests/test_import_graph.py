@@ -54,6 +54,7 @@ LOCAL_IMPORTS = {
     "quire_kernels_rocm.ops": "needs Triton",
     "quire_models.compilation": "loads torch and transformers",
     "quire_runner.runner": "drafters that are networks, where one drafts",
+    "quire_scheduler.rules": "bounds of steps by time, where one is set",
     "quire_server.app": "needs the extra otel",
     "quire_server.cli": "a command loads what it needs",
     "quire_server.command_line": "a command loads what it needs",
