@@ -140,7 +140,7 @@ def test_weights_are_quantized_while_they_are_loaded(method: str, steps: int, tm
         patch.setattr(torch.nn.Module, "to", watch)
         network = load_model(config, tmp_path, dtype="float32", linear_method=method)
     assert moved[0] > moved[-1]  # first within the host, then what is left to the device
-    assert not moved[-1] & set(network._layers)  # type: ignore[attr-defined]
+    assert not moved[-1] & set(network._layers)  # type: ignore[attr-defined]  # of an exchanged network
     for name, exchanged in network._layers.items():  # type: ignore[attr-defined]
         weight, rounded = oracle.get_submodule(name).weight.data, exchanged.linear.base()[0]
         assert 0 < float((weight - rounded).abs().max()) < float(weight.abs().max()) / steps

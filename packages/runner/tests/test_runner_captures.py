@@ -242,14 +242,14 @@ def test_a_step_of_padding_that_fails_on_a_rank_fails_there() -> None:
     rank = CountedTime()
     rank.graphs.follow_steps(lambda own: own)
     rank.serve(12)
-    rank.graphs._compute = lambda *_: 1 // 0  # type: ignore[assignment]
+    rank.graphs._compute = lambda *_: 1 // 0  # type: ignore[assignment]  # it only fails
     with pytest.raises(ZeroDivisionError):
         rank.serve(1)
 
 
 def test_the_message_about_failed_captures_names_the_steps(caplog: pytest.LogCaptureFixture) -> None:
     driver = CountedTime(steps="steps with prompts")
-    driver.graphs._capture = lambda step: 1 // 0  # type: ignore[assignment]
+    driver.graphs._capture = lambda step: 1 // 0  # type: ignore[assignment]  # it only fails
     driver.graphs.capture(60.0)
     assert "steps with prompts of 1 tokens cannot be captured" in caplog.text
 
