@@ -220,7 +220,7 @@ def test_several_keys_bound_how_far_tenants_slow_each_other_down(keys, given, bo
     assert with_scheduler_defaults(read_api_keys(server), config).scheduler.max_tenant_slowdown == bound
 
 
-@pytest.mark.parametrize(("given", "bound"), [(None, 0.5), (0, 0), (2.5, 2.5)])
+@pytest.mark.parametrize(("given", "bound"), [(None, 0.15), (0, 0), (2.5, 2.5)])
 def test_a_server_bounds_the_time_between_tokens(given, bound):
     config = QuireConfig.of(max_inter_token_latency=given)
     server = ServerConfig(response_store="none")

@@ -11,7 +11,7 @@ from quire_server.callers import APIKeys
 __all__ = ["with_scheduler_defaults"]
 
 _MAX_SLOWDOWN = 1.7
-_MAX_INTER_TOKEN_LATENCY_S = 0.5
+_MAX_INTER_TOKEN_LATENCY_S = 0.15
 
 
 def with_scheduler_defaults(keys: APIKeys, config: QuireConfig) -> QuireConfig:

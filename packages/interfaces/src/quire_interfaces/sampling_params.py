@@ -142,9 +142,11 @@ class SamplingParams:
             raise wrong_value("deterministic", True, "come with a seed or with temperature 0")
         self._check_max_tokens()
         self._check_token_lists()
-        self._check_logprob_token_ids()
+        if self.logprob_token_ids is not None:
+            self._check_logprob_token_ids(self.logprob_token_ids)
         self._check_stop()
-        self._check_structured_outputs()
+        if self.structured_outputs is not None:
+            self._check_structured_outputs()
 
     def _take_lists(self) -> None:
         """One string as a list of one, None as none, lists as tuples."""
@@ -160,10 +162,7 @@ class SamplingParams:
                 raise wrong_value(name, value, "be a list")
             object.__setattr__(self, name, tuple(value or ()))
 
-    def _check_logprob_token_ids(self) -> None:
-        ids = self.logprob_token_ids
-        if ids is None:
-            return
+    def _check_logprob_token_ids(self, ids: tuple[int, ...]) -> None:
         if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS or len(set(ids)) < len(ids):
             raise RequestError(
                 f"logprob_token_ids must name 1 to {MAX_LOGPROB_TOKEN_IDS} tokens, each once, got {len(ids)} of which "
@@ -212,8 +211,6 @@ class SamplingParams:
             raise wrong_value("stop", list(self.stop), "be left out when detokenize is false; use stop_token_ids")
 
     def _check_structured_outputs(self) -> None:
-        if self.structured_outputs is None:
-            return
         if not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise wrong_value("structured_outputs", self.structured_outputs, "be StructuredOutputsParams")
         if self.min_tokens:

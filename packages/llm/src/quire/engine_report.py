@@ -23,6 +23,7 @@ from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
 from quire_models.stages import StageSpec
 from quire_pooling import PoolerSpec
+from quire_spec_decode import SpecDecodeConfig
 from quire_structured_output import resolve_backend
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from quire_lora import AdapterSlots
     from quire_models import Network
     from quire_runner import ModelRunner
+    from quire_runner.graphs import DecodeGraphs
 
 __all__ = ["engine_info", "tower_format", "with_pooling"]
 
@@ -146,6 +148,7 @@ def _choices(
     merges_adapters: bool,
 ) -> dict[str, str]:
     """Part -> what serves it, and why."""
+    graphs = f"none: {runner.graph_refusal}" if runner.graphs is None else _graphs(config, runner.graphs, network)
     choices = {
         "attention": network.attention_backend.name,
         "matrices": _matrices(config.runner.device, network.dtype),
@@ -157,9 +160,9 @@ def _choices(
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
-        "graphs": _graphs(config, runner, network),
+        "graphs": graphs,
         "structured output": resolve_backend(config.structured_output.backend),
-        "speculation": _speculation(config),
+        "speculation": "none" if config.speculative.method == "none" else _speculation(config.speculative),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
     if sys.dont_write_bytecode:  # as images of Python often have it
@@ -237,17 +240,15 @@ def _configurations(device: str) -> str:
     return "; ".join(found for builder in kernel_builders() if (found := builder.configurations()) is not None)
 
 
-def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
-    """Whether decode steps are captured, of how many tokens, and whether with adapters."""
-    if runner.graphs is None:
-        return f"none: {runner.graph_refusal}"
+def _graphs(config: QuireConfig, graphs: DecodeGraphs, network: Network) -> str:
+    """Of how many tokens decode steps are captured, and whether with adapters."""
     sizes = dataclasses.replace(config.runner, max_num_seqs=config.scheduler.max_num_seqs).graph_sizes
     refusal = None if network.adapters is None else network.adapters.capture_refusal
     without = "" if refusal is None else f"; with adapters none: {refusal}"
     sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
     waits = config.parallel.num_ranks == 1 and config.engine.depth(config.runner.device) > 0
     rest = "while no step waits" if waits else "when steps want them"
-    return f"{sizes_of}, {len(runner.graphs.captured)} captured at the start, the rest {rest}{without}"
+    return f"{sizes_of}, {len(graphs.captured)} captured at the start, the rest {rest}{without}"
 
 
 def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:
@@ -286,10 +287,7 @@ def _torch_build(device: str) -> str:
     return f"{torch.__version__}, for GPUs: its CPU build loads in less than half of the time, and of the memory"
 
 
-def _speculation(config: QuireConfig) -> str:
-    settings = config.speculative
-    if settings.method == "none":
-        return "none"
+def _speculation(settings: SpecDecodeConfig) -> str:
     by = f" by {settings.model}" if settings.model else ""
     limit = f"at most {settings.num_speculative_tokens} tokens{', as much as pays' if settings.adaptive else ''}"
     tree = f", in trees of {settings.most_draft_tokens}" if settings.eagle_topk > 1 else ""

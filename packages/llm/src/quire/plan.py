@@ -258,8 +258,10 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     notes.extend(model.network.notes)
     if model.rope.kind == "longrope":
         notes.append(_rotation_note(model, max_model_len))
-    model = _with_encoder_len(config, model, max_model_len, notes)
-    config = _with_chains(config, model, notes)
+    if model.max_encoder_len:
+        model = _with_encoder_len(config, model, max_model_len, notes)
+    if config.speculative.eagle_topk > 1:
+        config = _with_chains(config, model, notes)
     if dtype == "float16" and platform_of(config.runner.device).is_host:
         notes.append(
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
@@ -362,7 +364,9 @@ def _with_kv_cache(resolved: _Resolved, ledger: dict[str, int], free: int) -> Me
     block_bytes = sum(one_block.tensor_block_bytes) + resolved.draft_block_bytes
     num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
     budget = free if _has_own_size(config) else int(free * config.model.gpu_memory_utilization)
-    shortage, shortage_field = _shortage(resolved, free, budget, before_kv, per_request, block_bytes, num_blocks)
+    shortage, shortage_field = "", ""
+    if num_blocks - 1 < per_request or before_kv + num_blocks * block_bytes > budget:
+        shortage, shortage_field = _shortage(resolved, free, budget, before_kv, per_request, block_bytes, num_blocks)
     if num_blocks - 1 < per_request and not _has_own_size(config):
         num_blocks = 1 + per_request  # what it takes, for the ledger
     plan = plan_kv_cache(resolved.specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
@@ -430,28 +434,26 @@ def _shortage(
     block_bytes: int,
     num_blocks: int,
 ) -> tuple[str, str]:
-    """Why a plan does not fit, in one sentence, and the setting that it is about; empty where it fits."""
+    """Why a plan does not fit, in one sentence, and the setting that it is about."""
     config, model, device = resolved.config, resolved.model, resolved.config.runner.device
-    if num_blocks - 1 < per_request:
-        # What the encoder reads shrinks with the context only where nothing else bounds it.
-        shrinks = model.has_positions_without_end and model.max_encoder_len >= resolved.max_model_len
-        reading = 0 if shrinks else _table_widths(resolved.one_block)[1]
-        there = max(num_blocks - 1, 0)
-        text, setting = _too_few(there, resolved.max_model_len, per_request, block_bytes, reading, model)
-        if before_kv > budget:
-            text = (
-                f"weights and activations take {format_bytes(before_kv)}, and {format_bytes(budget)} of memory may be "
-                f"used on {device} ({format_bytes(free)} are free); {text}"
-            )
-        return text, setting
-    if before_kv + num_blocks * block_bytes > budget:
+    if num_blocks - 1 >= per_request:
         text = (
             f"this takes {format_bytes(before_kv + num_blocks * block_bytes)}, and {format_bytes(budget)} of memory "
             f"are free on {device}:"
         )
         has_blocks = config.model.num_gpu_blocks_override is not None
         return text, "num_gpu_blocks_override" if has_blocks else "kv_cache_memory_bytes"
-    return "", ""
+    # What the encoder reads shrinks with the context only where nothing else bounds it.
+    shrinks = model.has_positions_without_end and model.max_encoder_len >= resolved.max_model_len
+    reading = 0 if shrinks else _table_widths(resolved.one_block)[1]
+    there = max(num_blocks - 1, 0)
+    text, setting = _too_few(there, resolved.max_model_len, per_request, block_bytes, reading, model)
+    if before_kv > budget:
+        text = (
+            f"weights and activations take {format_bytes(before_kv)}, and {format_bytes(budget)} of memory may be "
+            f"used on {device} ({format_bytes(free)} are free); {text}"
+        )
+    return text, setting
 
 
 def _longest_plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:
@@ -504,7 +506,7 @@ def _rotation_note(model: ModelConfig, max_model_len: int) -> str:
 def _with_chains(config: QuireConfig, model: ModelConfig, notes: list[str]) -> QuireConfig:
     """The settings, without trees of drafts where layers keep states: each token would need the state of its branch."""
     specs = model.kv_cache_specs(1, "bfloat16").values()
-    if config.speculative.eagle_topk == 1 or not any(isinstance(spec, MambaSpec) for spec in specs):
+    if not any(isinstance(spec, MambaSpec) for spec in specs):
         return config
     notes.append("drafts in chains, not in trees: the model's recurrent layers read tokens in a line")
     chains = dataclasses.replace(config.speculative, eagle_topk=1, num_draft_tokens=None)
@@ -514,8 +516,6 @@ def _with_chains(config: QuireConfig, model: ModelConfig, notes: list[str]) -> Q
 def _with_encoder_len(config: QuireConfig, model: ModelConfig, max_model_len: int, notes: list[str]) -> ModelConfig:
     """The model with the bound of what its encoder reads at once: its own (as long as the context, where nothing else
     ends its positions), but no more than a step computes."""
-    if not model.max_encoder_len:
-        return model
     if config.speculative.method in NETWORK_METHODS:
         raise ConfigError(
             f"speculative method {config.speculative.method!r} drafts with a network, which would not know what the "

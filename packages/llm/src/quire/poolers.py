@@ -258,7 +258,9 @@ def read_pooler_spec(
 def longest_embedded_text(config: QuireConfig) -> int:
     """Most tokens of a text that is embedded in chunks (`enable_chunked_processing` of `pooler_config`); 0 where none
     is. Raises ConfigError for a wrong field."""
-    pooler = PoolerConfig.from_dict(config.model.pooler_config or {})
+    if not config.model.pooler_config:
+        return 0
+    pooler = PoolerConfig.from_dict(config.model.pooler_config)
     return (pooler.max_embed_len or 0) if pooler.enable_chunked_processing else 0
 
 

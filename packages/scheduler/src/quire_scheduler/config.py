@@ -89,7 +89,7 @@ class SchedulerConfig(Settings):
         None,
         help="How long a step may take while requests decode: prompts of others are computed in chunks as large as "
         "that allows, by the time that steps were measured to take, or as take as long as the decodes alone. Above 0, "
-        "at most 3600; 0 sets no bound. Empty: 0.5 on a server, else no bound.",
+        "at most 3600; 0 sets no bound. Empty: 0.15 on a server, else no bound.",
         unit="s",
         check=_latency,
     )
