@@ -117,9 +117,9 @@ def test_other_names_say_what_to_do() -> None:
 
 def test_files_are_what_they_are_said_to_be() -> None:
     allowed = {
-        "plain": {"auto", "hf", "safetensors", "pt", "runai_streamer", "dummy"},
-        "gptq": {"auto", "hf", "safetensors", "pt", "runai_streamer", "dummy"},
-        "nf4": {"auto", "hf", "safetensors", "pt", "runai_streamer", "bitsandbytes", "dummy"},
+        "plain": {"auto", "hf", "safetensors", "pt", "runai_streamer", "mistral", "dummy"},
+        "gptq": {"auto", "hf", "safetensors", "pt", "runai_streamer", "mistral", "dummy"},
+        "nf4": {"auto", "hf", "safetensors", "pt", "runai_streamer", "mistral", "bitsandbytes", "dummy"},
         "gguf": {"auto", "hf", "gguf", "dummy"},
         "gguf plain": {"auto", "hf", "gguf", "dummy"},
     }
@@ -133,7 +133,7 @@ def test_files_are_what_they_are_said_to_be() -> None:
                     check_load_format(asked, model)
     # What vLLM has besides, by name.
     names = {
-        "fastsafetensors", "instanttensor", "mistral", "npcache", "runai_streamer_sharded", "sharded_state",
+        "fastsafetensors", "instanttensor", "npcache", "runai_streamer_sharded", "sharded_state",
         "tensorizer",
     }  # fmt: skip
     assert set(REFUSED_LOAD_FORMATS) == names

@@ -459,13 +459,16 @@ CASES: dict[str, Callable[[], Case]] = {
 """Architecture -> its case; of those that are the same network, the first is computed."""
 
 ELSEWHERE = {
-    "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
+    "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel",
+    "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
     "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM", "HCXVisionV2ForCausalLM",
     "IQuestLoopCoderForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "SolarForCausalLM",
+    "MistralLarge3ForCausalLM",
     "Step1ForCausalLM", "Step3p5ForCausalLM",
 }  # fmt: skip
-"""Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, or to
-float64 in test_models_own_attention.py and test_models_own_layers.py."""
+"""Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, to its
+Mistral 4 in test_models_mistral_format.py, or to float64 in test_models_own_attention.py and
+test_models_own_layers.py."""
 
 
 def first_of_each() -> list[str]:

@@ -101,6 +101,7 @@ def _asked_folder(settings: ModelSettings, model: str) -> Path:
         modelscope=settings.use_modelscope,
         pickled=settings.load_format == "pt",
         with_code=settings.trust_remote_code,
+        mistral=settings.load_format == "mistral",
     )
 
 

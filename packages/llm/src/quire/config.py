@@ -117,8 +117,8 @@ class ModelSettings(Settings):
     load_format: str = setting(
         "auto",
         help="Where weights come from: the model's safetensors files or GGUF file (auto, hf; safetensors, bitsandbytes "
-        "and gguf say which it is), safetensors files read by the library runai-model-streamer (runai_streamer), "
-        "PyTorch's own (pt; tensors only), or random (dummy).",
+        "and gguf say which it is), Mistral's own files where there are others, too (mistral), safetensors files read "
+        "by the library runai-model-streamer (runai_streamer), PyTorch's own (pt; tensors only), or random (dummy).",
         check=LoadFormat(),
     )
     dtype: str = setting(

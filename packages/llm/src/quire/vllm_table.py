@@ -107,7 +107,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     ),
     **_answer("the tokenizer's kind is recognised from its files", tokenizer_mode="auto|hf|slow|mistral"),
     **_answer("the server writes and reads text, and needs the tokenizer", skip_tokenizer_init="false"),
-    **_answer("models are read from config.json or a GGUF file", config_format="auto|hf"),
+    **_answer("models are read from config.json, params.json or a GGUF file", config_format="auto|hf|mistral"),
     **_answer("config.json is read from the model's folder; --hf-overrides replaces fields of it",
               hf_config_path=_NOTHING),
     **_answer("--revision holds for a checkpoint's code, too", code_revision=_NOTHING),

@@ -19,8 +19,10 @@ from quire_models.ctranslate2.folder import LINK_NAME
 from quire_models.ctranslate2.tensors import CTranslate2Checkpoint
 from quire_models.gguf.folder import GGUF_NAME
 from quire_models.gguf.tensors import GgufCheckpoint
+from quire_models.mistral_format.folder import INDEX, WEIGHTS, is_mistral_format
+from quire_models.mistral_format.tensors import MistralCheckpoint
 
-__all__ = ["CheckpointFiles", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointFiles", "open_checkpoint"]
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
@@ -52,7 +54,11 @@ class CheckpointFiles:
             yield from _pickled_tensors(file) if self.pickled else _safe_tensors(file)
 
 
-def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles | GgufCheckpoint | CTranslate2Checkpoint:
+Checkpoint = CheckpointFiles | GgufCheckpoint | CTranslate2Checkpoint | MistralCheckpoint
+"""What gives the tensors of a folder, in any format."""
+
+
+def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     """Find the files.
 
     Args:
@@ -65,6 +71,8 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles |
         return GgufCheckpoint(folder / GGUF_NAME)
     if (folder / LINK_NAME).is_file() and not pickled:
         return CTranslate2Checkpoint(folder / LINK_NAME)
+    if is_mistral_format(folder) and not pickled:
+        return MistralCheckpoint(folder, _consolidated(folder))
     name = PICKLED if pickled else SAFETENSORS
     index = folder / f"{name}.index.json"
     if index.is_file():
@@ -82,6 +90,12 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles |
             "with load_format 'pt', which takes tensors only"
         )
     raise CheckpointError(f"{folder} has no weights: neither {name} nor {index.name}{_other_files(folder, name)}")
+
+
+def _consolidated(folder: Path) -> CheckpointFiles:
+    """The files of Mistral's own format."""
+    listed = folder / INDEX
+    return CheckpointFiles(_indexed_files(listed) if listed.is_file() else tuple(sorted(folder.glob(WEIGHTS))))
 
 
 def _other_files(folder: Path, name: str) -> str:

@@ -13,6 +13,7 @@ from quire_models.ctranslate2.folder import ctranslate2_folder
 from quire_models.ctranslate2.header import BIN_NAME, is_ctranslate2
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
+from quire_models.mistral_format.folder import is_mistral_format, mistral_folder
 from quire_models.unsupported import nearest_path_hint
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
@@ -21,6 +22,7 @@ HUB_FILE_PATTERNS = (
     "*.json",
     "*.safetensors",
     "*.model",
+    "*.model.v*",
     "*.jinja",
     "*.txt",
 )
@@ -47,6 +49,7 @@ def resolve_model(
     modelscope: bool = False,
     pickled: bool = False,
     with_code: bool = False,
+    mistral: bool = False,
 ) -> Path:
     """The folder of a model.
 
@@ -60,6 +63,8 @@ def resolve_model(
             both.
         pickled: Download PyTorch's own weight files, not safetensors.
         with_code: Download code that the checkpoint brings, too.
+        mistral: Read params.json and consolidated.safetensors (`quire_models.mistral_format`) where there are files in
+            other formats, too.
 
     Raises:
         CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
@@ -72,10 +77,12 @@ def resolve_model(
         if path.is_dir() and is_ctranslate2(path):
             return ctranslate2_folder(path)
         gguf = _gguf_file(path)
-        return path if gguf is None else gguf_folder(gguf)
-    patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
-    patterns += CODE_FILE_PATTERNS if with_code else ()
-    return _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
+        folder = path if gguf is None else gguf_folder(gguf)
+    else:
+        patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
+        patterns += CODE_FILE_PATTERNS if with_code else ()
+        folder = _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
+    return mistral_folder(folder) if mistral or is_mistral_format(folder) else folder
 
 
 def _named_model(name: str, revision: str | None, patterns: list[str], *, modelscope: bool) -> Path:

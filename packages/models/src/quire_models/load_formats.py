@@ -9,16 +9,14 @@ from quire_interfaces.settings import OneOf
 
 __all__ = ["LOAD_FORMATS", "REFUSED_LOAD_FORMATS", "LoadFormat"]
 
-LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "gguf", "bitsandbytes", "runai_streamer", "dummy")
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "gguf", "mistral", "bitsandbytes", "runai_streamer", "dummy")
 """Where weights come from: the files that there are ("auto", "hf"), safetensors, PyTorch's own files, a GGUF file,
-safetensors that bitsandbytes quantized, safetensors read by the library `runai-model-streamer`, or a random
-generator."""
+Mistral AI's own files (params.json, consolidated.safetensors), safetensors that bitsandbytes quantized, safetensors
+read by the library `runai-model-streamer`, or a random generator."""
 
 REFUSED_LOAD_FORMATS = {
     "fastsafetensors": "files go to GPUs through pinned memory, several read at once, with auto",
     "instanttensor": "files go to GPUs through pinned memory, several read at once, with auto",
-    "mistral": "download the files that Transformers reads (config.json, model.safetensors) instead of "
-    "params.json and consolidated.safetensors",
     "npcache": "load the PyTorch files once with pt, or convert them to safetensors, which need no cache",
     "runai_streamer_sharded": "give the whole checkpoint to every rank, which reads its own part of it, with "
     "runai_streamer or auto",

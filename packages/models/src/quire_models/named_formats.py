@@ -73,7 +73,7 @@ _INSTEAD = {
 }
 """Names that other engines have, or had -> what to do instead."""
 
-_OF_FILES = ("gguf", "safetensors", "pt", "bitsandbytes", "runai_streamer")
+_OF_FILES = ("gguf", "safetensors", "pt", "bitsandbytes", "runai_streamer", "mistral")
 """Formats that are right or wrong about a GGUF file."""
 
 _OF_ENCODERS = ("w8a8-g64",)

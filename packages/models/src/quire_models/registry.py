@@ -168,6 +168,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MiniMaxM2ForCausalLM": Architecture("minimax_m2"),
     "Ministral3ForCausalLM": Architecture("ministral3"),
     "MinistralForCausalLM": Architecture("ministral", "mistral"),
+    "Mistral4ForCausalLM": Architecture("mistral4"),
     "MistralForCausalLM": Architecture("mistral"),
     "MixtralForCausalLM": Architecture("mixtral"),
     "ModernBertModel": Architecture("modernbert"),
@@ -266,6 +267,7 @@ OWN_CODE: dict[str, Architecture] = {
     "MiMoForCausalLM": Architecture("mimo"),
     "MiMoV2ForCausalLM": Architecture("mimo_v2_flash"),
     "MiniCPMForCausalLM": Architecture("minicpm"),
+    "MistralLarge3ForCausalLM": Architecture("mistral4"),
     "MuseGlimmerForCausalLM": Architecture("muse_glimmer"),
     "NemotronHPuzzleForCausalLM": Architecture("nemotron_h_puzzle"),
     "OrionForCausalLM": Architecture("orion"),
@@ -308,7 +310,7 @@ DUAL_ENCODERS: dict[str, Architecture] = {
 """Networks that read texts and images apart: what reads their texts (`quire_models.dual_encoder`)."""
 
 
-_FALLBACK_BODIES = frozenset({"HunYuanMoEV1", "JetMoe", "Mistral4"})
+_FALLBACK_BODIES = frozenset({"HunYuanMoEV1", "JetMoe"})
 """Decoders that run through Transformers, and whose classes with classes of texts or tokens do, too: a layer `score` in
 place of the LM head."""
 

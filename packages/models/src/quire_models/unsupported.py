@@ -55,7 +55,10 @@ FIELDS_OF_KINDS = {
 
 OTHER_FORMATS: tuple[tuple[str, str], ...] = (
     ("model_index.json", "is a pipeline of the Diffusers library, which makes pictures, sound or video"),
-    ("params.json", "is in the format of its makers (params.json); download the one for Transformers"),
+    (
+        "params.json",
+        "is in the format of its makers, which `resolve_model` opens (params.json beside consolidated.safetensors)",
+    ),
     ("*.gguf", "has GGUF files; give the path of one of them"),
     ("*.safetensors", "has weights but no config.json; download that file from where they come from, too"),
     ("*.bin", "has weights but no config.json; download that file from where they come from, too"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_interfaces.platforms import platform_of_type
-from quire_models.checkpoint_files import open_checkpoint
+from quire_models.checkpoint_files import CheckpointFiles, open_checkpoint
 from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Packed, Parameter
@@ -125,6 +125,8 @@ def fill_parameters(
     parameters = {parameter.name: parameter for parameter in model.parameters}
     checkpoint = open_checkpoint(folder, pickled=load_format == "pt")
     tensors, is_streamed = checkpoint.tensors(), load_format == "runai_streamer"
+    if is_streamed and not isinstance(checkpoint, CheckpointFiles):
+        raise CheckpointError(f"{folder} is not in Transformers' format, whose files load_format runai_streamer reads")
     if is_streamed or checkpoint.total_bytes >= SMALL_BYTES:
         tensors = streamed(checkpoint.files) if is_streamed else read_ahead(checkpoint)
     pages = MappedPages(checkpoint.files)

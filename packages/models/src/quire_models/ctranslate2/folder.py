@@ -7,18 +7,14 @@ the file's place, size and time.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import shutil
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from quire_interfaces import CheckpointError, read_json
 from quire_models.ctranslate2.header import BIN_NAME, BinHeader, read_header
+from quire_models.made_folder import made_folder, write_made_folder
 
 __all__ = ["LINK_NAME", "ctranslate2_folder"]
 
@@ -40,9 +36,7 @@ def ctranslate2_folder(folder: Path) -> Path:
         CheckpointError: not a network or a file that can be read, no tokenizer, or no place to write to.
     """
     file = (folder / BIN_NAME).absolute()
-    status = file.stat()
-    identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
-    made = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / (folder.absolute().name or "model")
+    made = made_folder("ctranslate2", _VERSION, [file], folder.absolute().name or "model")
     if (made / LINK_NAME).exists():
         return made
     header = read_header(file)
@@ -64,13 +58,7 @@ def ctranslate2_folder(folder: Path) -> Path:
         "generation_config.json": _generation(header, stored, token_ids, file),
     }
     links = {path.name: path for path in (tokenizer, file.parent / "preprocessor_config.json") if path.is_file()}
-    try:
-        _write(made, contents, {**links, LINK_NAME: file})
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write what {file} says about itself into {made}: {error}; set XDG_CACHE_HOME to a folder that can "
-            "be written to"
-        ) from error
+    write_made_folder(made, contents, {LINK_NAME: file, **links}, LINK_NAME)
     return made
 
 
@@ -157,23 +145,3 @@ def _generation(header: BinHeader, stored: dict[str, Any], token_ids: dict[str, 
         tasks = {"transcribe": "<|transcribe|>", "translate": "<|translate|>"}
         values["task_to_id"] = {task: token_ids[token] for task, token in tasks.items() if token in token_ids}
     return values
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "ctranslate2"
-
-
-def _write(folder: Path, contents: dict[str, Any], links: dict[str, Path]) -> None:
-    """In one move, so that another process finds all or nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        for name, content in contents.items():
-            (made / name).write_text(json.dumps(content), encoding="utf-8")
-        for name, path in links.items():
-            (made / name).symlink_to(path)
-        made.rename(folder)
-    except OSError:
-        shutil.rmtree(made, ignore_errors=True)
-        if not (folder / LINK_NAME).exists():  # another process may have been faster
-            raise

@@ -11,7 +11,7 @@ from quire_models.families.glm4_moe import grouped_moe, grouped_network
 from quire_models.mixer_spec import LatentSelfAttentionSpec
 from quire_models.spec import NetworkSpec
 
-__all__ = ["latent_attention", "spec", "spec_of_v3"]
+__all__ = ["latent_attention", "spec", "spec_of_v3", "whole_rotations"]
 
 
 def spec(config: Fields) -> NetworkSpec:
@@ -59,6 +59,15 @@ def latent_attention(config: Fields) -> tuple[DecoderSizes, LatentSelfAttentionS
         bias=config.flag("attention_bias", default=False),
     )
     return sizes, attention
+
+
+def whole_rotations(config: Fields) -> Fields:
+    """For latent attention without the share of a head that is rotated, which `qk_rope_head_dim` says."""
+    spelled = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    rope = Fields(config.get(spelled) or {}, f"{config.source}: {spelled}")
+    kept = {name: rope.get(name) for name in config.get(spelled) or {} if name != "partial_rotary_factor"}
+    whole = f"{spelled} of qk_rope_head_dim"
+    return config.named(**{"partial_rotary_factor": "-", spelled: whole}).with_default(spelled, kept or None)
 
 
 def _length_scale(config: Fields) -> float:

@@ -6,11 +6,6 @@ from, into the user's cache, and found there by the file's place, size and time.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +13,7 @@ from quire_interfaces import CheckpointError, read_json
 from quire_models.gguf.config import config_values
 from quire_models.gguf.header import GgufHeader, first_part, read_header
 from quire_models.gguf.tokenizer import tokenizer_files
+from quire_models.made_folder import made_folder, write_made_folder
 
 __all__ = ["GGUF_NAME", "gguf_folder", "unread_metadata"]
 
@@ -55,9 +51,7 @@ def gguf_folder(file: Path) -> Path:
     file = first_part(file.absolute())
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}; download all parts of the file")
-    status = file.stat()
-    identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
-    folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.stem
+    folder = made_folder("gguf", _VERSION, [file], file.stem)
     if (folder / GGUF_NAME).exists():
         return folder
     header = read_header(file)
@@ -65,13 +59,7 @@ def gguf_folder(file: Path) -> Path:
     if sampling := _sampling(header):
         contents["generation_config.json"] = sampling
     contents[_UNREAD] = {"names": _unread(header)}
-    try:
-        _write(folder, contents, file)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write what {file} says about itself into {folder}: {error}; set XDG_CACHE_HOME to a folder that "
-            "can be written to"
-        ) from error
+    write_made_folder(folder, contents, {GGUF_NAME: file}, GGUF_NAME)
     return folder
 
 
@@ -94,22 +82,3 @@ def _unread(header: GgufHeader) -> tuple[str, ...]:
     about = (name for name in header.metadata if name.startswith("general.") and ".sampling." not in name)
     fields.skip(*_ABOUT, *about)
     return tuple(fields.unread())
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "gguf"
-
-
-def _write(folder: Path, contents: dict[str, Any], file: Path) -> None:
-    """In one move, so that another process finds all or nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        for name, content in contents.items():
-            (made / name).write_text(json.dumps(content), encoding="utf-8")
-        (made / GGUF_NAME).symlink_to(file)
-        made.rename(folder)
-    except OSError:
-        shutil.rmtree(made, ignore_errors=True)
-        if not (folder / GGUF_NAME).exists():  # another process may have been faster
-            raise

@@ -93,7 +93,6 @@ VLLM_MISSING: Mapping[str, str] = {
     "InklingForConditionalGeneration": "keeps a state between tokens that is not a KV cache",
     "K2HorizonForCausalLM": "has attention whose values are mixtures of experts (MoVA)",
     "LongcatFlashNgramForCausalLM": "embeds sequences of tokens, of which it keeps the last ones",
-    "MistralLarge3ForCausalLM": "is published in Mistral's own format (params.json)",
     "PanguProMoEV2ForCausalLM": "has learned keys and values in front of every sequence",
     "Step5ForCausalLM": _SPARSE,
 }

@@ -61,6 +61,19 @@ MOE_CASES: dict[str, ParityCase] = {
         topk_method="group_limited_greedy",
         attention_bias=True,
     ),
+    "Mistral4ForCausalLM": case(
+        "Mistral4Config",
+        without(LATENT_FIELDS, "head_dim"),
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
     "DeepseekV3ForCausalLM": case(
         "DeepseekV3Config",
         without(LATENT_FIELDS, "head_dim"),
