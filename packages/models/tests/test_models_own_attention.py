@@ -25,6 +25,7 @@ from models_float64 import (
     rotate,
 )
 from torch import Tensor
+from torch.nn.functional import silu
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig
@@ -245,6 +246,66 @@ def domyn_edge() -> Case:
     return SIZES | fields, shapes, forward
 
 
+def lightning(w: Weights, at: str, x: Tensor, depth: float) -> Tensor:
+    """S_t = exp(-slope) S_{t-1} + k_t v_t^T of each head, read by q_t; a norm of two groups, and a gate, behind it."""
+    qkv = silu(linear(w, f"{at}.query_key_value", x)).unflatten(-1, (3, HEADS, -1))
+    q, k, v = qkv.unbind(1)
+    q, k = (rotate(rms(part, w[f"{at}.{name}_layernorm.weight"]), dims=8) for part, name in ((q, "query"), (k, "key")))
+    slopes = 2.0 ** (-8 / HEADS * torch.arange(1, HEADS + 1, dtype=torch.float64)) * (1 - depth + 1e-5)
+    state, rows = torch.zeros(HEADS, 16, 16, dtype=torch.float64), []
+    for token in range(len(x)):
+        state = torch.exp(-slopes)[:, None, None] * state + torch.einsum("hi,hj->hij", k[token], v[token])
+        rows.append(torch.einsum("hi,hij->hj", q[token] / 4, state).flatten())
+    normed = rms(torch.stack(rows).unflatten(-1, (2, -1))).flatten(-2) * w[f"{at}.g_norm.weight"]
+    return linear(w, f"{at}.dense", normed * torch.sigmoid(linear(w, f"{at}.g_proj", x)))
+
+
+def bailing_v2_5() -> Case:
+    """Two layers with lightning attention, then one with latent attention; the first without experts."""
+    width = HEADS * 16
+    linear_part = {
+        "attention.query_key_value.weight": (3 * width, HIDDEN), "attention.g_proj.weight": (width, HIDDEN),
+        "attention.dense.weight": (HIDDEN, width), "attention.g_norm.weight": (width,),
+        "attention.query_layernorm.weight": (16,), "attention.key_layernorm.weight": (16,),
+    }  # fmt: skip
+    latent_part = {
+        name.replace("self_attn", "attention").replace("o_proj", "dense"): shape
+        for name, shape in LATENT_ATTENTION.items()
+    } | {"attention.q_proj.weight": (HEADS * (NOPE + ROPE), HIDDEN)}
+    sparse = expert_shapes(HIDDEN, 8, 24, 24) | {"mlp.gate.expert_bias": (8,)}
+    norms = {"input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,)}
+    parts = (linear_part | MLP, linear_part | sparse, latent_part | sparse)
+    shapes = {name.replace("embed_tokens", "word_embeddings"): shape for name, shape in ENDS.items()}
+    shapes |= {f"model.layers.{n}.{name}": s for n, part in enumerate(parts) for name, s in (norms | part).items()}
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.word_embeddings", token_ids)
+        for n in range(3):
+            at = f"model.layers.{n}"
+            normed = rms(x, w[f"{at}.input_layernorm.weight"])
+            if n < 2:
+                x = x + lightning(w, f"{at}.attention", normed, n / 2)
+            else:
+                own = {name.replace(".dense.", ".o_proj."): each for name, each in w.items()}
+                x = x + latent_attention(own, f"{at}.attention", normed)
+            normed = rms(x, w[f"{at}.post_attention_layernorm.weight"])
+            if n == 0:
+                x = x + gated(w, f"{at}.mlp", normed)
+                continue
+            x = x + gated(w, f"{at}.mlp.shared_experts", normed) + experts(
+                w, f"{at}.mlp", normed, num=8, top_k=3, score=torch.sigmoid, renormalize=True, factor=2.5,
+                bias=f"{at}.mlp.gate.expert_bias", groups=(4, 2),
+            )  # fmt: skip
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    fields = {
+        "num_hidden_layers": 3, "layer_group_size": 3, "head_dim": 16, "partial_rotary_factor": 0.5,
+        "num_experts": 8, "num_shared_experts": 1, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+        "n_group": 4, "topk_group": 2, "use_qk_norm": True, "linear_silu": True, "group_norm_size": 2,
+    }  # fmt: skip
+    return LATENT | fields, shapes, forward
+
+
 def test_layers_of_a_searched_nemotron_are_those_of_uniform_ones() -> None:
     fields = {**CASES_OF_CLASSES["NemotronHForCausalLM"].fields, "architectures": ["NemotronHForCausalLM"]}
     kinds = fields.pop("layers_block_type")
@@ -268,6 +329,7 @@ def test_layers_of_a_searched_nemotron_are_those_of_uniform_ones() -> None:
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "BailingMoeV2_5ForCausalLM": bailing_v2_5,
     "DomynEdgeForCausalLM": domyn_edge,
     "PanguUltraMoEForCausalLM": pangu_ultra,
     "SarvamMLAForCausalLM": sarvam,
@@ -287,6 +349,9 @@ def test_logits_are_those_of_a_forward_pass_in_float64(
     ("architecture", "fields", "words"),
     [
         ("PanguUltraMoEForCausalLM", {"param_sink_number": 4}, "param_sink_number 4 is not supported"),
+        ("BailingMoeV2_5ForCausalLM", {"layer_group_size": 2}, r"layer_group_size \(2\) must divide num_hidden_layers"),
+        ("BailingMoeV2_5ForCausalLM", {"group_norm_size": 3}, r"group_norm_size \(3\) must divide all heads' width"),
+        ("BailingMoeV2_5ForCausalLM", {"use_bias": True}, "use_bias True is not supported"),
         ("DomynEdgeForCausalLM", {"window_sizes": [[5, 0]]}, "window_sizes must name one for each of 2 layers"),
         ("DomynEdgeForCausalLM", {"window_sizes": [1024, 1024]}, "window_sizes must be pairs"),
         ("DomynEdgeForCausalLM", {"window_sizes": [[5, 0], ["5", 0]]}, "window_sizes must be pairs"),

@@ -249,6 +249,7 @@ OWN_CODE: dict[str, Architecture] = {
     "AquilaModel": Architecture("llama"),
     "BailingMoeForCausalLM": Architecture("bailing_moe"),
     "BailingMoeV2ForCausalLM": Architecture("bailing_moe_v2", "bailing_moe", "spec_of_v2"),
+    "BailingMoeV2_5ForCausalLM": Architecture("bailing_moe_v2_5"),
     "ChatGLMForConditionalGeneration": Architecture("chatglm"),
     "ChatGLMModel": Architecture("chatglm"),
     "DeciLMForCausalLM": Architecture("decilm"),

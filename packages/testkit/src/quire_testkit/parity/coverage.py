@@ -87,7 +87,6 @@ VLLM_TEXT = (
 
 VLLM_MISSING: Mapping[str, str] = {
     "AliceAIForCausalLM": "weighs what all blocks before gave (attention residuals), and has Kimi's delta attention",
-    "BailingMoeV2_5ForCausalLM": "has linear attention with norms of groups beside latent attention",
     "DoryForCausalLM": "runs layers again and again on a sphere (nGPT)",
     "Glm5NextForCausalLM": "chooses what it attends to (sparse attention), by blocks",
     "InklingForConditionalGeneration": "keeps a state between tokens that is not a KV cache",
