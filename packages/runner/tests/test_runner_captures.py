@@ -23,7 +23,7 @@ from torch import Tensor
 from quire_ops import LoraTokens
 from quire_runner import ThreadedExecutor
 from quire_runner.executor import IDLE_S
-from quire_runner.graphs import DecodeGraphs
+from quire_runner.graphs import STEPS_WITHOUT_MEMORY, DecodeGraphs
 from quire_sampling import SampleMode
 from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.recorded_graph import record_graph
@@ -229,12 +229,27 @@ def test_a_graph_that_one_rank_cannot_capture_is_captured_by_none(caplog: pytest
     assert both.ranks[0].num_captures == 3  # and none after that
 
 
-def test_without_memory_on_one_rank_none_captures() -> None:
+def test_without_memory_on_one_rank_none_captures_until_it_has_some() -> None:
     both = TwoRanks({}, {})
     both.ranks[1].graphs._has_memory = lambda: both.ranks[1].num_captures < 2
     both.serve(60)
     assert [rank.num_captures for rank in both.ranks] == [2, 2]
-    assert both.ranks[0].graphs.failure == both.ranks[1].graphs.failure == "a rank has too little memory for one more"
+    both.ranks[1].graphs._has_memory = lambda: True
+    both.serve(2 * STEPS_WITHOUT_MEMORY)
+    assert both.ranks[0].graphs.captured == both.ranks[1].graphs.captured
+    assert len(both.ranks[0].graphs.captured) == len(SIZES) * len(MODES)
+
+
+@pytest.mark.parametrize("follows_steps", [False, True], ids=["alone", "a pipeline stage"])
+def test_memory_is_asked_for_now_and_then(follows_steps: bool) -> None:
+    asked = []
+    driver = CountedTime(has_memory=lambda: asked.append(driver.graphs.captured) or len(asked) > 2)
+    if follows_steps:
+        driver.graphs.follow_steps(lambda own: own)
+    driver.serve(12 + 2 * STEPS_WITHOUT_MEMORY)
+    assert (len(asked), driver.num_captures) == (2, 0)
+    driver.serve(24)
+    assert driver.num_captures == len(SIZES) * len(MODES)
 
 
 def test_a_step_of_padding_that_fails_on_a_rank_fails_there() -> None:

@@ -37,6 +37,9 @@ __all__ = ["AgreeOnAll", "CaptureStep", "ComputeStep", "DecodeGraph", "DecodeGra
 
 _logger = logging.getLogger(__name__)
 
+STEPS_WITHOUT_MEMORY = 256
+"""Steps that want a graph between two questions whether there is memory for one more. Counted, since ranks that share
+a network have to ask at the same step, and their clocks differ."""
 Tokens = tuple[Tensor, ...]
 """Token ids [P] int64 and the largest logits [P] float32 of P rows; where rows are observed, log probabilities behind
 them (`Sampler.sample_in_mode`)."""
@@ -190,6 +193,8 @@ class DecodeGraphs:
         self._pad = pad or self._all_padding
         self._steps = steps
         self._last_capture_s = -math.inf
+        self._steps_until_asked = 0
+        """About memory."""
         self._lora_of: MakeLora | None = None
         self._agree: AgreeOnAll | None = None
         """Of ranks that share a network."""
@@ -266,7 +271,8 @@ class DecodeGraphs:
     def follow_steps(self, agree: AgreeOnAll) -> None:
         """Let steps alone decide what is captured and when, whatever the time. Ranks that share a network get the same
         steps, and have to launch the same collectives in the same order, in one thread: so a graph that one of them
-        cannot capture, or has no memory for, is captured by none, and no other after it."""
+        has no memory for is captured by none until all have it, and after one that one of them cannot capture, none
+        is."""
         self._worker, self.pause_s, self._agree = None, 0.0, agree
 
     def _in_order_of_use(self, has_adapters: bool) -> list[_GraphKey]:
@@ -307,8 +313,12 @@ class DecodeGraphs:
             return None  # this step is served at once
         if not self._prepared[key].done() or self._clock() - self._last_capture_s < self.pause_s:
             return None
-        if self._agree is None and not self._has_memory():
-            self._last_capture_s = self._clock()  # and is not asked at every step
+        if self._steps_until_asked > 0:
+            self._steps_until_asked -= 1
+            return None
+        has_memory = self._has_memory()
+        if not (has_memory if self._agree is None else self._agree(has_memory)):
+            self._steps_until_asked = STEPS_WITHOUT_MEMORY
             return None
         self._try_capture(key, lora)
         return self._graphs.get(key)
@@ -347,8 +357,6 @@ class DecodeGraphs:
     def _captured(self, key: _GraphKey, lora: LoraTokens | None) -> str | None:
         """Capture a graph, on all ranks or on none. Returns why there is none."""
         agree, graph, failure = self._agree, None, None
-        if agree is not None and not agree(self._has_memory()):
-            return "a rank has too little memory for one more"
         try:
             if key in self._prepared:
                 self._prepared[key].result()
