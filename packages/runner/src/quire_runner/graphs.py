@@ -139,6 +139,7 @@ class DecodeGraph(NamedTuple):
         return tuple(each[:num_rows].clone() for each in self.tokens)
 
 
+# Many attributes: what steps are computed and captured by, what is prepared and what is captured, and when next.
 class DecodeGraphs:
     """The graphs of a runner. One thread calls it.
 
