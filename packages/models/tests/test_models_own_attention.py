@@ -246,6 +246,55 @@ def domyn_edge() -> Case:
     return SIZES | fields, shapes, forward
 
 
+def pangu_pro() -> Case:
+    """Two key-value heads; three learned keys, which are normalised as others and not rotated."""
+    size, narrow, kv_heads = NOPE + ROPE, 16, 2
+    layer = {
+        "self_attn.q_proj.weight": (HEADS * size, HIDDEN), "self_attn.k_proj.weight": (kv_heads * size, HIDDEN),
+        "self_attn.v_proj.weight": (kv_heads * narrow, HIDDEN), "self_attn.o_proj.weight": (HIDDEN, HEADS * narrow),
+        "self_attn.k_layernorm.weight": (size,), "self_attn.param_sink_key": (3, kv_heads, size),
+        "self_attn.param_sink_value": (3, kv_heads, narrow), "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }  # fmt: skip
+    parts = (MLP, expert_shapes(HIDDEN, 8, 24, 24) | {"mlp.gate.e_score_correction_bias": (8,)})
+    shapes = ENDS | {
+        f"model.layers.{n}.{name}": s for n, part in enumerate(parts) for name, s in (layer | part).items()
+    }
+
+    def attention(w: Weights, at: str, x: Tensor) -> Tensor:
+        q, k, v = (heads(linear(w, f"{at}.{part}_proj", x), num) for part, num in (("q", HEADS), ("k", 2), ("v", 2)))
+        norm = w[f"{at}.k_layernorm.weight"]
+        q, k = rotate(q, dims=ROPE, interleaved=True), rotate(rms(k, norm), dims=ROPE, interleaved=True)
+        k = torch.cat((rms(w[f"{at}.param_sink_key"], norm), k)).repeat_interleave(2, dim=1)
+        v = torch.cat((w[f"{at}.param_sink_value"], v)).repeat_interleave(2, dim=1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * size**-0.5
+        later = torch.arange(len(k)) > torch.arange(len(q))[:, None] + 3
+        weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
+        return linear(w, f"{at}.o_proj", torch.einsum("hij,jhd->ihd", weights, v).flatten(1))
+
+    def forward(w: Weights, token_ids: Tensor) -> Tensor:
+        x = embed(w, "model.embed_tokens", token_ids)
+        for n in range(LAYERS):
+            at = f"model.layers.{n}"
+            x = x + attention(w, f"{at}.self_attn", rms(x, w[f"{at}.input_layernorm.weight"]))
+            normed = rms(x, w[f"{at}.post_attention_layernorm.weight"])
+            if n == 0:
+                x = x + gated(w, f"{at}.mlp", normed)
+                continue
+            x = x + gated(w, f"{at}.mlp.shared_experts", normed) + experts(
+                w, f"{at}.mlp", normed, num=8, top_k=3, score=torch.sigmoid, renormalize=True, factor=2.5,
+                bias=f"{at}.mlp.gate.e_score_correction_bias",
+            )  # fmt: skip
+        return linear(w, "lm_head", rms(x, w["model.norm.weight"]))
+
+    fields = {
+        "num_key_value_heads": kv_heads, "qk_nope_dim": NOPE, "qk_rope_dim": ROPE, "v_channels": narrow,
+        "param_sink_number": 3, "param_sink_with_value": True, "n_routed_experts": 8, "n_shared_experts": 1,
+        "router_enable_expert_bias": True,
+    }  # fmt: skip
+    return LATENT | fields, shapes, forward
+
+
 def lightning(w: Weights, at: str, x: Tensor, depth: float) -> Tensor:
     """S_t = exp(-slope) S_{t-1} + k_t v_t^T of each head, read by q_t; a norm of two groups, and a gate, behind it."""
     qkv = silu(linear(w, f"{at}.query_key_value", x)).unflatten(-1, (3, HEADS, -1))
@@ -331,6 +380,7 @@ def test_layers_of_a_searched_nemotron_are_those_of_uniform_ones() -> None:
 CASES: dict[str, Callable[[], Case]] = {
     "BailingMoeV2_5ForCausalLM": bailing_v2_5,
     "DomynEdgeForCausalLM": domyn_edge,
+    "PanguProMoEV2ForCausalLM": pangu_pro,
     "PanguUltraMoEForCausalLM": pangu_ultra,
     "SarvamMLAForCausalLM": sarvam,
     "Step3TextForCausalLM": step3,
@@ -348,6 +398,12 @@ def test_logits_are_those_of_a_forward_pass_in_float64(
 @pytest.mark.parametrize(
     ("architecture", "fields", "words"),
     [
+        ("PanguProMoEV2ForCausalLM", {"v_channels": 21}, r"v_channels \(21\) at most"),
+        (
+            "PanguProMoEV2ForCausalLM",
+            {"interleaved_sliding_window": 4},
+            "interleaved_sliding_window 4 is not supported",
+        ),
         ("PanguUltraMoEForCausalLM", {"param_sink_number": 4}, "param_sink_number 4 is not supported"),
         ("BailingMoeV2_5ForCausalLM", {"layer_group_size": 2}, r"layer_group_size \(2\) must divide num_hidden_layers"),
         ("BailingMoeV2_5ForCausalLM", {"group_norm_size": 3}, r"group_norm_size \(3\) must divide all heads' width"),

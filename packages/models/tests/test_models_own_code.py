@@ -460,7 +460,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 ELSEWHERE = {
     "BailingMoeV2_5ForCausalLM", "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel",
-    "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
+    "PanguProMoEV2ForCausalLM", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
     "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM", "HCXVisionV2ForCausalLM",
     "IQuestLoopCoderForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "SolarForCausalLM",
     "MistralLarge3ForCausalLM",

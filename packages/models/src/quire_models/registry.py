@@ -273,6 +273,7 @@ OWN_CODE: dict[str, Architecture] = {
     "NemotronHPuzzleForCausalLM": Architecture("nemotron_h_puzzle"),
     "OrionForCausalLM": Architecture("orion"),
     "PanguEmbeddedForCausalLM": Architecture("pangu", "internlm", "spec_of_pangu"),
+    "PanguProMoEV2ForCausalLM": Architecture("pangu_pro_moe"),
     "PanguUltraMoEForCausalLM": Architecture("pangu_ultra_moe"),
     "Param2MoEForCausalLM": Architecture("param2_moe", "bailing_moe", "spec_of_param2"),
     "Plamo3ForCausalLM": Architecture("plamo3"),

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from quire_interfaces import Fields
+from quire_models.decoder_sizes import DecoderSizes
 from quire_models.families.deepseek_v2 import latent_attention
 from quire_models.families.glm4_moe import grouped_moe
-from quire_models.spec import CheckpointNames, NetworkSpec
+from quire_models.spec import CheckpointNames, MixerSpec, NetworkSpec
 
-__all__ = ["spec"]
+__all__ = ["pangu_network", "spec"]
 
 _FIRST_NAMES = {
     "kv_lora_rank": "attention_kv_lora_dim",
@@ -27,11 +28,19 @@ _FIRST_NAMES = {
 
 
 def spec(config: Fields) -> NetworkSpec:
-    """Experts are chosen of all of them. Without `sandwich_norm` there are norms before the parts only."""
+    """Latent attention in every layer."""
     for name, first in _FIRST_NAMES.items():
         config = config.with_default(name, config.get(first))
     config.fixed("param_sink_number", 0)
-    sizes, attention = latent_attention(config)
+    return pangu_network(config, *latent_attention(config))
+
+
+def pangu_network(config: Fields, sizes: DecoderSizes, attention: MixerSpec) -> NetworkSpec:
+    """Experts are chosen of all of them. Without `sandwich_norm` there are norms before the parts only.
+
+    Args:
+        attention: Of every layer.
+    """
     has_bias = config.flag("router_enable_expert_bias", default=False)
     named = config.named(n_group="-", topk_group="-")
     moe = grouped_moe(named, sizes, correction_bias="gate.e_score_correction_bias" if has_bias else "")

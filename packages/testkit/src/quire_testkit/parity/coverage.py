@@ -92,7 +92,6 @@ VLLM_MISSING: Mapping[str, str] = {
     "InklingForConditionalGeneration": "keeps a state between tokens that is not a KV cache",
     "K2HorizonForCausalLM": "has attention whose values are mixtures of experts (MoVA)",
     "LongcatFlashNgramForCausalLM": "embeds sequences of tokens, of which it keeps the last ones",
-    "PanguProMoEV2ForCausalLM": "has learned keys and values in front of every sequence",
     "Step5ForCausalLM": _SPARSE,
 }
 """Those that do not run here -> why; others of them are in `REFUSED`."""
