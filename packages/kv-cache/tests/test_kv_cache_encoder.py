@@ -109,51 +109,51 @@ def test_the_encoders_blocks_are_evicted_last_and_count_only_together() -> None:
     assert [found_after_taking(num * SIZE) for num in (2, 3, 4, 5)] == [(8, True), (4, True), (0, True), (0, False)]
 
 
-def sound_request(name: str, sound: int) -> Request:
-    made = request(name, [sound] * 9, prompt=list(range(8)))
+def audio_request(name: str, audio: int) -> Request:
+    made = request(name, [audio] * 9, prompt=list(range(8)))
     made.media = PromptMedia(spans=())
     return made
 
 
-def test_sounds_that_nobody_asks_about_make_room_before_the_cache_is_full() -> None:
+def test_audio_that_no_request_needs_makes_room_before_the_cache_is_full() -> None:
     manager = make_manager(1000)
     used: set[int] = set()
-    for sound in range(20):
+    for audio in range(20):
         for name in ("probe", "decode"):
-            made = sound_request(name, sound)
+            made = audio_request(name, audio)
             assert admit(manager, made).has_encoder == (name == "decode")
             used |= {block for table in manager.block_ids(name) for block in table}
             manager.free(made)
         manager.check_integrity()
-    assert len(used) <= 6 * 5, "six sounds of three blocks, with two behind each"
-    found = [manager.find_cached_prefix(sound_request("again", sound)) for sound in range(20)]
+    assert len(used) <= 6 * 5, "six inputs of three blocks, with two behind each"
+    found = [manager.find_cached_prefix(audio_request("again", audio)) for audio in range(20)]
     assert [cached.has_encoder for cached in found] == [False] * 15 + [True] * 5
     assert [cached.num_tokens for cached in found] == [0] * 15 + [4] * 5, "what decoders wrote behind them goes along"
 
 
-def test_as_many_sounds_stay_as_were_held_at_a_time() -> None:
+def test_as_many_inputs_stay_as_were_held_at_a_time() -> None:
     manager = make_manager(1000)
-    many = [sound_request(f"{sound}", sound) for sound in range(9)]
+    many = [audio_request(f"{audio}", audio) for audio in range(9)]
     for made in many:
         admit(manager, made)
     for made in many:
         manager.free(made)
-    held, *others = [sound_request(f"{sound}", sound) for sound in (4, 100, 101, 102)]
+    held, *others = [audio_request(f"{audio}", audio) for audio in (4, 100, 101, 102)]
     admit(manager, held)
     manager.free(held)
     for made in others:
         admit(manager, made)
 
     def kept() -> list[int]:
-        return [sound for sound in range(9) if manager.find_cached_prefix(sound_request("again", sound)).has_encoder]
+        return [audio for audio in range(9) if manager.find_cached_prefix(audio_request("again", audio)).has_encoder]
 
     assert kept() == list(range(9)), "nine were held at a time, and nine are idle"
     for made in others:
         manager.free(made)
-    admit(manager, sound_request("next", 103))
+    admit(manager, audio_request("next", 103))
     assert kept() == [3, 4, 5, 6, 7, 8], "the one that was held last stays longest"
-    for sound in (104, 105, 106):
-        admit(manager, sound_request(f"{sound}", sound))
+    for audio in (104, 105, 106):
+        admit(manager, audio_request(f"{audio}", audio))
     assert kept() == [3, 4, 5, 6, 7, 8], "nine are idle"
     for made in others:
         admit(manager, made)

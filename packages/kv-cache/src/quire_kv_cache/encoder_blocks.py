@@ -4,9 +4,9 @@ They are taken together with the request's first blocks, as many as its input ne
 request. Every output of an encoder depends on all of its input, so requests share them only when their whole inputs are
 equal; the decoders' prompts may differ.
 
-Who transcribes a recording asks a few times about each window of it, and never again. Sounds that nobody asks about any
-more therefore do not wait until the whole cache is full, which in the default size holds hours of them: their blocks
-are taken next.
+Who transcribes a recording asks a few times about each window of it, and never again. Encoder inputs made of media that
+no request needs any more therefore do not wait until the whole cache is full, which in the default size holds hours of
+audio: their blocks are taken next.
 
 Knows the pool and hashes; computes nothing, and does not know whether an encoder ran.
 """
@@ -21,8 +21,8 @@ from quire_kv_cache.request_blocks import RequestBlocks
 
 __all__ = ["EncoderBlocks"]
 
-_MIN_IDLE_SOUNDS = 4
-"""So many sounds are kept at least that no request holds."""
+_MIN_IDLE_INPUTS = 4
+"""Least number of encoder inputs made of media that are kept although no request holds them."""
 
 
 class EncoderBlocks:
@@ -38,11 +38,11 @@ class EncoderBlocks:
         self._pool = pool
         self._hasher = hasher
         self.groups = groups
-        self._sounds: dict[bytes, dict[int, bytes]] = {}
-        """Hash of a sound that is findable -> its blocks and those of decoders behind it, with the hashes of their
-        contents; the first is one of the encoder's. Least recently held first."""
+        self._media_inputs: dict[bytes, dict[int, bytes]] = {}
+        """Hash of an encoder input made of media that is findable -> its blocks and those of decoders behind it, with
+        the hashes of their contents; the first is one of the encoder's. Least recently held first."""
         self._most_in_use = 0
-        """Sounds that requests held at a time."""
+        """Most encoder inputs made of media that requests held at a time."""
 
     def find(self, request: Request) -> tuple[list[int], ...]:
         """Per group, the blocks of the request's encoder input; empty lists unless all of them are there."""
@@ -64,7 +64,7 @@ class EncoderBlocks:
     def take(self, request: Request) -> tuple[list[int], ...]:
         """New blocks for the request's encoder input. The caller has checked that there are enough."""
         if request.media is not None:
-            self._forget_sounds()
+            self._forget_idle_media()
         count = -(-len(request.encoder_token_ids) // self._hasher.block_size)
         return tuple([self._pool.take(count) for _ in self.groups])
 
@@ -72,27 +72,27 @@ class EncoderBlocks:
         """Drop the references to what the encoder read, once those to the decoder's blocks are dropped."""
         for table in holding.encoder_tables:
             self._pool.release(reversed(table))
-        blocks = None if request.media is None else self._sounds.pop(request.encoder_hash, None)
+        blocks = None if request.media is None else self._media_inputs.pop(request.encoder_hash, None)
         if blocks is not None:
-            self._sounds[request.encoder_hash] = blocks
+            self._media_inputs[request.encoder_hash] = blocks
             self._note(blocks, holding.tables)
 
     def _note(self, blocks: dict[int, bytes], tables: tuple[list[int], ...]) -> None:
         hashes = self._pool.block_hashes
         blocks.update((block, each) for table in tables for block in table if (each := hashes[block]) is not None)
 
-    def _forget_sounds(self) -> None:
-        """Let go of sounds that no request holds, beyond as many as requests held at a time."""
+    def _forget_idle_media(self) -> None:
+        """Let go of encoder inputs made of media that no request holds, beyond as many as requests held at a time."""
         idle, pool = [], self._pool
-        for sound, blocks in list(self._sounds.items()):
+        for key, blocks in list(self._media_inputs.items()):
             first = next(iter(blocks))
             if pool.block_hashes[first] != blocks[first]:
-                del self._sounds[sound]  # others took its blocks
+                del self._media_inputs[key]  # others took its blocks
             elif not pool.ref_counts[first]:
-                idle.append(sound)
-        self._most_in_use = max(self._most_in_use, len(self._sounds) - len(idle) + 1)
-        for sound in idle[: max(0, len(idle) - max(_MIN_IDLE_SOUNDS, self._most_in_use))]:
-            pool.forget(self._sounds.pop(sound))
+                idle.append(key)
+        self._most_in_use = max(self._most_in_use, len(self._media_inputs) - len(idle) + 1)
+        for key in idle[: max(0, len(idle) - max(_MIN_IDLE_INPUTS, self._most_in_use))]:
+            pool.forget(self._media_inputs.pop(key))
 
     def is_fresh(self, request: Request, tables: tuple[list[int], ...]) -> bool:
         """Whether blocks that `find` gave still hold the request's encoder input."""
@@ -106,7 +106,7 @@ class EncoderBlocks:
             if events is not None and any(is_new):
                 self._record(request, group, hashes, is_new, events)
         if request.media is not None:
-            self._note(self._sounds.setdefault(request.encoder_hash, {}), tables)
+            self._note(self._media_inputs.setdefault(request.encoder_hash, {}), tables)
 
     def _record(self, request: Request, group: int, hashes: list[bytes], is_new: list[bool], events: EventLog) -> None:
         """One event for each block that became findable: which others are there already depends on evictions."""
