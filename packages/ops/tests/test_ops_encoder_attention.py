@@ -23,7 +23,20 @@ def serving(op: Op[..., Any]) -> list[OpBackend]:
 @pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("lens", [[7], [1, 12, 5, 1], [19, 3], [6, 6, 6, 2, 2, 0, 6]], ids=str)
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"bias": 4}, {"bias": 40, "window": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 3},
+        {"window": 3, "look_ahead": 1},
+        {"window": 20, "look_ahead": 0},
+        {"look_ahead": 2},
+        {"bias": 4},
+        {"bias": 40, "window": 2},
+        {"bias": 3, "window": 1, "look_ahead": 4},
+    ],
+    ids=str,
+)
 def test_encoder_attention(backend: OpBackend, dtype: torch.dtype, lens: list[int], options: dict[str, Any]) -> None:
     torch.manual_seed(sum(lens))
     options = {name: torch.randn(6, 2 * value + 1) if name == "bias" else value for name, value in options.items()}
@@ -55,8 +68,10 @@ def test_tokens_behind_those_that_are_attended_to(backend: OpBackend, options: d
 
 
 @pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
-@pytest.mark.parametrize("window", [None, 700])
-def test_long_sequences_are_cut_where_there_is_a_mask(backend: OpBackend, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "look_ahead"), [(None, None), (700, None), (30, None), (9, 2)])
+def test_long_sequences_are_cut_where_there_is_a_mask(
+    backend: OpBackend, window: int | None, look_ahead: int | None
+) -> None:
     """The reference would take long; torch's own attention with one whole mask is as good."""
     torch.manual_seed(0)
     length, bias = 1100, torch.randn(2, 257)
@@ -64,10 +79,11 @@ def test_long_sequences_are_cut_where_there_is_a_mask(backend: OpBackend, window
     distance = torch.arange(length) - torch.arange(length)[:, None]
     mask = bias[:, distance.clamp(-128, 128) + 128]
     if window is not None:
-        mask = mask.masked_fill(distance.abs() > window, float("-inf"))
+        mask = mask.masked_fill(distance < -window, float("-inf"))
+        mask = mask.masked_fill(distance > (window if look_ahead is None else look_ahead), float("-inf"))
     heads = (part.transpose(0, 1) for part in (query, key, value))
     wanted = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=0.5).transpose(0, 1)
-    got = backend.function(query, key, value, [length], scale=0.5, window=window, bias=bias)
+    got = backend.function(query, key, value, [length], scale=0.5, window=window, bias=bias, look_ahead=look_ahead)
     assert torch.allclose(got, wanted, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ import quire_multimodal  # names are loaded when they are used: a server of text
 import quire_speech
 from quire_interfaces import CheckpointError, PreparedMedia, RenderedPrompt, RequestError, read_json
 from quire_models.config import ModelConfig
-from quire_models.spec import SampleConvolution, num_sound_tokens
+from quire_models.spec import max_sound_samples, num_sound_tokens
 from quire_multimodal import MediaConfig
 
 if TYPE_CHECKING:
@@ -40,14 +40,20 @@ def sound_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> Spe
     if model.network.sound_bins:
         return _frames_preparer(config, model, folder)
     if convolutions:
-        path = folder / "preprocessor_config.json"
-        normalizes = path.is_file() and bool(read_json(path).get("do_normalize", True))
+        settings, first = extractor_settings(folder), convolutions[0]
+        fields: dict[str, Any] = {
+            "least": max_sound_samples(convolutions, 0) + 1,
+            "most": max_sound_samples(convolutions, model.network.max_encoder_len),
+            "normalizes": bool(settings) and bool(settings.get("do_normalize", True)),
+            "frame_len": first.stride if first.stride == first.width else 1,
+            "drops_rest": bool(settings.get("return_attention_mask")),
+        }
         return quire_multimodal.SpectrogramPreparer(
             config,
-            partial(quire_speech.window_samples, least=_least_samples(convolutions), normalizes=normalizes),
+            partial(quire_speech.window_samples, **fields),
             rate=quire_speech.SAMPLES_PER_S,
             num_tokens=lambda samples: num_sound_tokens(convolutions, samples.shape[1]),
-            name=f"samples {normalizes}",
+            name=f"samples {sorted(fields.items())}",
         )
     bins, tokens = model.num_mel_bins, model.network.max_encoder_len
     frames = 2 * tokens
@@ -69,9 +75,7 @@ def _frames_preparer(config: MediaConfig, model: ModelConfig, folder: Path) -> S
             raise CheckpointError(
                 f"{folder}: {name} of the feature extractor is {settings[name]}, and the network reads {own}"
             )
-    max_frames = network.max_encoder_len
-    for each in reversed(network.sound_convolutions):
-        max_frames = max_frames * each.stride + each.width - 1
+    max_frames = max_sound_samples(network.sound_convolutions, network.max_encoder_len)
     fields: dict[str, Any] = {
         "num_fft": int(settings.get("n_fft", 512)),
         "window_length": int(settings.get("win_length", 400)),
@@ -93,14 +97,6 @@ def extractor_settings(folder: Path) -> Mapping[str, Any]:
     own = read_json(whole).get("feature_extractor") if whole.is_file() else None
     path = folder / "preprocessor_config.json"
     return own or (read_json(path) if path.is_file() else {})
-
-
-def _least_samples(convolutions: Sequence[SampleConvolution]) -> int:
-    """Length of a sound of one token."""
-    count = 1
-    for each in reversed(convolutions):
-        count = (count - 1) * each.stride + each.width
-    return count
 
 
 def sound_fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:

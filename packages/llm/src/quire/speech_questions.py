@@ -1,5 +1,6 @@
 """What models that hear in conversations (Qwen2-Audio, Qwen3-ASR, GLM-ASR, ...) are asked so that they transcribe, and
-how their answers are read. Those that hear alone (Moonshine, Canary, Cohere ASR) get the sound. Knows no engine.
+how their answers are read. Those that hear alone (Moonshine, its streaming kind, Canary, Cohere ASR) get the sound.
+Knows no engine.
 
 Each family is asked as Transformers' processor of it does (`apply_transcription_request`), or as its model card says.
 """
@@ -37,14 +38,14 @@ _QUESTIONS = {
     "phi4_multimodal": "Transcribe the audio clip into text.",
 }
 """model_type -> its own question."""
-_SOUND_ALONE = frozenset({"moonshine", "canary", "cohere_asr"})
+_SOUND_ALONE = frozenset({"moonshine", "moonshine_streaming", "canary", "cohere_asr"})
 """Types whose encoder reads the sound and whose decoder writes what is said: there is nothing to ask."""
 _TOKEN_LANGUAGES = {
     "canary": frozenset("bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk".split()),
     "cohere_asr": frozenset("ar de el en es fr it ja ko nl pl pt vi zh".split()),
 }
 """Types of them whose decoder begins with tokens that say what is to be done -> the languages that it knows."""
-_CONTEXTS = {"moonshine": 512, "canary": 1024, "cohere_asr": 1024}
+_CONTEXTS = {"moonshine": 512, "moonshine_streaming": 4096, "canary": 1024, "cohere_asr": 1024}
 """Type -> tokens of its decoder's context, where config.json does not say."""
 _DEFAULT_LANGUAGE = "en"
 """Theirs, where none is given: they do not hear which it is."""
@@ -117,16 +118,19 @@ class SpeechQuestions:
         config = _read_json(folder / "config.json")
         self._model_type, self._tokenizer = str(config.get("model_type")), tokenizer
         self._folder = folder
-        self._max_tokens: int | None = _MAX_TOKENS
-        """Of a window, where the request names no bound; None for as many as the context holds."""
+        self._max_tokens = _MAX_TOKENS
+        """Of a window, where the request names no bound."""
         self._most_tokens: int | None = None
         """That a request may name; more become so many. None where a wrong one is refused."""
+        self.window_s = min(_WINDOW_S, float(extractor_settings(folder).get("chunk_length") or _WINDOW_S))
+        """Longest stretch that one question is about."""
         if self._model_type in _SOUND_ALONE:  # its context is that of a window
             decoder = config.get("decoder_config") or config
             context = int(decoder.get("max_position_embeddings") or _CONTEXTS[self._model_type])
-            self._max_tokens, self._most_tokens = None, context - len(self._request_tokens(TranscriptionOptions())) - 1
-        self.window_s = min(_WINDOW_S, float(extractor_settings(folder).get("chunk_length") or _WINDOW_S))
-        """Longest stretch that one question is about."""
+            self._most_tokens = context - len(self._request_tokens(TranscriptionOptions())) - 1
+            if self._model_type == "moonshine_streaming":  # each four frames have a position of their own there
+                frame_s = float((config.get("encoder_config") or {}).get("frame_ms") or 5.0) / 1000
+                self.window_s = min(self.window_s, 4 * frame_s * context)
 
     @property
     def can_translate(self) -> bool:
@@ -244,7 +248,7 @@ class SpeechQuestions:
     def params(self, options: TranscriptionOptions) -> SamplingParams:
         """How answers are written."""
         max_tokens = options.max_tokens or self._max_tokens
-        if max_tokens is not None and self._most_tokens is not None:
+        if self._most_tokens is not None:
             max_tokens = min(max_tokens, self._most_tokens)
         return SamplingParams(
             temperature=options.temperatures[0],

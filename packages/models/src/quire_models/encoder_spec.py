@@ -39,6 +39,8 @@ class EncoderAttentionSpec:
     """Names of projections without a bias."""
     sliding_window: int | None = None
     """Tokens see those at most so far away, in each direction; None for all."""
+    look_ahead: int | None = None
+    """Of the tokens behind it, each sees at most so many; None for as many as before it."""
     rope: RopeConfig | None = None
     kv_heads: int = 0
     """Heads of keys and values; 0 for as many as of queries."""

@@ -173,6 +173,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MixtralForCausalLM": Architecture("mixtral"),
     "ModernBertModel": Architecture("modernbert"),
     "MoonshineForConditionalGeneration": Architecture("moonshine"),
+    "MoonshineStreamingForConditionalGeneration": Architecture("moonshine_streaming"),
     "MptForCausalLM": Architecture("mpt"),
     "NemotronForCausalLM": Architecture("nemotron"),
     "NemotronHForCausalLM": Architecture("nemotron_h"),

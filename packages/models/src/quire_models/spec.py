@@ -34,6 +34,7 @@ __all__ = [
     "SampleConvolution",
     "Weight",
     "inside",
+    "max_sound_samples",
     "num_sound_tokens",
     "recast",
     "within",
@@ -304,17 +305,27 @@ class CheckpointNames:
 
 
 class SampleConvolution(NamedTuple):
-    """A convolution over time, without padding."""
+    """A convolution over time."""
 
     width: int
     stride: int
+    padding: int = 0
+    """Zeros before and behind its input together."""
 
 
 def num_sound_tokens(convolutions: Sequence[SampleConvolution], num_samples: int) -> int:
-    """Tokens that convolutions without padding make of a sound; 0 where it is too short for any."""
+    """Tokens that convolutions make of a sound; 0 where it is too short for any."""
     count = num_samples
     for each in convolutions:
-        count = max(0, (count - each.width) // each.stride + 1)
+        count = max(0, (count + each.padding - each.width) // each.stride + 1)
+    return count
+
+
+def max_sound_samples(convolutions: Sequence[SampleConvolution], num_tokens: int) -> int:
+    """Samples of the longest sound that convolutions make so many tokens of."""
+    count = num_tokens
+    for each in reversed(convolutions):
+        count = count * each.stride + each.width - each.padding - 1
     return count
 
 
@@ -359,6 +370,8 @@ class NetworkSpec:
     """What makes tokens of the samples, or frames, that its encoder reads, from the first; empty for neither."""
     sound_bins: int = 0
     """Mel bins of these frames, each scaled by all of a sound; 0 where the encoder reads samples."""
+    sound_width: int = 0
+    """Most numbers alive per token of a sound while `sound_convolutions` read it, which they do one sound at a time."""
     is_encoder: ClassVar[bool] = False
     """It reads whole texts, in both directions, and keeps no cache."""
     shares_heads: ClassVar[bool] = True

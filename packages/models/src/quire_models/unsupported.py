@@ -31,10 +31,10 @@ KINDS: tuple[tuple[str, str], ...] = (
     ),
     (r"Diffusion|Transformer2D|DiT(?![a-z])|Flux|UNet", "makes pictures, sound or video by diffusion"),
     (
-        r"Moonshine|Parakeet|Canary|Asr(?![a-z])|ASR|Speech(To|2)Text|Transcribe|ForCTC",
+        r"Moonshine|Parakeet|Asr(?![a-z])|ASR|Speech(To|2)Text|Transcribe|ForCTC",
         "transcribes speech, as Whisper, Qwen3-ASR and others of docs/speech.md do here",
     ),
-    (r"Whisper|Wav2Vec|Hubert|Speech|Audio|Voxtral|TTS|Seamless|Moonshine|Parakeet", "hears or speaks"),
+    (r"Whisper|Wav2Vec|Hubert|Speech|Audio|Voxtral|TTS|Seamless", "hears or speaks"),
     (r"VL(?![a-z])|Vision|Llava|LLaVA|Pixtral|Idefics|PaliGemma|Clip|CLIP|Siglip|Mllama|OCR", "sees pictures"),
     (r"Image|Video", "sees or makes pictures"),
     (r"TimeS|Chronos|PatchTS|Informer|Autoformer", "continues series of numbers"),

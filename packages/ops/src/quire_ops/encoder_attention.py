@@ -32,20 +32,25 @@ def encoder_attention(
     window: int | None = None,
     bias: Tensor | None = None,
     key_lens: list[int] | None = None,
+    look_ahead: int | None = None,
 ) -> Tensor:
     """Softmax attention of every token over all tokens of its own sequence, in both directions; sequences of `lens`
     tokens follow each other.
 
     query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D] -> [T, Hq, D], dtype of query. scale: factor of the scores.
-    window: tokens see those at most so many tokens away. bias [Hq, 2 * M + 1]: bias[M + d] is added to the score of a
-    key d tokens behind the query (before it if d is negative), and that of M from M tokens on.
+    window: tokens see those at most so many tokens away. look_ahead: tokens behind it that each sees; None for as many
+    as before it. bias [Hq, 2 * M + 1]: bias[M + d] is added to the score of a key d tokens behind the query (before it
+    if d is negative), and that of M from M tokens on.
     key_lens: tokens of each sequence, from its first, that all of its tokens see; None for all."""
     out = torch.empty_like(query)
     group_size = query.shape[1] // key.shape[1]
+    before, after = _reach(window, look_ahead)
     begin = 0
     for length, key_len in zip(lens, lens if key_lens is None else key_lens, strict=True):
         for token in range(begin, begin + length):
-            seen = [other for other in range(begin, begin + key_len) if window is None or abs(other - token) <= window]
+            first = begin if before is None else max(begin, token - before)
+            last = begin + key_len if after is None else min(begin + key_len, token + after + 1)
+            seen = list(range(first, last))
             keys = key[seen].double().repeat_interleave(group_size, dim=1)  # [L, Hq, D]
             values = value[seen].double().repeat_interleave(group_size, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
@@ -68,10 +73,12 @@ def _torch_encoder_attention(
     window: int | None = None,
     bias: Tensor | None = None,
     key_lens: list[int] | None = None,
+    look_ahead: int | None = None,
 ) -> Tensor:
     """A call for the sequences of one length that follow each other, or for each piece of them where there is a
     mask."""
     out = torch.empty_like(query)
+    before, after = _reach(window, look_ahead)
     begin = 0
     for (length, key_len), group in groupby(zip(lens, lens if key_lens is None else key_lens, strict=True)):
         count = len(list(group))
@@ -84,29 +91,40 @@ def _torch_encoder_attention(
         )  # [count, H, L, D]
         keys, values = keys[:, :, :key_len], values[:, :, :key_len]
         attended = out[tokens].unflatten(0, (count, length))
-        if bias is None and (window is None or window >= length - 1):
+        if bias is None and all(reach is None or reach >= length - 1 for reach in (before, after)):
             whole = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
             attended.copy_(whole.transpose(1, 2))
             continue
         for first in range(0, length, QUERY_PIECE):
             piece = slice(first, min(first + QUERY_PIECE, length))
-            mask = _mask(piece, key_len, query, window, bias)
+            last = key_len if after is None else min(key_len, piece.stop + after)
+            seen = slice(0 if before is None else min(last, max(0, piece.start - before)), last)
+            mask = _mask(piece, seen, query, before, after, bias)
             part = F.scaled_dot_product_attention(
-                queries[:, :, piece], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+                queries[:, :, piece], keys[:, :, seen], values[:, :, seen], attn_mask=mask, scale=scale, enable_gqa=True
             )
             attended[:, piece] = part.transpose(1, 2)
     return out
 
 
-def _mask(piece: slice, key_len: int, query: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
-    """[1, 1 or Hq, queries of the piece, key_len]: what is added to the scores."""
-    device = query.device
-    distance = torch.arange(key_len, device=device) - torch.arange(piece.start, piece.stop, device=device)[:, None]
+def _reach(window: int | None, look_ahead: int | None) -> tuple[int | None, int | None]:
+    """Tokens before a token, and behind it, that it sees; None for all."""
+    return window, window if look_ahead is None else look_ahead
+
+
+def _mask(
+    piece: slice, seen: slice, query: Tensor, before: int | None, after: int | None, bias: Tensor | None
+) -> Tensor:
+    """[1, 1 or Hq, queries of the piece, keys that some of them see]: what is added to the scores."""
+    keys, queries = (torch.arange(each.start, each.stop, device=query.device) for each in (seen, piece))
+    distance = keys - queries[:, None]
     if bias is None:
         mask = query.new_zeros(1, *distance.shape)
     else:
         furthest = bias.shape[1] // 2
         mask = bias.to(query.dtype)[:, distance.clamp(-furthest, furthest) + furthest]
-    if window is not None:
-        mask = mask.masked_fill(distance.abs() > window, float("-inf"))
+    if before is not None:
+        mask = mask.masked_fill(distance < -before, float("-inf"))
+    if after is not None:
+        mask = mask.masked_fill(distance > after, float("-inf"))
     return mask[None]

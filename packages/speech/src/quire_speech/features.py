@@ -111,16 +111,33 @@ def window_log_mel(samples: NDArray[np.float32], num_mel_bins: int, num_frames: 
     return log_mel(window, num_mel_bins)
 
 
-def window_samples(samples: NDArray[np.float32], *, least: int, normalizes: bool) -> NDArray[np.float32]:
-    """What a network reads that takes samples themselves: the first half minute of a recording, [S] -> [1, S].
+def window_samples(
+    samples: NDArray[np.float32],
+    *,
+    least: int,
+    most: int,
+    normalizes: bool,
+    frame_len: int = 1,
+    drops_rest: bool = False,
+) -> NDArray[np.float32]:
+    """What a network reads that takes samples themselves: a recording or its beginning, [S] -> [1, S].
 
     Args:
         least: Silence is put behind shorter ones, up to so many samples.
+        most: Samples of the longest that the network reads, which is never more than half a minute of them.
         normalizes: They are scaled to mean 0 and variance 1 before, as Wav2Vec 2.0's are.
+        frame_len: The network reads frames of so many samples; silence fills the last one.
+        drops_rest: That frame is nothing but silence, as where the feature extractor gives a mask: the network leaves
+            out what fills no frame.
     """
-    window = samples[: WINDOW_S * SAMPLES_PER_S].astype(np.float32)
+    window = samples[: min(most, WINDOW_S * SAMPLES_PER_S)].astype(np.float32)
+    whole, missing = len(window) // frame_len * frame_len, -len(window) % frame_len
+    if not drops_rest:
+        window = np.pad(window, (0, missing))
     if normalizes and len(window):
         window = (window - window.mean()) / np.sqrt(window.var() + _VARIANCE_FLOOR)
+    if drops_rest and missing:
+        window = np.pad(window[:whole], (0, frame_len))
     return np.pad(window, (0, max(0, least - len(window))))[None].astype(np.float32)
 
 

@@ -302,7 +302,8 @@ class SpeechWindows:
         settings: VoiceSettings = VoiceSettings(silence_duration_ms=300, prefix_padding_ms=200),
         detector: VoiceDetector | None = None,
     ) -> None:
-        settings = replace(settings, max_speech_s=min(settings.max_speech_s, max_s))
+        # A turn ends with the frame that reaches its bound.
+        settings = replace(settings, max_speech_s=min(settings.max_speech_s, max_s - _FRAME_S))
         self._turns, self._most = TurnDetector(settings, detector), round(max_s * RATE)
         self._kept = np.empty(0, np.float32)
         self._first = self._start = 0

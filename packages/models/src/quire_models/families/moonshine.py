@@ -3,13 +3,15 @@ encoder reads the samples of a sound of any length, and a decoder writes what is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS, GATED_ACTS, hidden_act
-from quire_models.decoder_sizes import decoder_sizes
+from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.encoder_spec import (
     CrossLayerSpec,
     EncoderAttentionSpec,
@@ -23,17 +25,18 @@ from quire_models.spec import (
     HeadSpec,
     LayerSpec,
     NetworkSpec,
-    NormSpec,
     SampleConvolution,
     Weight,
     num_sound_tokens,
 )
 
-__all__ = ["MoonshineSpec", "spec"]
+__all__ = ["MAX_SAMPLES", "MoonshineSpec", "moonshine_network", "spec"]
 
-_MAX_SAMPLES = 30 * 16_000
+MAX_SAMPLES = 30 * 16_000
 """Longest sounds that the networks were trained on (sec. 3.2 there)."""
 _CONVOLUTIONS = (SampleConvolution(127, 64), SampleConvolution(7, 3), SampleConvolution(3, 2))
+_SAMPLES = math.prod(each.stride for each in _CONVOLUTIONS)
+"""Of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,42 +79,17 @@ def spec(config: Fields) -> NetworkSpec:
                 f"{config.source}: {field} is {heads} and decoder_num_attention_heads {sizes.num_heads}: Moonshine is "
                 "served where all of them are the same"
             )
-    has_bias = config.flag("attention_bias", default=False)
     encoder_act = hidden_act(config.named(hidden_act="encoder_hidden_act"), default="gelu", acts=ACTIVATIONS)
 
-    def norm(name: str) -> NormSpec:
-        return sizes.layer_norm(name, has_bias=False)
-
-    def attention(name: str, **fields: Any) -> EncoderAttentionSpec:
-        return sizes.encoder_attention(name, bias=has_bias, names=LLAMA_NAMES, unbiased=(LLAMA_NAMES.out,), **fields)
-
-    of_encoder = attention("self_attn", rope=sizes.rope, interleaved=True)
-    own, cross = sizes.attention(qkv_bias=has_bias, interleaved=True), attention("encoder_attn")
-    gated = sizes.gated_mlp(names=("gate_proj", "up_proj", "fc2"), bias=True)
-    rows = (("up_proj", sizes.intermediate_size), ("gate_proj", sizes.intermediate_size))
-    return sizes.network(
-        (
-            CrossLayerSpec(
-                name=f"model.decoder.layers.{number}",
-                mixers=(own,),
-                input_norm=norm("input_layernorm"),
-                cross=cross,
-                cross_norm=norm("post_attention_layernorm"),
-                feed_forward=gated,
-                feed_forward_norm=norm("final_layernorm"),
-            )
-            for number in sizes.layers
-        ),
+    of_encoder = _attention(sizes, "self_attn", _has_bias(config), rope=sizes.rope, interleaved=True)
+    norm = partial(sizes.layer_norm, has_bias=False)
+    return moonshine_network(
+        sizes,
+        config,
         kind=MoonshineSpec,
         sound_convolutions=_CONVOLUTIONS,
-        max_encoder_len=num_sound_tokens(_CONVOLUTIONS, _MAX_SAMPLES),
-        decoder_start_token_ids=start_token_ids(config, (1,)),
-        shared="model.decoder.embed_tokens",
-        body="model.decoder",
-        embedding=sizes.embedding(),
-        final_norm=norm("norm"),
-        encoder_body="model.encoder",
-        encoder_embedding=sizes.embedding(),
+        sound_width=_SAMPLES + 2 * (_SAMPLES // _CONVOLUTIONS[0].stride) * sizes.hidden_size,
+        max_encoder_len=num_sound_tokens(_CONVOLUTIONS, MAX_SAMPLES),
         encoder_layers=tuple(
             LayerSpec(
                 name=f"model.encoder.layers.{number}",
@@ -123,9 +101,59 @@ def spec(config: Fields) -> NetworkSpec:
             for number in range(config.integer("encoder_num_hidden_layers", minimum=1))
         ),
         encoder_norm=norm("layer_norm"),
+    )
+
+
+def _has_bias(config: Fields) -> bool:
+    """Whether queries, keys and values have biases."""
+    return config.flag("attention_bias", default=False)
+
+
+def moonshine_network(
+    sizes: DecoderSizes, config: Fields, *, renamed: tuple[tuple[str, str], ...] = (), **encoder: Any
+) -> NetworkSpec:
+    """A network with the decoder that all of the family have.
+
+    Args:
+        sizes: The decoder's.
+        config: The whole of config.json.
+        renamed: As in `CheckpointNames`.
+        encoder: Fields of `EncoderDecoderSpec` that are the encoder's, and the class of the record.
+    """
+    norm, bias = partial(sizes.layer_norm, has_bias=False), _has_bias(config)
+    own, cross = sizes.attention(qkv_bias=bias, interleaved=True), _attention(sizes, "encoder_attn", bias)
+    gated = sizes.gated_mlp(names=("gate_proj", "up_proj", "fc2"), bias=True)
+    rows = (("up_proj", sizes.intermediate_size), ("gate_proj", sizes.intermediate_size))
+    names = tuple(f"model.decoder.layers.{number}" for number in sizes.layers)
+    return sizes.network(
+        (
+            CrossLayerSpec(
+                name=name,
+                mixers=(own,),
+                input_norm=norm("input_layernorm"),
+                cross=cross,
+                cross_norm=norm("post_attention_layernorm"),
+                feed_forward=gated,
+                feed_forward_norm=norm("final_layernorm"),
+            )
+            for name in names
+        ),
+        decoder_start_token_ids=start_token_ids(config, (1,)),
+        shared="model.decoder.embed_tokens",
+        body="model.decoder",
+        embedding=sizes.embedding(),
+        final_norm=norm("norm"),
+        encoder_body="model.encoder",
+        encoder_embedding=sizes.embedding(),
         head=HeadSpec(name="proj_out", tied=sizes.tied),
         checkpoint=CheckpointNames(
             ignored_suffixes=("proj_out.weight",) if sizes.tied else (),
-            fused=(FusedRows(module="mlp.fc1", parts=rows),),  # the encoder's fc1 has other sizes, and stays
+            renamed=renamed,
+            fused=tuple(FusedRows(module=f"{name}.mlp.fc1", parts=rows) for name in names),
         ),
+        **encoder,
     )
+
+
+def _attention(sizes: DecoderSizes, name: str, bias: bool, **fields: Any) -> EncoderAttentionSpec:
+    return sizes.encoder_attention(name, bias=bias, names=LLAMA_NAMES, unbiased=(LLAMA_NAMES.out,), **fields)

@@ -33,6 +33,7 @@ class EncoderAttention:
         "_gather",
         "_head_dim",
         "_key_norm",
+        "_look_ahead",
         "_qkv",
         "_query_norm",
         "_rotary",
@@ -63,7 +64,8 @@ class EncoderAttention:
         self.rotary_dim = spec.rotary_dim
         self._gather = GatherHeads.of(spec.heads, spec.head_dim, scope)
         self._attend = scope.op(ops.encoder_attention)
-        self._head_dim, self._scale, self._window = spec.head_dim, spec.scale, spec.sliding_window
+        self._head_dim, self._scale = spec.head_dim, spec.scale
+        self._window, self._look_ahead = spec.sliding_window, spec.look_ahead
 
     def __call__(
         self,
@@ -85,8 +87,9 @@ class EncoderAttention:
         if self._rotary is not None and rotation is not None:
             query, key = self._rotary(query, *rotation), self._rotary(key, *rotation)
         attended = self._attend(
-            query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias, key_lens=key_lens
-        )
+            query, key, value, lens, scale=self._scale, window=self._window, bias=position_bias, key_lens=key_lens,
+            look_ahead=self._look_ahead,
+        )  # fmt: skip
         return self.out(self._gather(attended.flatten(1)))
 
     def fused_weights(self, rotation: int | None, position_bias: Tensor | None) -> EncoderAttentionWeights | None:
@@ -100,7 +103,7 @@ class EncoderAttention:
         weights = unadapted_weights(q=self.query, k=self.key, v=self.value, o=self.out)
         if weights is None or self._query_norm is not None or self._key_norm is not None:
             return None
-        if self._rotary is not None and self._rotary.interleaved:
+        if self._look_ahead is not None or (self._rotary is not None and self._rotary.interleaved):
             return None
         return EncoderAttentionWeights(
             **weights,

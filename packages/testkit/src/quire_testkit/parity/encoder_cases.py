@@ -114,6 +114,26 @@ ENCODER_CASES: dict[str, ParityCase] = {
         eos_token_id=2,
         pad_token_id=0,
     ),
+    "MoonshineStreamingForConditionalGeneration": case(
+        "MoonshineStreamingConfig",
+        {},
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=160,
+        decoder_start_token_id=5,
+        encoder_config={
+            "hidden_size": 48,
+            "intermediate_size": 192,  # as its decoder's two parts together
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_windows": [[9, 3], [7, 0], [5, 1]],
+        },
+    ),
     "CohereAsrForConditionalGeneration": case(
         "CohereAsrConfig",
         {},

@@ -19,8 +19,8 @@ __all__ = ["EncoderInput", "Spectrogram", "encoder_input"]
 
 NUM_TOKENS = 45
 """Tokens that an encoder reads."""
-NUM_SAMPLES = 17_000
-"""Of a sound whose samples it reads."""
+NUM_SAMPLES = 16_960
+"""Of a sound whose samples it reads: whole frames of 5 ms."""
 NUM_FRAMES = 107
 """Of a sound that is read frame by frame."""
 

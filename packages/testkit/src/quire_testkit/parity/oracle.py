@@ -104,8 +104,10 @@ def _inputs(model: Any, token_ids: list[int], encoder: EncoderInput) -> dict[str
     tokens = torch.tensor([token_ids])
     if isinstance(encoder, Spectrogram):
         features = encoder.features.to(model.dtype)
-        name = "input_features" if model.main_input_name == "input_features" else "input_values"
-        return {name: features[None] if name == "input_features" else features, "decoder_input_ids": tokens}
+        if model.main_input_name == "input_features":
+            return {"input_features": features[None], "decoder_input_ids": tokens}
+        mask = torch.ones(features.shape, dtype=torch.long)  # without one, Moonshine Streaming has no windows
+        return {"input_values": features, "attention_mask": mask, "decoder_input_ids": tokens}
     return (
         {"input_ids": torch.tensor([list(encoder)]), "decoder_input_ids": tokens} if encoder else {"input_ids": tokens}
     )
