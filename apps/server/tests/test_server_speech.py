@@ -31,6 +31,7 @@ from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, clip, tone, video_file, wav_file
 from quire_testkit.media_models import MediaModel
 from quire_testkit.plugin_packages import install_package, on_path
+from quire_testkit.voxtral_realtime import VoxtralRealtime
 
 PATH, NUM_TOKENS = "/v1/audio/transcriptions", 5
 QUESTION = "Transcribe the speech word for word. Answer with the text alone."
@@ -469,6 +470,28 @@ def test_sessions_do_not_mix_and_a_client_that_leaves_leaves_nothing(server: Any
         socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
         socket.close()
     server.wait_idle()
+
+
+def test_a_model_that_writes_while_it_hears(make_live: Any, tmp_path: Path) -> None:
+    model = VoxtralRealtime(tmp_path)
+    own = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 1 << 24}
+    config = QuireConfig.of(model=str(tmp_path), **own)
+    server = make_live(folder=tmp_path, factory=REAL_FACTORY, engine=config.to_dict(), config=own)
+    cutter = SpeechWindows(30.0)
+    tokens = [model.expected(samples) for _, samples in (*cutter.feed(SPEECH), *cutter.finish())]
+    answer = server.client.post(PATH, files={"file": ("speech.wav", WAV)}, data={"response_format": "verbose_json"})
+    assert [each["tokens"] for each in answer.json()["segments"]] == tokens
+
+    async def work(connection: Any) -> list[Any]:
+        await connection.session.update(session=live_session(turn_detection=None))
+        await connection.recv()
+        await send_sound(connection, pcm(SPEECH))
+        await connection.input_audio_buffer.commit()
+        return await collected(connection, COMPLETED)
+
+    heard = wav_file(np.frombuffer(pcm(SPEECH), "<i2").astype(np.float32) / 32768)
+    whole = server.client.post(PATH, files={"file": ("speech.wav", heard)}).json()["text"]
+    assert run_live(server, work)[-1].transcript == whole != ""
 
 
 def test_words_are_certain_where_two_transcripts_agree() -> None:

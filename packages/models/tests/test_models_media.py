@@ -22,13 +22,15 @@ from quire_testkit.parity.oracle import write_checkpoint
 
 QWEN3 = "Qwen3VLForConditionalGeneration"
 GLM = "Glm4vForConditionalGeneration"
+ADDED = {"VoxtralRealtimeForConditionalGeneration"}
+"""Classes whose prompts have no places for items: those are added to all tokens."""
 
 
 def load(folder: Path, **options: Any) -> Network:
     return load_model(ModelConfig.from_path(folder), folder, dtype="float32", **options)
 
 
-@pytest.mark.parametrize("architecture", sorted(MEDIA_CASES))
+@pytest.mark.parametrize("architecture", sorted(MEDIA_CASES.keys() - ADDED))
 def test_prompts_with_items_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, architecture, MEDIA_CASES[architecture])
     network = load(tmp_path)

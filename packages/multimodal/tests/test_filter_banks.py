@@ -12,7 +12,12 @@ from multimodal_samples import tone
 from numpy.typing import NDArray
 
 from quire_multimodal import filter_banks
-from quire_multimodal.filter_banks import granite_speech_features, kaldi_filter_bank, stacked_frames
+from quire_multimodal.filter_banks import (
+    granite_speech_features,
+    kaldi_filter_bank,
+    stacked_frames,
+    whisper_features,
+)
 
 RATE = 16_000
 SAMPLES = np.asarray(tone(0.12), np.float32) + np.random.default_rng(0).normal(0, 0.05, 1920).astype(np.float32)
@@ -87,7 +92,28 @@ def test_filter_banks_are_what_they_are_defined_as(
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("ours", [granite_speech_features, kaldi_filter_bank])
+@pytest.mark.parametrize("loudest", [1.5, None])
+def test_features_of_whisper_are_those_of_transformers(loudest: float | None) -> None:
+    from transformers import audio_utils
+
+    filters = audio_utils.mel_filter_bank(201, 128, 0.0, 8000.0, RATE, norm="slaney", mel_scale="slaney")
+    logs = audio_utils.spectrogram(
+        SAMPLES.astype(np.float64),
+        audio_utils.window_function(400, "hann"),
+        400,
+        160,
+        power=2.0,
+        mel_filters=filters,
+        log_mel="log10",
+        dtype=np.float64,
+    )[:, : len(SAMPLES) // 160]
+    expected = (np.maximum(logs, (logs.max() if loudest is None else loudest) - 8) + 4) / 4
+    found = whisper_features(SAMPLES, loudest=loudest)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ours", [granite_speech_features, kaldi_filter_bank, whisper_features])
 def test_long_recordings_are_computed_piece_by_piece(
     ours: Callable[..., NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

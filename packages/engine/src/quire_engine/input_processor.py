@@ -182,7 +182,7 @@ class InputProcessor:
             self._check_ids("decoder_prompt", prompt.decoder_token_ids or ())
             continued_ids = self._info.decoder_prompt(prompt.decoder_token_ids)
         if prompt.media is not None:
-            self._check_media(prompt.media)
+            params = self._within_sound(prompt.media, len(continued_ids), params)
         if self._info.mm_encoder_only:
             params = self._encoding(prompt, params)
         params = self._resolver.resolve(params)
@@ -299,6 +299,15 @@ class InputProcessor:
                 param="prompt_logprobs",
                 code="unsupported",
             )
+
+    def _within_sound(self, media: PromptMedia, num_prompt_tokens: int, params: SamplingParams) -> SamplingParams:
+        """Parameters with which the output ends where a sound does that is added to it. Raises RequestError for media
+        that this engine does not take."""
+        self._check_media(media)
+        most = max((span.end - num_prompt_tokens for span in media.spans if span.embeds), default=0)
+        if most <= 0 or (params.max_tokens is not None and params.max_tokens <= most):
+            return params
+        return dataclasses.replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
     def _check_media(self, media: PromptMedia) -> None:
         for span in media.spans:

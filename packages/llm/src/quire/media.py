@@ -116,6 +116,7 @@ class MediaFront:
                 embeds_width=self.embeds_width,
                 is_prefix_lm=model.media is not None and model.media.is_prefix_lm,
                 has_cross_attention=model.media is not None and bool(model.media.cross_attention_layers),
+                is_added=model.media is not None and model.media.is_added,
             )
         )
         self.abandoned: deque[list[StoredItem]] = deque()

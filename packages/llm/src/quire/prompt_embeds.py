@@ -44,6 +44,8 @@ def check_prompt_embeds(model: ModelConfig) -> None:
         reason = "its attention would take them for images (--language-model-only builds it without)"
     elif model.media is not None and model.media.cross_attention_layers:
         reason = "embeddings are what its layers with cross attention read (--language-model-only builds it without)"
+    elif model.network.embedding.adds_media:
+        reason = "embeddings are added to those of its tokens"
     elif model.network.embedding.project_in is not None:
         reason = "its embeddings are projected to the width of its layers"
     elif model.model_type.startswith(_EMBEDS_OF_LAYERS):

@@ -40,6 +40,8 @@ _QUESTIONS = {
 """model_type -> its own question."""
 _SOUND_ALONE = frozenset({"moonshine", "moonshine_streaming", "canary", "cohere_asr"})
 """Types whose encoder reads the sound and whose decoder writes what is said: there is nothing to ask."""
+_HEARS_ALONE = _SOUND_ALONE | {"voxtral_realtime"}
+"""Types that nothing can be told beside the sound."""
 _TOKEN_LANGUAGES = {
     "canary": frozenset("bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk".split()),
     "cohere_asr": frozenset("ar de el en es fr it ja ko nl pl pt vi zh".split()),
@@ -78,9 +80,10 @@ _REQUEST_TEMPLATES = {
         "{{ '[AUDIO]' if part.type == 'audio' else part.text }}{% endfor %}[/INST]"
         "{{ 'lang:' ~ language if language else '' }}[TRANSCRIBE]"
     ),
+    "voxtral_realtime": "{{ bos_token }}[STREAMING_PAD]",
 }
 """model_type -> chat template of a request to transcribe, which stands in the place of a question: mistral-common's
-`TranscriptionRequest`. It has room for a language, not for words that may come."""
+`TranscriptionRequest`. Voxtral's has room for a language, not for words that may come."""
 
 
 class SpeechQuestion(NamedTuple):
@@ -135,11 +138,11 @@ class SpeechQuestions:
     @property
     def can_translate(self) -> bool:
         """Whether the model can be asked for English."""
-        return self._model_type not in _SOUND_ALONE or self._model_type == "canary"
+        return self._model_type not in _HEARS_ALONE or self._model_type == "canary"
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
         """Raises RequestError where options are for models of other kinds."""
-        if self._model_type in _SOUND_ALONE:
+        if self._model_type in _HEARS_ALONE:
             if options.task == "translate" and not self.can_translate:
                 raise RequestError(f"{model} does not translate", param="task", code="unsupported")
             self._request_tokens(options)  # which refuses languages

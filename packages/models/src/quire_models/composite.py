@@ -36,6 +36,9 @@ INHERITED = (
 )  # fmt: skip
 """Fields that config.json says once for the whole checkpoint, where the language model's part does not."""
 
+_OF_THE_WHOLE = ("tie_word_embeddings", "default_num_delay_tokens")
+"""Fields that hold for the language model as config.json says them of the whole checkpoint, whatever its part says."""
+
 TEXT_TYPES: dict[str, str] = {
     "qwen2_vl": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -49,6 +52,7 @@ TEXT_TYPES: dict[str, str] = {
     "granite_docling_text": "GraniteForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
     "phi4_multimodal": "Phi3ForCausalLM",
+    "voxtral_realtime_text": "MistralForCausalLM",
 }
 """`model_type` of a language model that stands in larger checkpoints only -> the architecture that it is."""
 
@@ -113,8 +117,9 @@ def _completed(part: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, A
     said = {name: value for name, value in part.items() if value is not None}
     whole = {name: outer[name] for name in INHERITED if outer.get(name) is not None}
     result = {**TEXT_DEFAULTS.get(str(part.get("model_type")), {}), **whole, **said}
-    if outer.get("tie_word_embeddings") is not None:
-        result["tie_word_embeddings"] = outer["tie_word_embeddings"]
+    for name in _OF_THE_WHOLE:
+        if outer.get(name) is not None:
+            result[name] = outer[name]
     if (mrope := MROPE.get(str(part.get("model_type")))) is not None:
         spelled = "rope_parameters" if result.get("rope_parameters") is not None else "rope_scaling"
         rope = {"mrope_section": mrope[0], **(result.get(spelled) or {"rope_type": "default"})}

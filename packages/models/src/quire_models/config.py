@@ -164,7 +164,7 @@ class ModelConfig:
                 f"the towers in {folder} are made for embeddings of {other.hidden_size}, and those of the language "
                 f"model have {self.hidden_size}"
             )
-        if other.media.cross_attention_layers:
+        if other.media.cross_attention_layers or other.media.is_added:
             raise CheckpointError(f"the towers in {folder} are made for layers of their own language model")
         return dataclasses.replace(self, media=other.media, language_names=language_names(self.network))
 

@@ -40,6 +40,10 @@ _FRAMES_AS_IMAGES = frozenset({"internvl", "qianfan_ocr", "smolvlm"})
 _PREFIX_LMS = frozenset({"paligemma"})
 """`model_type` of networks in which all tokens of a prompt with an image see one another."""
 
+_ADDED = frozenset({"voxtral_realtime"})
+"""`model_type` of networks that hear while they write: each token's embedding is added to that of its part of the
+sound."""
+
 UNSERVED: dict[str, str] = {
     "blip": _CROSS_ATTENTION,
     "gemma4_unified": "Transformers lets the tokens of its images see one another by two rules, which differ",
@@ -51,7 +55,6 @@ UNSERVED: dict[str, str] = {
     "minicpmv4_7": "the slices of an image share one canvas of positions",
     "molmo2": "the tokens of all images of a prompt see one another",
     "vibevoice_asr": "its tower adds noise to what it hears",
-    "voxtral_realtime": "its sound is added to the embedding of every token, while it is spoken",
 }
 """`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""
 
@@ -79,6 +82,9 @@ class MediaSpec:
     cross_attention_layers: tuple[int, ...] = ()
     """Layers in which tokens attend to an item's embeddings; no token takes them then (Grattafiori et al. 2024, "The
     Llama 3 Herd of Models", sec. 7.2)."""
+    is_added: bool = False
+    """The embeddings of a sound are added to those of tokens, one for each from the first token of the prompt on, those
+    that are generated included; the text ends where the sound does."""
     has_mrope: bool = False
     """Tokens have positions on several axes (M-RoPE, Wang et al. 2024, "Qwen2-VL", sec. 2.1)."""
     num_parameters: int = 0
@@ -144,6 +150,7 @@ def media_spec(
         cross_attention_layers=cross,
         deepstack_layers=deepstack,
         tower=tower if takes_all else None,
+        is_added=values.get("model_type") in _ADDED,
         has_mrope=_has_mrope(text),
         is_bidirectional=bidirectional or values.get("model_type") == "gemma3" or prefix_lm,
         is_prefix_lm=prefix_lm,

@@ -21,6 +21,7 @@ from quire_pooling.spec import PoolerSpec
 
 __all__ = [
     "CheckpointNames",
+    "ConditionedNormSpec",
     "EmbeddingSpec",
     "FeedForwardSpec",
     "FusedRows",
@@ -126,6 +127,25 @@ class NormSpec:
             yield Weight(f"{self.name}.bias", (self.size,), "norms")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionedNormSpec(NormSpec):
+    """An RMS norm whose weight has the factor 1 + W2 gelu(W1 t), where t are cosines and sines of a number (adaptive
+    normalization, Peebles & Xie 2023, sec. 3.2; here the delay of Voxtral Realtime)."""
+
+    condition: int
+    """The number, the same for all tokens."""
+    condition_name: str
+    """Module within the layer that has W1 and W2: linear1 and linear2."""
+    condition_size: int
+    """Rows of W1."""
+
+    def weights(self) -> Iterator[Weight]:
+        """Those of the norm, W1 and W2."""
+        yield from NormSpec.weights(self)
+        yield Weight(f"{self.condition_name}.linear1.weight", (self.condition_size, self.size), "norms")
+        yield Weight(f"{self.condition_name}.linear2.weight", (self.size, self.condition_size), "norms")
+
+
 class MixerSpec(Protocol):
     """What mixes the tokens of a sequence in a layer."""
 
@@ -227,6 +247,8 @@ class EmbeddingSpec:
     """The factor is rounded to the compute dtype (Gemma)."""
     scales_media: bool = False
     """Embeddings of media have the factor, too (Granite); otherwise the table's rows alone."""
+    adds_media: bool = False
+    """Embeddings of media are added to those of their tokens (Voxtral Realtime); otherwise they take their place."""
     project_in: LinearSpec | None = None
     """From the width of the table to the hidden size (OPT 350M)."""
     projects_last: bool = False

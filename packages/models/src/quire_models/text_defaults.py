@@ -39,10 +39,14 @@ _SIZES: dict[str, tuple[int, ...]] = {
     "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
+    "voxtral_realtime_text": (131072, 3072, 9216, 26, 32, 8, 131072),
 }
 
-TEXT_DEFAULTS: dict[str, dict[str, int | bool]] = {
+TEXT_DEFAULTS: dict[str, dict[str, float]] = {
     model_type: dict(zip(_NAMES, sizes, strict=True)) for model_type, sizes in _SIZES.items()
 }
 TEXT_DEFAULTS["qwen3_vl_moe_text"]["norm_topk_prob"] = True
+TEXT_DEFAULTS["voxtral_realtime_text"] |= {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 8192
+}  # fmt: skip
 """`model_type` of a language model -> the fields of its configuration that have to be known."""

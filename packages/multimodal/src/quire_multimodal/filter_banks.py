@@ -1,7 +1,9 @@
-"""Samples -> logarithms of the power in mel bins, as the networks of Granite Speech and Fun-ASR were trained on them.
+"""Samples -> logarithms of the power in mel bins, as networks were trained on them: Granite Speech's, Fun-ASR's and
+Voxtral Realtime's.
 
 Both come from torchaudio there: `transforms.MelSpectrogram` (O'Shaughnessy's mel scale, as in HTK), and
-`compliance.kaldi.fbank` (Kaldi's features, Povey et al. 2011). Here they are numpy, in float64 up to the result.
+`compliance.kaldi.fbank` (Kaldi's features, Povey et al. 2011). Voxtral Realtime has Whisper's (Slaney's mel scale) with
+a loudest bin that is known before the sound has ended. Here all are numpy, in float64 up to the result.
 
 Shape legend: S samples, F frames, M mel bins, B frequencies of a frame.
 """
@@ -14,17 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["granite_speech_features", "kaldi_filter_bank", "stacked_frames"]
+__all__ = ["granite_speech_features", "kaldi_filter_bank", "stacked_frames", "whisper_features"]
 
 _HTK_SCALE = 2595 / np.log(10)
 _KALDI_SCALE = 1127.0
 _MEL_CORNER_HZ = 700.0
 _LOWEST_KALDI_HZ = 20.0
+_SLANEY_CORNER, _SLANEY_CORNER_HZ, _SLANEY_TOP_HZ = 15.0, 1000.0, 8000.0
+_SLANEY_STEP = float(np.log(6.4)) / 27
+"""Logarithm of the ratio of two frequencies that are one mel apart, above the corner."""
 _PREEMPHASIS = 0.97
 _FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 """Kaldi's least power of a mel bin."""
-_GRANITE_FLOOR = 1e-10
-_GRANITE_RANGE = 8.0
+_FLOOR = 1e-10
+_RANGE = 8.0
 """Powers of ten between the loudest bin and the least that is told from silence."""
 _BLOCK = 4096
 """Frames that are computed at a time: in float64 they take 50 MB, an hour of sound would take gigabytes."""
@@ -62,11 +67,44 @@ def granite_speech_features(
     features = np.empty((len(frames), num_mel_bins), np.float32)
     for start in range(0, len(frames), _BLOCK):
         power = _powers(frames[start : start + _BLOCK] * window, num_fft) @ filters
-        logs = np.log10(np.maximum(power, _GRANITE_FLOOR))
+        logs = np.log10(np.maximum(power, _FLOOR))
         highest = max(highest, logs.max())
-        features[start : start + _BLOCK] = _granite_scaled(logs)
-    np.maximum(features, np.float32(_granite_scaled(highest - _GRANITE_RANGE)), out=features)
+        features[start : start + _BLOCK] = _scaled(logs)
+    np.maximum(features, np.float32(_scaled(highest - _RANGE)), out=features)
     return features[: len(features) // 2 * 2].reshape(-1, 2 * num_mel_bins)
+
+
+def whisper_features(
+    samples: NDArray[np.float32],
+    *,
+    rate: int = 16_000,
+    num_mel_bins: int = 128,
+    num_fft: int = 400,
+    hop_len: int = 160,
+    loudest: float | None = 1.5,
+) -> NDArray[np.float32]:
+    """What Voxtral Realtime's encoder reads (Radford et al. 2022, sec. 2.2): samples [S] -> [M, S // hop_len] float32.
+
+    Frames stand around every `hop_len`th sample, from the first; before the first sample and behind the last one stand
+    their mirrored neighbours.
+
+    Args:
+        samples: -1 to 1, more than `num_fft // 2`.
+        rate: Samples in a second.
+        num_mel_bins: M.
+        num_fft: Samples of a frame.
+        hop_len: Samples between the middles of two frames.
+        loudest: Power of ten from which 8 are told from silence; None for the loudest bin of the sound.
+    """
+    mirrored = np.pad(samples, num_fft // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(mirrored, num_fft)[::hop_len][: len(samples) // hop_len]
+    filters, window = _slaney_filters(rate, num_mel_bins, num_fft), np.hanning(num_fft + 1)[:-1]
+    logs = np.empty((len(frames), num_mel_bins), np.float32)
+    for start in range(0, len(frames), _BLOCK):
+        power = _powers(frames[start : start + _BLOCK] * window, num_fft) @ filters
+        logs[start : start + _BLOCK] = np.log10(np.maximum(power, _FLOOR))
+    least = np.float32((logs.max() if loudest is None else loudest) - _RANGE)
+    return np.ascontiguousarray(_scaled(np.maximum(logs, least)).T)
 
 
 def kaldi_filter_bank(
@@ -112,7 +150,7 @@ def stacked_frames(frames: NDArray[np.float32], num_stacked: int, stride: int) -
     return np.ascontiguousarray(frames[np.clip(places, 0, len(frames) - 1)].reshape(len(places), -1))
 
 
-def _granite_scaled(logs: Any) -> Any:
+def _scaled(logs: Any) -> Any:
     return logs / 4 + 1
 
 
@@ -127,6 +165,18 @@ def _htk_filters(rate: int, num_mel_bins: int, num_fft: int) -> NDArray[np.float
     top = _HTK_SCALE * np.log1p(rate / 2 / _MEL_CORNER_HZ)
     corners = _MEL_CORNER_HZ * np.expm1(np.linspace(0, top, num_mel_bins + 2) / _HTK_SCALE)
     return _triangles(np.linspace(0, rate // 2, num_fft // 2 + 1), corners)
+
+
+@lru_cache(maxsize=4)
+def _slaney_filters(rate: int, num_mel_bins: int, num_fft: int) -> NDArray[np.float64]:
+    """Triangles over frequencies, evenly spaced on Slaney's mel scale (linear up to 1 kHz, logarithmic above) from 0 to
+    8 kHz, each of area 1, [B, M]."""
+    top = _SLANEY_CORNER + np.log(_SLANEY_TOP_HZ / _SLANEY_CORNER_HZ) / _SLANEY_STEP
+    mels = np.linspace(0, top, num_mel_bins + 2)
+    above = _SLANEY_CORNER_HZ * np.exp(_SLANEY_STEP * (mels - _SLANEY_CORNER))
+    corners = np.where(mels < _SLANEY_CORNER, mels * _SLANEY_CORNER_HZ / _SLANEY_CORNER, above)
+    triangles = _triangles(np.linspace(0, rate // 2, num_fft // 2 + 1), corners)
+    return triangles * (2 / (corners[2:] - corners[:-2]))
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,10 @@ from quire_interfaces import BESIDE_IMAGES, Modality
 
 __all__ = ["fingerprint", "prompt_arguments", "read_config"]
 
-_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "video_preprocessor_config.json")
+_FILES = (
+    "preprocessor_config.json", "processor_config.json", "tekken.json", "tokenizer.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
 
 
 def fingerprint(folder: Path | str, arguments: Any = None) -> str:

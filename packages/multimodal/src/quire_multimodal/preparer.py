@@ -28,7 +28,7 @@ from quire_multimodal.fingerprint import fingerprint, prompt_arguments, read_con
 from quire_multimodal.positions import PositionScheme, place_media
 from quire_multimodal.restored_items import describe_item, restore_item
 from quire_multimodal.sources import LoadedMedia, MediaSource, load
-from quire_multimodal.spans import PromptFrame, expand_placeholders, find_spans
+from quire_multimodal.spans import PromptFrame, added_sound, expand_placeholders, find_spans
 from quire_multimodal.store import MediaStore, StoredItem, write_features
 from quire_multimodal.workers import WorkerPool
 
@@ -80,6 +80,7 @@ class MediaPreparer:
         embeds_width: Width of the embeddings that the network takes, for those that callers have computed.
         is_prefix_lm: All tokens of a prompt with media see one another in this network.
         has_cross_attention: Tokens attend to media, for each of which one token stands.
+        is_added: A sound is added to the tokens of prompt and output (`added_sound`).
         store_base: Folder in which the store makes its own; shared memory if not said.
 
     Raises:
@@ -95,6 +96,7 @@ class MediaPreparer:
         embeds_width: int | None = None,
         is_prefix_lm: bool = False,
         has_cross_attention: bool = False,
+        is_added: bool = False,
         store_base: Path | None = None,
     ) -> None:
         self.config = config or MediaConfig()
@@ -103,7 +105,7 @@ class MediaPreparer:
         }
         self._workers = None if folder is None else WorkerPool(folder, self.config, embed_token_ids)
         self._fingerprint, self._scheme, self._is_prefix_lm = "", None, is_prefix_lm
-        self._has_cross_attention = has_cross_attention
+        self._has_cross_attention, self._is_added = has_cross_attention, is_added
         self._model_config: Mapping[str, Any] = {}
         self.frame: PromptFrame | None = None
         """What is written into prompts with media, special tokens included; None for nothing."""
@@ -210,6 +212,8 @@ class MediaPreparer:
         Raises:
             MediaError: the tokens are not those of the items.
         """
+        if self._is_added:
+            return added_sound(items, token_ids)
         spans = find_spans(items, token_ids, 1 if self._has_cross_attention else None)
         media = place_media(items, spans, len(token_ids), self._scheme)
         if self._has_cross_attention:

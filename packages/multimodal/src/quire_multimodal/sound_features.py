@@ -1,5 +1,6 @@
 """Sounds of checkpoints whose processors need a package that Quire does without: torchaudio (Granite Speech, Fun-ASR)
-or mistral-common (Voxtral). Their features and the text that stands for a sound, from the checkpoint's settings.
+or mistral-common (Voxtral, Voxtral Realtime). Their features and the text that stands for a sound, from the
+checkpoint's settings.
 
 Runs in a preparing process, as `quire_multimodal.processor` does.
 """
@@ -19,7 +20,12 @@ from numpy.typing import NDArray
 from quire_interfaces import CheckpointError, Modality
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
-from quire_multimodal.filter_banks import granite_speech_features, kaldi_filter_bank, stacked_frames
+from quire_multimodal.filter_banks import (
+    granite_speech_features,
+    kaldi_filter_bank,
+    stacked_frames,
+    whisper_features,
+)
 from quire_multimodal.fingerprint import read_config
 from quire_multimodal.processor import EmbedsText, ItemProcessor, ProcessedItem
 from quire_multimodal.spans import PromptFrame
@@ -34,6 +40,8 @@ class _Heard(NamedTuple):
 
     features: dict[str, NDArray[Any]]
     num_embeds: int
+    num_tokens: int | None = None
+    """Tokens that stand for it in the prompt; None for one for each embedding."""
 
 
 class _Kind(NamedTuple):
@@ -83,6 +91,8 @@ class SoundFeatures(ItemProcessor):
         kind, settings = _KINDS[values["model_type"]], _settings(folder)
         named = [*embed_token_ids.get("audio", ()), values.get("audio_token_id"), values.get("audio_token_index")]
         token_id = next((each for each in named if isinstance(each, int)), None)
+        if values["model_type"] in _BY_TEKKEN:
+            token_id = _tekken_id(folder, kind.token)
         if token_id is None:
             raise CheckpointError(f"{folder}/config.json must have audio_token_id, the token that stands for sounds")
         found = cls(
@@ -103,17 +113,18 @@ class SoundFeatures(ItemProcessor):
         if arguments:
             raise MediaError(f"mm_processor_kwargs cannot be used with this model, got {sorted(arguments)}")
         try:
-            features, num_embeds = self._extract(np.asarray(value, np.float32))
+            features, num_embeds, num_tokens = self._extract(np.asarray(value, np.float32))
         except ValueError as error:
             raise MediaError(f"the {modality} cannot be heard: {error}", code="media_processing_failed") from error
-        text = self._kind.before + self._kind.token * num_embeds
+        text = self._kind.before + self._kind.token * (num_embeds if num_tokens is None else num_tokens)
         return ProcessedItem(text, num_embeds, [self._token_id], features)
 
     def _possible_ways(self) -> list[tuple[str, str]]:
         return [("part", "np")]
 
     def _take_embeds_text(self, modality: Modality, item: ProcessedItem) -> None:
-        self.embeds_texts[modality] = EmbedsText(self._kind.before, self._kind.token, "", self._token_id)
+        if item.text == self._kind.before + self._kind.token * item.num_embeds:
+            self.embeds_texts[modality] = EmbedsText(self._kind.before, self._kind.token, "", self._token_id)
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
@@ -194,9 +205,68 @@ def _voxtral(_: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> C
     return extract
 
 
+def _voxtral_realtime(
+    settings: Mapping[str, Any], values: Mapping[str, Any], folder: Path
+) -> Callable[[Samples], _Heard]:
+    """mistral-common's `TranscriptionRequest` of a whole recording: silence before it and behind it, and a token of the
+    prompt for each embedding of the silence before it and of the time that the text is behind the sound."""
+    streaming = _tekken(folder).get("audio") or {}
+    num_left = int(streaming.get("streaming_n_left_pad_tokens", 32))
+    num_delay = int(values.get("default_num_delay_tokens", 6))
+    hop_len, num_fft = int(settings.get("hop_length", 160)), int(settings.get("n_fft", 400))
+    rate, num_mel_bins = int(settings.get("sampling_rate", 16_000)), int(settings.get("feature_size", 128))
+    token_len = int(values.get("audio_length_per_tok", 8)) * hop_len
+    delay_ms = streaming.get("transcription_delay_ms")
+    if delay_ms is not None and -(-int(delay_ms * rate / 1000) // token_len) != num_delay:
+        raise CheckpointError(
+            f"{folder}: tekken.json has a transcription_delay_ms of {delay_ms:g}, and config.json a "
+            f"default_num_delay_tokens of {num_delay}, each {token_len / rate * 1000:g} ms: make them agree"
+        )
+    num_right = num_delay + 1 + _LONGEST_WORD_TOKENS
+
+    def extract(samples: Samples) -> _Heard:
+        behind = -len(samples) % token_len + num_right * token_len
+        padded = np.pad(samples, (num_left * token_len, behind))
+        features = whisper_features(
+            padded,
+            rate=rate,
+            num_mel_bins=num_mel_bins,
+            num_fft=num_fft,
+            hop_len=hop_len,
+            loudest=settings.get("global_log_mel_max", 1.5),
+        )
+        return _Heard({"input_features": features[None]}, len(padded) // token_len, num_left + num_delay)
+
+    return extract
+
+
+def _tekken(folder: Path) -> Mapping[str, Any]:
+    """The checkpoint's tekken.json. Raises CheckpointError where it cannot be read."""
+    try:
+        content = json.loads((folder / "tekken.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}/tekken.json cannot be read: {error}; fetch the file again") from error
+    return content if isinstance(content, Mapping) else {}
+
+
+def _tekken_id(folder: Path, token: str) -> int:
+    """Id of a control token. Raises CheckpointError where tekken.json does not name it."""
+    for entry in _tekken(folder).get("special_tokens") or ():
+        if entry.get("token_str") == token:
+            return int(entry["rank"])
+    raise CheckpointError(f"{folder}/tekken.json names no {token} among its special_tokens")
+
+
+_LONGEST_WORD_TOKENS = 10
+"""Tokens that may still follow when the sound has ended, in mistral-common."""
+
+_BY_TEKKEN = frozenset({"voxtral_realtime"})
+"""Types whose token is named in tekken.json, and not in config.json."""
+
 _KINDS: dict[str, _Kind] = {
     "fun_asr_nano": _Kind("<|object_ref_start|>", "", _fun_asr_nano),
     "granite_speech": _Kind("<|audio|>", "", _granite_speech),
     "granite_speech_plus": _Kind("<|audio|>", "", _granite_speech),
     "voxtral": _Kind("[AUDIO]", "[BEGIN_AUDIO]", _voxtral),
+    "voxtral_realtime": _Kind("[STREAMING_PAD]", "", _voxtral_realtime),
 }

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire_interfaces import MediaSpan, Modality
+from quire_interfaces import MediaSpan, Modality, PromptMedia
 from quire_multimodal.errors import MediaError
 from quire_multimodal.store import StoredItem
 
-__all__ = ["ITEM_NUMBER", "PromptFrame", "expand_placeholders", "find_spans"]
+__all__ = ["ITEM_NUMBER", "PromptFrame", "added_sound", "expand_placeholders", "find_spans"]
 
 ITEM_NUMBER = "\0"
 """Stands in the text of an item for the number of the item among those of its modality in the prompt, from 0."""
@@ -137,6 +137,29 @@ def find_spans(
     if any(token_id in ids for token_id in token_ids[position:]):
         raise _mismatch(items, token_ids)
     return tuple(spans)
+
+
+def added_sound(items: Sequence[StoredItem], token_ids: Sequence[int]) -> PromptMedia:
+    """The sound of a prompt whose network adds its embeddings to those of all tokens from the first on, generated ones
+    included (Voxtral Realtime).
+
+    Args:
+        items: One sound, or none.
+        token_ids: A first token, and those that stand for the sound.
+
+    Raises:
+        MediaError: there are several sounds, or other tokens beside those that stand for one.
+    """
+    if not items:
+        return PromptMedia(spans=())
+    stored, length = items[0], items[0].item.num_embeds
+    if len(items) > 1 or not set(token_ids[1:]) <= set(stored.embed_token_ids) or len(token_ids) >= length:
+        raise MediaError(
+            f"this model writes down one sound while it hears it, and takes no text beside: got {len(items)} sounds in "
+            f"a prompt of {len(token_ids)} tokens; send it to /v1/audio/transcriptions",
+            code="unsupported_media",
+        )
+    return PromptMedia(spans=(MediaSpan(item=stored.item, start=0, length=length, embeds=((0, length),)),))
 
 
 def _mismatch(items: Sequence[StoredItem], token_ids: Sequence[int]) -> MediaError:

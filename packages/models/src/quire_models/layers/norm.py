@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
-from quire_models.spec import NormSpec
+from quire_models.spec import ConditionedNormSpec, NormSpec
 from quire_ops import NormWeights, ops
 
 __all__ = [
+    "ConditionedRMSNorm",
     "FusableNorm",
     "HeadLayerNorm",
     "LayerNorm",
@@ -73,6 +74,30 @@ class OffsetRMSNorm:
         # In float32: next to one, a bfloat16 weight would lose most of its digits.
         out: Tensor = self._norm(x.float(), self.weight, self.eps)
         return out.to(x.dtype)
+
+
+class ConditionedRMSNorm(OffsetRMSNorm):
+    """x [..., size] -> like x: an RMS norm whose weight has a factor of its own for each number, which depends on a
+    condition that never changes: it is computed once, in float32 (see `ConditionedNormSpec`)."""
+
+    __slots__ = ("_condition", "_first", "_second")
+
+    def __init__(self, spec: ConditionedNormSpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        super().__init__(scope / spec.name, spec.size, spec.eps)
+        self._condition = spec.condition
+        inner = scope / spec.condition_name
+        self._first = (inner / "linear1").parameter("weight", spec.condition_size, spec.size)
+        self._second = (inner / "linear2").parameter("weight", spec.size, spec.condition_size)
+
+    def _finish(self) -> None:
+        weight, first, second = (each.take().float() for each in (self._parameter, self._first, self._second))
+        half = len(weight) // 2
+        angles = self._condition * 10000.0 ** (torch.arange(half, dtype=torch.float32, device=weight.device) / -half)
+        embedding = torch.cat((angles.cos(), angles.sin()))
+        self.weight = weight * (1 + second @ torch.nn.functional.gelu(first @ embedding))
 
 
 class ProjectionRMSNorm:
@@ -188,6 +213,8 @@ def make_norm(spec: NormSpec, scope: Scope) -> Callable[[Tensor], Tensor]:
         return ProjectionRMSNorm(inner, spec.size, spec.eps)
     if not spec.has_weight:
         return WeightlessRMSNorm(inner, spec.size, spec.eps)
+    if isinstance(spec, ConditionedNormSpec):
+        return ConditionedRMSNorm(spec, scope)
     if spec.offset:
         return OffsetRMSNorm(inner, spec.size, spec.eps, spec.offset)
     return RMSNorm(inner, spec.size, spec.eps)

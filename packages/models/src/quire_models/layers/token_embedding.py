@@ -24,6 +24,7 @@ class TokenEmbedding:
     as the record has them."""
 
     __slots__ = (
+        "_adds_media",
         "_norm",
         "_num_token_types",
         "_positions",
@@ -51,7 +52,7 @@ class TokenEmbedding:
         self.table = table or make_table(scope / spec.name, spec.num_tokens, spec.size)
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
         self._projects_last = spec.projects_last
-        factor, self._scales_media = spec.factor, spec.scales_media
+        factor, self._scales_media, self._adds_media = spec.factor, spec.scales_media, spec.adds_media
         self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
         self._num_token_types = spec.num_token_types
         self._token_types: Embedding | None = None
@@ -74,19 +75,19 @@ class TokenEmbedding:
     ) -> Tensor:
         """Args:
         lora: Which tokens have adapters, which may change their embedding.
-        media: Rows of tokens that stand for media; their ids need not be in the table.
+        media: Rows of tokens that stand for media, whose ids need not be in the table; or what is added to tokens.
         token_type_ids: [N] int64, rows of the table of token types; None for the first one. Not read where the network
             has one token type, or none.
         """
-        x = self.table(ids if media is None else ids.index_fill(0, media.token_index, 0), lora)
+        x = self.table(ids if media is None else self._known_ids(ids, media), lora)
         if self._project_in is not None and not self._projects_last:
             x = self._project_in(x)
         if media is not None and self._scales_media:
-            x = _with_media(x, media)
+            x = self._with_media(x, media)
         if self.factor != 1.0:
             x = x * self.factor
         if media is not None and not self._scales_media:
-            x = _with_media(x, media)
+            x = self._with_media(x, media)
         if self._token_types is not None:
             if token_type_ids is None or self._num_token_types == 1:
                 token_type_ids = torch.zeros_like(ids)
@@ -96,10 +97,15 @@ class TokenEmbedding:
         x = x if self._norm is None else self._norm(x)
         return self._project_in(x) if self._project_in is not None and self._projects_last else x
 
+    def _known_ids(self, ids: Tensor, media: MediaEmbeds) -> Tensor:
+        """ids [N], with one of the table where they stand for media."""
+        return ids if self._adds_media else ids.index_fill(0, media.token_index, 0)
 
-def _with_media(x: Tensor, media: MediaEmbeds) -> Tensor:
-    """x [N, H] with the first H columns of the media's embeddings in their rows."""
-    return x.index_copy(0, media.token_index, media.embeds[:, : x.shape[1]].to(x.dtype))
+    def _with_media(self, x: Tensor, media: MediaEmbeds) -> Tensor:
+        """x [N, H] with the first H columns of the media's embeddings in their rows, or added to them."""
+        embeds = media.embeds[:, : x.shape[1]].to(x.dtype)
+        put = x.index_add if self._adds_media else x.index_copy
+        return put(0, media.token_index, embeds)
 
 
 class LearnedPositions:

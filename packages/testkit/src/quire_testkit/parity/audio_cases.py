@@ -56,6 +56,23 @@ AUDIO_CASES: dict[str, ParityCase] = {
             "audio_token_id": 190,
         },
     ),
+    "VoxtralRealtimeForConditionalGeneration": ParityCase(
+        config="VoxtralRealtimeConfig",
+        fields={
+            "text_config": text("voxtral_realtime_text", head_dim=16, sliding_window=24),
+            "audio_config": {
+                "model_type": "voxtral_realtime_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "head_dim": 16,
+                "num_mel_bins": 16,
+                "sliding_window": 30,
+            },
+            "default_num_delay_tokens": 3,
+        },
+    ),
     "GlmAsrForConditionalGeneration": ParityCase(
         config="GlmAsrConfig",
         fields={

@@ -32,6 +32,7 @@ MEDIA_SAMPLE = (
     "LlavaForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "VoxtralRealtimeForConditionalGeneration",
 )
 """One for each mechanism: whole spans, M-RoPE in Transformers' layers, plain rows, sounds, M-RoPE with deep-stacked
-features."""
+features, sounds that are added to tokens."""

@@ -52,6 +52,8 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
         return _of_gemma3n(values) if index % 2 else None
     if architecture.startswith("Phi4Multimodal"):
         return _of_phi4(values) if index % 2 else None
+    if architecture.startswith("VoxtralRealtime"):
+        return {"input_features": values(1, 16, 8 * 72)}
     if architecture.startswith("Voxtral"):
         return {"input_features": values(1, 16, 64)}
     if architecture.startswith(("GlmAsr", "Qwen3ASR")):

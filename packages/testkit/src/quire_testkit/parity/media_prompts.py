@@ -41,10 +41,12 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     Args:
         network: Quire's; says how many embeddings items have.
         oracle: The network of Transformers; counts positions for M-RoPE.
-        items: Numbers of `media_item`.
+        items: Numbers of `media_item`; one where a sound is added to all tokens.
         folder: Where the items' files go.
     """
     spec, rng = network.config.media, random.Random(str(items))
+    if spec.is_added:
+        return _added_prompt(network, items[0], folder)
     is_cross = bool(spec.cross_attention_layers)  # tokens before the first item would see all items in Transformers
     token_ids, spans = rng.choices(range(3, 180), k=(0 if is_cross else 9) if items else 70), []
     arrays: list[dict[str, Tensor]] = []
@@ -78,6 +80,17 @@ def media_prompt(network: Any, oracle: Any, items: list[int], folder: Path) -> M
     return prompt._replace(media=media)
 
 
+def _added_prompt(network: Any, number: int, folder: Path) -> MediaPrompt:
+    """A text under which the beginning of a sound lies; the rest lies under what is generated."""
+    spec = network.config.media
+    modality, item = media_item(spec.architecture, number)
+    length = len(network.encode_media(modality, [item])[0])
+    stored = stored_item(folder / f"{spec.architecture}-{number}", modality, item, length)
+    span = MediaSpan(item=stored, start=0, length=length, embeds=((0, length),))
+    token_ids = random.Random(number).choices(range(3, 180), k=20)
+    return MediaPrompt(token_ids, PromptMedia(spans=(span,)), item, False)
+
+
 def _inputs(prompt: MediaPrompt, token_ids: list[int], oracle: Any) -> dict[str, Tensor]:
     prefix_len = 0 if prompt.media is None else prompt.media.prefix_len
     return oracle_inputs(
@@ -99,6 +112,8 @@ def oracle_inputs(
     """
     ids = torch.tensor([token_ids])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arrays}
+    if (num_frames := _added_frames(oracle)) and arrays:
+        return {**inputs, "input_features": arrays["input_features"][..., : num_frames * len(token_ids)]}
     if _requires_pixels(oracle):
         inputs.setdefault("pixel_values", torch.zeros(1, 3, 32, 32))  # of an image that no token stands for
     known = inspect.signature(oracle.forward).parameters
@@ -125,6 +140,11 @@ def _cross_attention_mask(token_ids: list[int], tiles: Tensor) -> Tensor:
     return torch.from_numpy(
         processing.convert_sparse_cross_attention_mask_to_dense([spans], [num_tiles], tiles.shape[-1], len(token_ids))
     )
+
+
+def _added_frames(oracle: Any) -> int:
+    """Frames of a sound that are added to one token; 0 where media take the place of tokens."""
+    return int(getattr(oracle.config, "audio_length_per_tok", 0))
 
 
 def _requires_pixels(oracle: Any) -> bool:
@@ -154,6 +174,6 @@ def media_continuation(oracle: Any, prompt: MediaPrompt, num_tokens: int) -> Con
     for _ in range(num_tokens):
         logits.append(oracle(**_inputs(prompt, token_ids, oracle), use_cache=False).logits[0, -1].float())
         token_ids.append(int(logits[-1].argmax()))
-        if token_ids[-1] >= PLACEHOLDER:
+        if token_ids[-1] >= PLACEHOLDER and not _added_frames(oracle):
             break
     return Continuation(token_ids[len(prompt.token_ids) :], torch.stack(logits))

@@ -42,8 +42,9 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
   alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them. With a
   head: logits of classes, or weights of words (...ForMaskedLM, as SPLADE makes them of logits). Every native decoder
   also loads as ...Model, ...ForSequenceClassification and ...ForTokenClassification, which have no rows here.
-- Networks with towers take images or sounds: of prompts with none, one, two and five items, the largest error; with
-  strangers that have other items. Their language model is native or a fallback, so are their towers.
+- Networks with towers take images or sounds: of prompts with none, one, two and five items, the largest error (of a
+  prompt with one for Voxtral Realtime, which takes no other); with strangers that have other items. Their language
+  model is native or a fallback, so are their towers.
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
 - *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take

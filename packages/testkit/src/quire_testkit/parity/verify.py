@@ -122,15 +122,16 @@ def _compare_decoder(folder: str | Path, config: ModelConfig, oracle: Any, case:
 
 
 def compare_media(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
-    """Verify a network with towers, by prompts with none, one, two and five items: the largest errors of all. What has
-    to do with rounding is NaN: towers are not rounded."""
+    """Verify a network with towers, by prompts with none, one, two and five items, or with one where it takes no other:
+    the largest errors of all. What has to do with rounding is NaN: towers are not rounded."""
     verdict = Verdict(config.architecture, dict.fromkeys((*SITUATIONS, BF16, INT8), float("nan")))
     network = load_model(config, folder, dtype="float32")
     with tempfile.TemporaryDirectory() as store:
         others = [
             media_prompt(network, oracle, [number], Path(store)) for number in (7, 8)
         ]  # of items that no prompt has
-        for num_items in NUM_ITEMS:
+        assert config.media is not None
+        for num_items in (1,) if config.media.is_added else NUM_ITEMS:
             prompt = media_prompt(network, oracle, list(range(num_items)), Path(store))
             expected = media_continuation(oracle, prompt, NUM_MEDIA_TOKENS)
             strangers = [(other.token_ids, other.media) for other in others if other.media is not None]
