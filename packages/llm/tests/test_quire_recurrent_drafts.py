@@ -19,7 +19,9 @@ from quire_testkit.parity.oracle import write_checkpoint
 
 EXACT = {"Mamba2ForCausalLM", "Lfm2ForCausalLM"}
 """Those that promise the same bits in every cut, where the kernels are there; their log probabilities are compared."""
-NETWORKS = sorted(EXACT | {f"{name}ForCausalLM" for name in ("Jamba", "Qwen3Next", "Rwkv", "MiniMax")})
+NETWORKS = sorted(
+    EXACT | {f"{name}ForCausalLM" for name in ("Jamba", "KimiLinear", "MiniMax", "OlmoHybrid", "Qwen3Next", "Rwkv")}
+)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models import DecoderLM, ModelConfig, load_model
+from quire_models.families.solar import SkippingSpec
+from quire_models.families.solar_layers import Skips
 from quire_testkit.parity.cases import CASES as CASES_OF_CLASSES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -240,6 +242,15 @@ def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_pa
     assert largest_error(tmp_path, {"architectures": [architecture], **config}, shapes, forward) < 1e-5
 
 
+def test_solar_keeps_nothing_for_the_next_step() -> None:
+    network = ModelConfig.from_dict({"architectures": ["SolarForCausalLM"], **CASES["SolarForCausalLM"]()[0]}).network
+    assert isinstance(network, SkippingSpec)
+    skips = Skips(network)
+    for layer in range(len(network.layers)):
+        skips(layer, torch.ones(2, 4))
+    assert skips._kept == {}
+
+
 def test_mimo_v2_is_the_network_of_its_first_checkpoint() -> None:
     """The same fields under the names of Transformers' class, and as published."""
     fields = {**CASES_OF_CLASSES["MiMoV2FlashForCausalLM"].fields, "mlp_layer_types": ["dense", "sparse", "sparse"]}
@@ -283,6 +294,8 @@ def test_the_text_of_a_hyperclova_that_sees_is_served(tmp_path: Path) -> None:
     ("architecture", "fields", "words"),
     [
         ("SolarForCausalLM", {"bskcn_1": [1], "bskcn_3": [0]}, "bskcn mixes before layer 0"),
+        ("SolarForCausalLM", {"bskcn_1": [99]}, "bskcn_1 must list some of"),
+        ("SolarForCausalLM", {"bskcn_4": [-1]}, "bskcn_4 must list some of"),
         ("SolarForCausalLM", {"bskcn_tv": [0.9]}, "bskcn_tv must have two numbers"),
         ("IQuestLoopCoderForCausalLM", {"loop_num": 3}, "loop_num 3 is not supported"),
         ("MuseGlimmerForCausalLM", {"layer_rope_theta": [1e4]}, "layer_rope_theta must have a number for each of 4"),

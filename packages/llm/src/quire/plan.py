@@ -320,10 +320,10 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = stages * activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
-    if model.network.state_inputs and runner.num_speculative_tokens:
+    if (input_bytes := model.network.state_input_bytes(dtype_bytes)) and runner.num_speculative_tokens:
         _check_drafted(config, model)
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
-        ledger["drafts of recurrent layers"] = num_verified * model.network.state_inputs * dtype_bytes
+        ledger["drafts of recurrent layers"] = num_verified * input_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)
     ledger["rows"] = stages * row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if platform_of(config.runner.device).has_graphs and runner.graph_sizes:

@@ -15,6 +15,7 @@ __all__ = [
     "head_size",
     "hidden_act",
     "layer_kinds",
+    "layer_thetas",
     "layer_windows",
     "stored_dtype",
 ]
@@ -82,6 +83,25 @@ def layer_kinds(
         names = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
         raise CheckpointError(f"{config.source}: {name} must name {names} for each of {layers} layers, is {kinds!r}")
     return [known[kind] for kind in kinds]
+
+
+def layer_thetas(config: Fields, default: Sequence[float]) -> Sequence[float]:
+    """Per layer: the base of its rotation, of config.json's list `layer_rope_theta`; 0 for no positions.
+
+    Args:
+        default: Per layer, where config.json does not say.
+
+    Raises:
+        CheckpointError: No such list.
+    """
+    thetas, layers = config.get("layer_rope_theta") or list(default), len(default)
+    if (
+        not isinstance(thetas, list)
+        or len(thetas) != layers
+        or not all(isinstance(each, int | float) for each in thetas)
+    ):
+        raise CheckpointError(f"{config.source}: layer_rope_theta must have a number for each of {layers} layers")
+    return thetas
 
 
 def layer_windows(config: Fields, layers: int, default: tuple[bool, ...] | None = None) -> tuple[int | None, ...]:

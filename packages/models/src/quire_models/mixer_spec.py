@@ -21,7 +21,7 @@ from quire_interfaces import (
 )
 from quire_models.rope_config import RopeConfig
 from quire_models.shards import HeadShard, OutputShard
-from quire_models.spec import LinearSpec, NormSpec, Weight, inside
+from quire_models.spec import LinearSpec, NormSpec, StateInputs, Weight, inside
 
 __all__ = [
     "BART_NAMES",
@@ -316,6 +316,12 @@ class RecurrentSpec:
         """Tensors that it keeps of each sequence."""
         raise NotImplementedError
 
+    @property
+    def state_inputs(self) -> StateInputs:
+        """An upper bound: a convolution's channels; what its other state is written and read with, at most as many
+        again and two for each of its rows. A mixer whose ops are given more says so."""
+        return StateInputs(_state_inputs(self.states))
+
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
         """The states, per sequence."""
         return MambaSpec(block_size=block_size, states=self.states)
@@ -528,3 +534,18 @@ def _convolution(name: str, channels: int, taps: int, bias: bool, part: str) -> 
     yield Weight(f"{name}.weight", (channels, 1, taps), part)
     if bias:
         yield Weight(f"{name}.bias", (channels,), part)
+
+
+def _state_inputs(states: tuple[StateTensor, ...]) -> int:
+    inputs = 0
+    for state in states:
+        channels = state.shape[-1]
+        if len(state.shape) == 2 and state.name != "ssm":
+            inputs += 2 * channels if state.name == "wkv" else channels
+        elif state.name == "kv":  # lightning attention has no convolution before it
+            inputs += (3 * channels + 1) * state.shape[0]
+        elif len(state.shape) == 2:  # Mamba: channels and time steps, and what writes and reads the state
+            inputs += 2 * (state.shape[0] + channels)
+        else:
+            inputs += inputs + 2 * state.shape[0]
+    return inputs

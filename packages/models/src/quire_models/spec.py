@@ -33,6 +33,7 @@ __all__ = [
     "NormSpec",
     "PositionSpec",
     "SampleConvolution",
+    "StateInputs",
     "Weight",
     "inside",
     "max_sound_samples",
@@ -144,6 +145,15 @@ class ConditionedNormSpec(NormSpec):
         yield from NormSpec.weights(self)
         yield Weight(f"{self.condition_name}.linear1.weight", (self.condition_size, self.size), "norms")
         yield Weight(f"{self.condition_name}.linear2.weight", (self.size, self.condition_size), "norms")
+
+
+class StateInputs(NamedTuple):
+    """What ops with states are given of a token."""
+
+    numbers: int
+    """In the compute dtype."""
+    wide: int = 0
+    """In float32."""
 
 
 class MixerSpec(Protocol):
@@ -458,11 +468,14 @@ class NetworkSpec:
         shapes.pop(self.embedding_name, None)
         return shapes
 
-    @property
-    def state_inputs(self) -> int:
-        """Numbers of a token that all ops with states are given, an upper bound: a convolution's channels; what its
-        other state is written and read with, at most as many again and two for each of its rows."""
-        return sum(_state_inputs(mixer.states) for mixer in self.mixers)
+    def state_input_bytes(self, dtype_bytes: int) -> int:
+        """Bytes that all ops with states are given of a token, an upper bound; none in a network without states.
+
+        Args:
+            dtype_bytes: Of a number of the compute dtype.
+        """
+        inputs = [getattr(mixer, "state_inputs", None) for mixer in self.mixers]
+        return sum(each.numbers * dtype_bytes + each.wide * 4 for each in inputs if each is not None)
 
     def cache_names(self) -> tuple[str, ...]:
         """Name of each mixer's cache, as `mixers` lists them."""
@@ -486,21 +499,6 @@ class NetworkSpec:
 def recast(kind: Callable[..., Record], record: Any, **fields: Any) -> Record:
     """A record of another kind, with the fields of this one; `fields` are what the kind has besides."""
     return kind(**{field.name: getattr(record, field.name) for field in dataclasses.fields(record)}, **fields)
-
-
-def _state_inputs(states: tuple[StateTensor, ...]) -> int:
-    inputs = 0
-    for state in states:
-        channels = state.shape[-1]
-        if len(state.shape) == 2 and state.name != "ssm":
-            inputs += 2 * channels if state.name == "wkv" else channels
-        elif state.name == "kv":  # lightning attention has no convolution before it
-            inputs += (3 * channels + 1) * state.shape[0]
-        elif len(state.shape) == 2:  # Mamba: channels and time steps, and what writes and reads the state
-            inputs += 2 * (state.shape[0] + channels)
-        else:
-            inputs += inputs + 2 * state.shape[0]
-    return inputs
 
 
 def within(record: Record, max_model_len: int) -> Record:

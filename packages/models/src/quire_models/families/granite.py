@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire_interfaces import CheckpointError, Fields
-from quire_models.config_fields import layer_windows
+from quire_interfaces import Fields
+from quire_models.config_fields import layer_thetas, layer_windows
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes, expert_counts
 from quire_models.feed_forward_spec import Routing, SparseMoESpec, StackedExperts
 from quire_models.mixer_spec import SelfAttentionSpec
@@ -94,9 +94,7 @@ def _with_windows(config: Fields, sizes: DecoderSizes) -> Sequence[SelfAttention
     """Per layer: attention with its window, and with the base of `layer_rope_theta`, 0 for no positions."""
     num, rope = sizes.num_layers, sizes.rope
     assert rope is not None
-    thetas = config.get("layer_rope_theta") or [rope.theta] * num
-    if not isinstance(thetas, list) or len(thetas) != num or not all(isinstance(each, int | float) for each in thetas):
-        raise CheckpointError(f"{config.source}: layer_rope_theta must have a number for each of {num} layers")
+    thetas = layer_thetas(config, [rope.theta] * num)
     slides = tuple(layer % 4 != 0 for layer in sizes.layers)
     windows = layer_windows(config.with_default("sliding_window", 128), num, slides)
     attention = granite_attention(config, sizes, sinks=True)

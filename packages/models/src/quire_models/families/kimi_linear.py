@@ -14,7 +14,7 @@ from quire_models.families.deepseek_v2 import latent_attention
 from quire_models.families.glm4_moe import grouped_moe, grouped_network
 from quire_models.families.glm4_moe_lite import MLP_KINDS
 from quire_models.mixer_spec import LatentSelfAttentionSpec, RecurrentSpec
-from quire_models.spec import CheckpointNames, LinearSpec, MixerSpec, NetworkSpec, Weight, inside, recast
+from quire_models.spec import CheckpointNames, LinearSpec, MixerSpec, NetworkSpec, StateInputs, Weight, inside, recast
 
 __all__ = ["GatedLatentSpec", "KimiDeltaSpec", "UnrotatedLatentSpec", "spec", "spec_of_bailing"]
 
@@ -79,6 +79,11 @@ class KimiDeltaSpec(RecurrentSpec):
             StateTensor("conv", (self.conv_kernel - 1, 3 * self.inner_size), "float32"),
             StateTensor("delta", (self.num_heads, self.head_dim, self.head_dim), "float32"),
         )
+
+    @property
+    def state_inputs(self) -> StateInputs:
+        """What is convolved, and comes of it; a decay of each channel and a strength of each head, in float32."""
+        return StateInputs(6 * self.inner_size, wide=self.inner_size + self.num_heads)
 
     def projections(self) -> tuple[LinearSpec, ...]:
         """Layers that take the input: queries, keys, values, strengths, decays, gate."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from quire_interfaces import CheckpointError, Fields
-from quire_models.config_fields import layer_windows
+from quire_interfaces import Fields
+from quire_models.config_fields import layer_thetas, layer_windows
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.mixer_spec import SelfAttentionSpec
 from quire_models.spec import CheckpointNames, HeadSpec, LayerSpec, LinearSpec, NetworkSpec, NormSpec, Weight, inside
@@ -43,9 +43,7 @@ def spec(config: Fields) -> NetworkSpec:
     num, rope = sizes.num_layers, sizes.rope
     assert rope is not None
     is_full = [(num - 1 - layer) % 4 == 0 for layer in sizes.layers]
-    thetas = config.get("layer_rope_theta") or [0 if each else rope.theta for each in is_full]
-    if not isinstance(thetas, list) or len(thetas) != num or not all(isinstance(each, int | float) for each in thetas):
-        raise CheckpointError(f"{config.source}: layer_rope_theta must have a number for each of {num} layers")
+    thetas = layer_thetas(config, [0 if each else rope.theta for each in is_full])
     windows = layer_windows(config.with_default("sliding_window", 2048), num, tuple(not each for each in is_full))
     norm = sizes.rms_norm("", sizes.head_dim, has_weight=False)
     attention = OutputGatedSpec(

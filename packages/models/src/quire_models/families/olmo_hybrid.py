@@ -11,7 +11,7 @@ from quire_interfaces import CheckpointError, Fields, StateTensor
 from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import decoder_sizes
 from quire_models.mixer_spec import RecurrentSpec
-from quire_models.spec import CheckpointNames, LinearSpec, NetworkSpec, Weight, inside
+from quire_models.spec import CheckpointNames, LinearSpec, NetworkSpec, StateInputs, Weight, inside
 
 __all__ = ["OlmoDeltaSpec", "spec"]
 
@@ -55,6 +55,13 @@ class OlmoDeltaSpec(RecurrentSpec):
             StateTensor("conv", (self.conv_kernel - 1, channels), "float32"),
             StateTensor("delta", (self.num_value_heads, self.key_head_dim, self.value_head_dim), "float32"),
         )
+
+    @property
+    def state_inputs(self) -> StateInputs:
+        """What is convolved; queries and keys of each value head, and values; a decay of each dimension of these keys
+        and a strength of each head, in float32."""
+        keys = self.num_value_heads * self.key_head_dim
+        return StateInputs(2 * self.key_size + 2 * self.value_size + 2 * keys, wide=keys + self.num_value_heads)
 
     def channels(self) -> dict[str, int]:
         """Name of a convolution's taps -> its channels."""

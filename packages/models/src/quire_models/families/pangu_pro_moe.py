@@ -28,7 +28,7 @@ class LearnedSinkSpec(NarrowValueSpec):
 
     def sink_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the learned keys, and of the values where there are any."""
-        shapes = {"param_sink_key": (self.num_sinks, self.num_kv_heads, self.head_dim)}
+        shapes: dict[str, tuple[int, ...]] = {"param_sink_key": (self.num_sinks, self.num_kv_heads, self.head_dim)}
         if self.has_sink_values:
             shapes["param_sink_value"] = (self.num_sinks, self.num_kv_heads, self.value_dim)
         return shapes

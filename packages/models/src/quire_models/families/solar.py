@@ -32,7 +32,7 @@ def spec(config: Fields) -> NetworkSpec:
     shares = config.get("bskcn_tv")
     if not isinstance(shares, list) or len(shares) != 2 or not all(isinstance(each, int | float) for each in shares):
         raise CheckpointError(f"{config.source}: bskcn_tv must have two numbers, is {shares!r}")
-    kept_1, kept_2, mixed_1, mixed_2 = (_layers(config, f"bskcn_{number}") for number in range(1, 5))
+    kept_1, kept_2, mixed_1, mixed_2 = (_layers(config, f"bskcn_{number}", sizes.num_layers) for number in range(1, 5))
     for kept, mixed in ((kept_1, mixed_1), (kept_2, mixed_2)):
         if mixed and (not kept or min(mixed) < min(kept)):
             raise CheckpointError(f"{config.source}: bskcn mixes before layer {min(mixed)} what no layer before kept")
@@ -51,8 +51,8 @@ def spec(config: Fields) -> NetworkSpec:
     )
 
 
-def _layers(config: Fields, name: str) -> tuple[int, ...]:
+def _layers(config: Fields, name: str, num_layers: int) -> tuple[int, ...]:
     listed: Any = config.get(name) or []
-    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
-        raise CheckpointError(f"{config.source}: {name} must list layers, is {listed!r}")
+    if not isinstance(listed, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in listed):
+        raise CheckpointError(f"{config.source}: {name} must list some of {num_layers} layers, is {listed!r}")
     return tuple(listed)

@@ -23,6 +23,7 @@ class Skips:
     def __init__(self, spec: SkippingSpec) -> None:
         self._skips, self._share = spec.skips, spec.share
         self._kept: dict[int, Tensor] = {}
+        self._last = max((layer for pair in spec.skips for layers in pair for layer in layers), default=-1)
 
     def takes_part(self, layer: int) -> bool:
         """Whether the stream before this layer is kept, or mixed."""
@@ -36,6 +37,8 @@ class Skips:
         for number, (_, mixed) in enumerate(self._skips):
             if layer in mixed:
                 x = self._kept[number] * self._share + x * (1 - self._share)
+        if layer == self._last:  # nothing is left for the next step
+            self._kept.clear()
         return x
 
 
