@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_models import DecoderLM, ModelConfig, load_model
+from quire_models import DecoderLM, ModelConfig, build_model, load_model
 from quire_models.families.solar import SkippingSpec
 from quire_models.families.solar_layers import Skips
 from quire_testkit.parity.cases import CASES as CASES_OF_CLASSES
@@ -240,6 +240,14 @@ CASES: dict[str, Callable[[], Case]] = {
 def test_logits_are_those_of_a_forward_pass_in_float64(architecture: str, tmp_path: Path) -> None:
     config, shapes, forward = CASES[architecture]()
     assert largest_error(tmp_path, {"architectures": [architecture], **config}, shapes, forward) < 1e-5
+
+
+def test_layers_of_step1_share_their_biases() -> None:
+    config = ModelConfig.from_dict({"architectures": ["Step1ForCausalLM"], **CASES["Step1ForCausalLM"]()[0]})
+    network = build_model(config, dtype="float32")
+    assert isinstance(network, DecoderLM)
+    tables = {id(layer.mixer._bias) for layer in network.layers}  # type: ignore[attr-defined]  # all of one kind
+    assert (len(network.layers), len(tables)) == (2, 1)
 
 
 def test_solar_keeps_nothing_for_the_next_step() -> None:
