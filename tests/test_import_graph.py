@@ -23,13 +23,13 @@ from import_graph import (
 
 LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
-    "quire.async_llm": "engines of other hosts are rare",
+    "quire.async_llm": "engines of other hosts are rare, and so is Parakeet",
     "quire.assemble": "loads torch; the demo model is optional",
     "quire.collective_rpc": "loads torch",
     "quire.kernel_builds": "loads torch",
-    "quire.chat_transcriber": "loads numpy",
     "quire.plan": "what goes with hidden states in files, where these are asked for",
     "quire.speech_methods": "loads numpy",
+    "quire.stretches": "loads numpy",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
     "quire.expert_parallel": "loads torch",

@@ -28,7 +28,8 @@ def refusal(**fields: Any) -> str:
     ("architecture", "model_type", "kind", "nearest"),
     [
         ("Wav2Vec2Model", "wav2vec2", "hears or speaks", ""),
-        ("ParakeetForCTC", "parakeet_ctc", "transcribes speech, as Whisper, Qwen3-ASR", ""),
+        ("ParakeetEncoder", "parakeet_encoder", "transcribes speech, as Whisper, Qwen3-ASR", "ParakeetFor"),
+        ("Wav2Vec2ForCTC", "wav2vec2", "transcribes speech", ""),
         ("Siglip2Model", "siglip2", "sees pictures", ""),
         ("ViTForImageClassification", "vit", "looks at pictures", ""),
         ("FNetForMaskedLM", "fnet", "fills gaps in texts", ""),

@@ -457,18 +457,18 @@ def _generating(handler: Handler) -> Handler:
     @functools.wraps(handler)
     async def checked(context: ServerContext, request: Request) -> Response:
         info = context.llm.engine.info
-        if info.runner == "pooling":
-            raise HTTPError(
-                404,
-                f"{info.model} generates no text here: this server only pools ({', '.join(info.pooling_tasks)}); serve "
-                "a model that generates (--runner generate)",
-                code="unsupported_task",
-            )
         if hears_only(info):
             raise HTTPError(
                 400,
                 f"{info.model} reads sound and no text: send recordings to /v1/audio/transcriptions",
                 param="model",
+                code="unsupported_task",
+            )
+        if info.runner == "pooling":
+            raise HTTPError(
+                404,
+                f"{info.model} generates no text here: this server only pools ({', '.join(info.pooling_tasks)}); serve "
+                "a model that generates (--runner generate)",
                 code="unsupported_task",
             )
         return await handler(context, request)

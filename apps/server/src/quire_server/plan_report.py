@@ -155,7 +155,8 @@ def _print_encoder_plan(
     print(f"{config.model.model}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
     _print_ledger(plan)
     print(f"runner: pooling ({', '.join(tasks)}); an encoder, which has no KV cache")
-    print(f"It reads texts of up to {plan.max_encoder_len} tokens, {plan.num_tokens} tokens of them in one pass")
+    what = "sounds" if model.encoder_takes_audio else "texts"
+    print(f"It reads {what} of up to {plan.max_encoder_len} tokens, {plan.num_tokens} tokens of them in one pass")
     for note in pooler.notes:
         print(f"  note: {note}")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")

@@ -196,14 +196,16 @@ class InputProcessor:
     def _check_abilities(self, params: SamplingParams, options: RequestOptions) -> None:
         """Raises RequestError when the request asks for what this engine does not do."""
         if self._info.runner == "pooling":
-            raise RequestError(
-                f"{self._info.model} generates no text, it pools: {', '.join(self._info.pooling_tasks)}",
-                param="model",
-                code="unsupported",
-            )
+            raise self._pools_alone()
         if params.deterministic:
             self._check_determinism(options)
         self._check_adapter(options)
+
+    def _pools_alone(self) -> RequestError:
+        tasks = ", ".join(self._info.pooling_tasks)
+        return RequestError(
+            f"{self._info.model} generates no text, it pools: {tasks}", param="model", code="unsupported"
+        )
 
     def _check_determinism(self, options: RequestOptions) -> None:
         """Raises RequestError when the engine cannot promise a request the same tokens again."""
@@ -280,6 +282,8 @@ class InputProcessor:
         return int.from_bytes(bits, "little", signed=True)
 
     def _check_encoder_prompt(self, prompt: RenderedPrompt, params: SamplingParams) -> None:
+        if self._info.runner == "pooling":
+            raise self._pools_alone()
         if not self._info.max_encoder_len:
             raise RequestError(
                 "this model has no encoder, so that it takes one prompt: leave the decoder's out",

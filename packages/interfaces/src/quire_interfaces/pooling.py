@@ -20,9 +20,10 @@ from quire_interfaces.settings import Settings, at_least, one_of, setting
 
 __all__ = ["POOLING_TASKS", "PooledOutput", "PoolerConfig", "PoolingParams", "PoolingTask"]
 
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "score", "plugin"]
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "score", "transcribe", "plugin"]
 """What a request wants: one vector per text, class probabilities per text, the same two per token, one number per text
-or pair of texts, or whatever an IO processor plug-in makes of the hidden states."""
+or pair of texts, the tokens of a sound with their times, or whatever an IO processor plug-in makes of the hidden
+states."""
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 """Every pooling task."""
 SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN", "MAX", "WEIGHTEDMEAN", "MEAN_SQRT_LEN")
@@ -40,7 +41,8 @@ class PooledOutput(NamedTuple):
     data: bytes
     """float32, little-endian, in row-major order."""
     shape: tuple[int, ...]
-    """[dimensions], or [tokens, dimensions] of the tasks per token."""
+    """[dimensions], or [tokens, dimensions] of the tasks per token. Of a sound [tokens, 4]: each token's id, the
+    natural logarithm of its probability, the first of its frames, and the frame behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,6 +184,12 @@ class AsyncLLM:
     def _make_transcriber(self, info: EngineInfo, model: ModelConfig) -> Transcriber | None:
         if self.speech is not None and self._engine is not None:
             return WhisperTranscriber(self.speech, self._engine, self.config.model.max_logprobs)
+        if "transcribe" in info.pooling_tasks:
+            from quire.frame_speech import FrameSpeech  # both are of use to few servers
+            from quire.frame_transcriber import FrameTranscriber
+
+            speech = FrameSpeech(self.folder, model, self.renderer.tokenizer, info.max_encoder_len)
+            return FrameTranscriber(self.encode, info.model, speech)
         media = self.media
         if media is None or "audio" not in media.placeholders or info.runner != "generate" or info.mm_encoder_only:
             return None

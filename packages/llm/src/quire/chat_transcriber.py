@@ -1,14 +1,12 @@
 """Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...), and with Moonshine, which
 hears alone: each stretch of speech is a question with a sound, whose answer is its text.
 
-Stretches are found by the voice detector, so that silence asks nothing, and several are asked at a time. Such models
-tell no times: a segment is a stretch.
+Such models tell no times: a segment is a stretch.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
+import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 from quire.media import HeldMedia, MediaFront, media_sources
 from quire.prompts import parse_prompt_async
 from quire.speech_questions import SpeechQuestions
+from quire.stretches import segments_of_stretches
 from quire.transcribers import Hearing
 from quire_engine import AsyncEngine
 from quire_interfaces import QuireError, RequestOptions
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from quire.transcribers import Pieces
 
 __all__ = ["ChatTranscriber"]
-
-_MAX_AT_A_TIME = 4
 
 
 class ChatTranscriber:
@@ -54,35 +51,18 @@ class ChatTranscriber:
         self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment, None]:
         """As `Transcriber` says."""
-        from quire_speech.voice_activity import SpeechWindows
-
         self._questions.check(options, self._engine.info.model)
-        cutter, index = SpeechWindows(self._questions.window_s), 0
-        running: deque[asyncio.Task[Segment]] = deque()
 
-        def ask(windows: list[tuple[float, NDArray[np.float32]]]) -> None:
-            nonlocal index
-            for start_s, samples in windows:
-                work = self._heard(index, start_s, samples, options, request_options, hearing)
-                running.append(asyncio.ensure_future(work))
-                index += 1
+        async def hear(start_s: float, samples: NDArray[np.float32]) -> list[Segment]:
+            return [await self._heard(start_s, samples, options, request_options, hearing)]
 
-        try:
-            async for piece in pieces:
-                ask(await asyncio.to_thread(cutter.feed, piece))
-                while running and (running[0].done() or len(running) >= _MAX_AT_A_TIME):
-                    yield await running.popleft()
-            ask(await asyncio.to_thread(cutter.finish))
-            while running:
-                yield await running.popleft()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+        heard = segments_of_stretches(pieces, self._questions.window_s, hear)
+        async with contextlib.aclosing(heard) as segments:
+            async for segment in segments:
+                yield segment
 
     async def _heard(
         self,
-        index: int,
         start_s: float,
         samples: NDArray[np.float32],
         options: TranscriptionOptions,
@@ -116,5 +96,5 @@ class ChatTranscriber:
         if options.language is not None:
             hearing.language, hearing.language_probability = options.language, 1.0
         hearing.language = hearing.language or language
-        made = (index, start_s, len(samples), text, tuple(token_ids), logprob, options, hearing.language)
+        made = (0, start_s, len(samples), text, tuple(token_ids), logprob, options, hearing.language)
         return self._questions.segment(*made)

@@ -104,7 +104,7 @@ def with_pooling(info: EngineInfo, choice: PoolingChoice, spec: PoolerSpec) -> E
     tasks, longest = pooling_tasks(spec), spec.max_embed_len or 0
     pooling = {
         "runner": f"{choice.runner}: {choice.reason}",
-        "pooling": f"{' and '.join(spec.methods)}; {', '.join(tasks)}",
+        "pooling": "; ".join(filter(None, (" and ".join(spec.methods), ", ".join(tasks)))),
     }
     return dataclasses.replace(
         info,

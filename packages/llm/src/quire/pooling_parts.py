@@ -1,4 +1,5 @@
-"""An engine that reads whole texts with an encoder and pools them: a scheduler, no KV cache, and a `PoolingRunner`.
+"""An engine that reads whole texts, or sounds, with an encoder and pools them: a scheduler, no KV cache, and a
+`PoolingRunner`.
 
 Importing this module loads no torch.
 """
@@ -18,7 +19,7 @@ from quire.engine_report import with_pooling
 from quire.live_config import Reconfigure
 from quire.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
-from quire_interfaces import ConfigError, Executor
+from quire_interfaces import ConfigError, Executor, Modality
 from quire_kv_cache import NoKVCache
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec
@@ -28,6 +29,7 @@ from quire_scheduler import MediaRule, Scheduler
 if TYPE_CHECKING:
     from quire_models import Network
     from quire_models.layers.encoder_only import EncoderOnly
+    from quire_runner.protocols import HearsSounds
 
 __all__ = ["build_pooling_parts"]
 
@@ -63,7 +65,7 @@ def build_pooling_parts(
     from quire_models import load_model
     from quire_ops import torch_device
     from quire_pooling import Pooler, load_pooler_weights
-    from quire_runner import PoolingRunner, ThreadedExecutor
+    from quire_runner import PoolingRunner, SoundPooler, ThreadedExecutor
 
     imported = time.perf_counter()
     device = torch_device(config.runner.device)
@@ -79,7 +81,8 @@ def build_pooling_parts(
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     weights = {**network.head_weights, **load_pooler_weights(spec, folder, network_folder(folder))}
-    pooler = Pooler(spec, weights, device)
+    hears = "transcribe" in spec.tasks
+    pooler = SoundPooler(cast("HearsSounds", network)) if hears else Pooler(spec, weights, device)
     timings_s = {"import": imported - start, "weights": time.perf_counter() - imported}
     runner = PoolingRunner(
         cast("EncoderOnly", network),
@@ -109,6 +112,10 @@ def build_pooling_parts(
         reset_encoder_cache=None if rule is None else rule.reset_cache,
         collective_rpc=CollectiveRPC(config, executor, runner),
     )
+
+
+def _modalities(model: ModelConfig) -> tuple[str, ...]:
+    return () if model.media is None else tuple(map(str, model.media.modalities))
 
 
 def _media_rule(config: QuireConfig, num_tokens: int) -> MediaRule:
@@ -152,7 +159,8 @@ def _info(
         dtype=plan.dtype,
         device=config.runner.device,
         batch_invariant=network.batch_invariant,
-        modalities=() if model.media is None else tuple(map(str, model.media.modalities)),
+        max_encoder_len=plan.max_encoder_len if model.encoder_takes_audio else 0,
+        modalities=(str(Modality.AUDIO),) if model.encoder_takes_audio else _modalities(model),
         memory_bytes=dict(plan.ledger_bytes),
         choices={
             "weights": f"{plan.linear_method}, {plan.dtype}",

@@ -142,6 +142,8 @@ class PoolingPrompts:
             RequestError: it is no prompt, the checkpoint has no such prompt name, or its pooler does not do what the
                 parameters say.
         """
+        if "transcribe" in self.spec.tasks:
+            return self._render_sound(prompt, self.spec.resolve(params), media)
         if media is not None:
             return self._render_media(prompt, self.spec.resolve(params), media, options)
         rendered = self._render_text(prompt, params, options)
@@ -149,6 +151,21 @@ class PoolingPrompts:
             return rendered
         whole = PromptMedia(spans=()).as_prefix(rendered.rendered.token_ids)
         return rendered._replace(rendered=dataclasses.replace(rendered.rendered, media=whole))
+
+    def _render_sound(self, prompt: Prompt, params: PoolingParams, media: HeldMedia | None) -> PoolingPrompt:
+        """A prompt that is a sound. Raises RequestError where it is anything else."""
+        fields: Mapping[str, Any] = {"prompt": prompt}
+        if isinstance(prompt, Mapping):
+            fields = _fields(prompt, may_be_media_alone=True)
+        if media is None or _has_text(fields):
+            raise RequestError(
+                "this model reads sound and no text: give one sound, as multi_modal_data; recordings go to "
+                "LLM.transcribe and /v1/audio/transcriptions",
+                param="prompt",
+                code="unsupported",
+            )
+        rendered = RenderedPrompt(token_ids=[0] * media.num_embeds, media=media.place(()))
+        return PoolingPrompt(rendered, params, fields.get("cache_salt"), media)
 
     def _render_media(
         self, prompt: Prompt, params: PoolingParams, media: HeldMedia, options: PromptOptions

@@ -5,8 +5,8 @@ Knows arguments and results; `quire_speech` knows windows, and `SharedEngine` ru
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,11 @@ from quire.shared_engine import OfflineRequest, SharedEngine
 from quire.speech_questions import RATE, SpeechQuestions
 from quire.transcribing import SpeechFront, WindowRequests, speech_front
 from quire_engine import BeamSearchParams, EngineInfo, RequestOutput
-from quire_interfaces import QuireError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_interfaces import PoolingParams, QuireError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_speech import Segment, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
+    from quire.frame_speech import FrameSpeech
     from quire.media import MediaFront
     from quire_models.config import ModelConfig
     from quire_renderers import ChatRenderer
@@ -82,6 +83,20 @@ class SpeechMethods(ABC):
     def generate(self, prompts: Any, sampling_params: SamplingParams, *, use_tqdm: bool) -> list[Any]:
         """As `LLM.generate`."""
 
+    @abstractmethod
+    def encode(self, prompts: Any, pooling_params: PoolingParams, *, use_tqdm: bool) -> list[Any]:
+        """As `LLM.encode`."""
+
+    @cached_property
+    def _frames(self) -> FrameSpeech | None:
+        """What makes transcripts of tokens that come with their frames; None for other models."""
+        info = self.engine_info
+        if "transcribe" not in info.pooling_tasks:
+            return None
+        from quire.frame_speech import FrameSpeech  # of use to few models
+
+        return FrameSpeech(self.model_folder, self.model_config, self.renderer.tokenizer, info.max_encoder_len)
+
     @cached_property
     def _hears(self) -> bool:
         """Whether the model is asked about sounds, stretch by stretch."""
@@ -109,7 +124,7 @@ class SpeechMethods(ABC):
         Raises:
             RequestError: a recording cannot be read, or an option is not for this model; the message says which one.
         """
-        if self._speech is None and not self._hears:
+        if self._speech is None and self._frames is None and not self._hears:
             raise RequestError(
                 f"{self.engine_info.model} transcribes nothing; take a Whisper", param="model", code="unsupported"
             )
@@ -117,7 +132,8 @@ class SpeechMethods(ABC):
         given: TranscriptionOptions | Sequence[TranscriptionOptions] = options or TranscriptionOptions()
         each_options: list[TranscriptionOptions] = one_each("options", given, len(many), TranscriptionOptions)
         if self._speech is None:
-            return [self._transcribe_by_questions(i, each, each_options[i], len(many)) for i, each in enumerate(many)]
+            how = self._transcribe_by_questions if self._frames is None else self._transcribe_by_frames
+            return [how(i, each, each_options[i], len(many)) for i, each in enumerate(many)]
         for index, each in enumerate(each_options):
             with naming_prompt(index, len(many), "recordings"):
                 self._transcriber(self._speech.recording(), each)  # which refuses what it cannot do
@@ -166,18 +182,12 @@ class SpeechMethods(ABC):
         self, index: int, source: Any, options: TranscriptionOptions, count: int
     ) -> Transcription:
         """One of `count` recordings, each stretch of speech as a question."""
-        # Most models do not hear in conversations: numpy is loaded for those that do.
-        from quire_speech.voice_activity import SpeechWindows
-
         questions = SpeechQuestions(self.model_folder, self.renderer.tokenizer)
         with naming_prompt(index, count, "recordings"):
             questions.check(options, self.engine_info.model)
-            samples, pieces = self._pieces(source)
-            cutter, segments, language = SpeechWindows(questions.window_s), list[Segment](), options.language or ""
-            num_samples = 0
-            for piece in itertools.chain(pieces if samples is None else [samples], [None]):
-                windows = cutter.finish() if piece is None else cutter.feed(piece)
-                num_samples += 0 if piece is None else len(piece)
+            segments, language, num_samples = list[Segment](), options.language or "", 0
+            for num_new, windows in self._stretches(source, questions.window_s):
+                num_samples += num_new
                 asked = [questions.ask(each, options) for _, each in windows]
                 if not asked:
                     continue
@@ -196,13 +206,38 @@ class SpeechMethods(ABC):
                     token_ids, logprob = tuple(completion.token_ids), completion.cumulative_logprob or 0.0
                     made = (len(segments), start_s, len(window), text, token_ids, logprob, options, language)
                     segments.append(questions.segment(*made))
-        return Transcription(
-            text="".join(segment.text for segment in segments).strip(),
-            language=language,
-            language_probability=1.0,
-            duration_s=num_samples / RATE,
-            segments=tuple(segments),
-        )
+        return _transcription(segments, language, num_samples)
+
+    def _transcribe_by_frames(
+        self, index: int, source: Any, options: TranscriptionOptions, count: int
+    ) -> Transcription:
+        """One of `count` recordings, each stretch of speech as a pooled request."""
+        from quire.frame_speech import TRANSCRIBE
+
+        frames, segments, num_samples = self._frames, list[Segment](), 0
+        assert frames is not None
+        with naming_prompt(index, count, "recordings"):
+            frames.check(options, self.engine_info.model)
+            for num_new, windows in self._stretches(source, frames.window_s):
+                num_samples += num_new
+                prompts = [frames.prompt(each) for _, each in windows]
+                outputs = self.encode(prompts, TRANSCRIBE, use_tqdm=False) if prompts else []
+                for (start_s, window), output in zip(windows, outputs, strict=True):
+                    heard = frames.segments(start_s, len(window), output.outputs.tolist(), options)
+                    segments += [dataclasses.replace(each, index=len(segments) + each.index) for each in heard]
+        return _transcription(segments, options.language or "", num_samples)
+
+    def _stretches(self, source: Any, window_s: float) -> Iterator[tuple[int, list[tuple[float, Any]]]]:
+        """Of each piece of a recording, the number of its samples, and the stretches of speech that end in it: seconds
+        where one begins, and its samples. Raises MediaError."""
+        # Most models do not hear: numpy is loaded for those that do.
+        from quire_speech.voice_activity import SpeechWindows
+
+        cutter = SpeechWindows(window_s)
+        samples, pieces = self._pieces(source)
+        for piece in pieces if samples is None else [samples]:
+            yield len(piece), cutter.feed(piece)
+        yield 0, cutter.finish()
 
     def _answer(self, step: Any, requests: WindowRequests) -> Any:
         if isinstance(step, quire_speech.AlignTokens):
@@ -240,6 +275,17 @@ class SpeechMethods(ABC):
             max_seconds = self.media.preparer.config.media_max_seconds
         sound = quire_multimodal.SoundFile(file, max_seconds=max_seconds)
         return None, _pieces_of(sound, file)
+
+
+def _transcription(segments: list[Segment], language: str, num_samples: int) -> Transcription:
+    """All of a recording of so many samples."""
+    return Transcription(
+        text="".join(segment.text for segment in segments).strip(),
+        language=language,
+        language_probability=1.0,
+        duration_s=num_samples / RATE,
+        segments=tuple(segments),
+    )
 
 
 def _pieces_of(sound: Any, file: Any) -> Iterator[Any]:

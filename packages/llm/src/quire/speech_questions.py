@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RATE", "SpeechQuestion", "SpeechQuestions"]
+__all__ = ["RATE", "UNSPACED", "SpeechQuestion", "SpeechQuestions", "compression_ratio"]
 
 RATE = 16_000
 """Samples a second of what is asked about."""
@@ -61,7 +61,7 @@ _LANGUAGES = {
     "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
 }  # fmt: skip
 """Code -> name, for models that are asked in words."""
-_UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", "cantonese", "japanese", "thai"})
+UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", "cantonese", "japanese", "thai"})
 """Codes and names of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
@@ -293,7 +293,7 @@ class SpeechQuestions:
             logprob: Of all tokens.
             language: Code or name of what is spoken; empty where it is not known.
         """
-        space = "" if (options.language or language).lower() in _UNSPACED and options.task == "transcribe" else " "
+        space = "" if (options.language or language).lower() in UNSPACED and options.task == "transcribe" else " "
         return Segment(
             index=index,
             seek_s=start_s,
@@ -303,7 +303,7 @@ class SpeechQuestions:
             token_ids=token_ids,
             temperature=options.temperatures[0],
             avg_logprob=logprob / max(len(token_ids), 1),
-            compression_ratio=_compression_ratio(text),
+            compression_ratio=compression_ratio(text),
             no_speech_prob=0.0,
         )
 
@@ -320,6 +320,7 @@ def _chat_template(folder: Path) -> str:
     return str(_read_json(folder / "tokenizer_config.json").get("chat_template") or "")
 
 
-def _compression_ratio(text: str) -> float:
+def compression_ratio(text: str) -> float:
+    """Bytes of a text divided by those after zlib; 0 for no text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0

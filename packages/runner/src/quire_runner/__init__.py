@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quire_runner.routed_experts import RoutedExpertsRunner
     from quire_runner.rows import Rows
     from quire_runner.runner import ModelRunner
+    from quire_runner.sound_pooler import SoundPooler
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "Rows",
     "RunnableNetwork",
     "RunnerConfig",
+    "SoundPooler",
     "ThreadedExecutor",
     "activation_bytes",
     "allocate_kv_caches",
@@ -57,6 +59,7 @@ _MODULE_OF = {
     "Rows": "rows",
     "RunnableNetwork": "protocols",
     "RunnerConfig": "config",
+    "SoundPooler": "sound_pooler",
     "ThreadedExecutor": "executor",
     "activation_bytes": "memory",
     "allocate_kv_caches": "kv_cache",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quire_attention.batch import EncoderBatch
 from quire_interfaces.step import NewRow
@@ -18,7 +19,7 @@ from quire_ops import PagedLayout, to_device
 from quire_runner.media_arrays import read_arrays
 from quire_runner.rows import Rows
 
-__all__ = ["cross_attention", "encoder_batch", "encoder_slots", "reading_rows"]
+__all__ = ["cross_attention", "encoder_batch", "encoder_slots", "reading_rows", "sound_features"]
 
 
 def reading_rows(new_rows: Sequence[NewRow], rows: Rows) -> list[NewRow]:
@@ -40,12 +41,19 @@ def encoder_batch(reading: Sequence[NewRow], device: torch.device) -> EncoderBat
         input_ids=to_device(token_ids, device),
         positions=to_device(positions, device),
         lens=lens,
-        features=tuple(
-            features.to(device)
-            for new in reading
-            for span in (() if new.media is None else new.media.spans)
-            for features in read_arrays(span.item).values()
-        ),
+        features=sound_features(reading, device),
+    )
+
+
+def sound_features(rows: Sequence[NewRow], device: torch.device) -> tuple[Tensor, ...]:
+    """What an encoder reads in place of the tokens of prompts: the arrays of their media, where no token stands for
+    these."""
+    return tuple(
+        features.to(device)
+        for row in rows
+        for span in (() if row.media is None else row.media.spans)
+        if not span.length
+        for features in read_arrays(span.item).values()
     )
 
 

@@ -1,5 +1,5 @@
 """`PoolingRunner`: the steps of an engine whose network is an encoder. Whole texts, side by side, without padding; or
-images, of which a tower makes vectors.
+images, of which a tower makes vectors; or sounds, which an encoder reads in place of texts.
 
 A step reads its texts in one pass, pools them, and forgets them: nothing of a text stays behind its step but its
 output. Knows no logits, no KV cache, and no pooling methods.
@@ -22,6 +22,7 @@ from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, Sch
 from quire_ops import LoraTokens, to_device, torch_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.config import RunnerConfig
+from quire_runner.encoder_inputs import sound_features
 from quire_runner.media import EncodedMedia, EncoderCache
 from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.protocols import EncodesTexts, PoolsTexts
@@ -91,7 +92,7 @@ class PoolingRunner:
             self._images.pop(row, None)
         for new in output.new_rows:
             self._texts[new.row] = new
-            if new.media is not None and new.media.spans:
+            if new.media is not None and any(span.length for span in new.media.spans):
                 self._images[new.row] = new.media
         encoded, failed = self._encode_images(output)
         rows = [row for row in output.rows if row not in failed]
@@ -182,7 +183,7 @@ def encoder_batch(
     """Texts side by side.
 
     Args:
-        texts: Each with its tokens, and the place where the second text of a pair begins.
+        texts: Each with its tokens, and the place where the second text of a pair begins; or with a sound.
         lens: Number of tokens of each, or of each chunk of them: positions begin anew.
         device: Where the batch is to be.
         task_slots: Task that texts are embedded for -> slot of its adapter; empty where there are none.
@@ -204,6 +205,7 @@ def encoder_batch(
         token_type_ids=types,
         key_lens=key_lens,
         lora=_adapters_of(texts, device, task_slots) if task_slots else None,
+        features=sound_features(texts, device),
     )
 
 

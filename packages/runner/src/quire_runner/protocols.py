@@ -14,7 +14,10 @@ from quire_interfaces.pooling import PoolingParams
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_ops import DecodeRows, LoraTokens, RunDecode
 
-__all__ = ["EncodeMedia", "EncodesTexts", "LogitsTap", "PoolsTexts", "RunnableNetwork", "RunsSteps", "StepAdapters"]
+__all__ = [
+    "EncodeMedia", "EncodesTexts", "HearsSounds", "LogitsTap", "PoolsTexts", "RunnableNetwork", "RunsSteps",
+    "StepAdapters",
+]  # fmt: skip
 
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
@@ -66,6 +69,18 @@ class EncodesTexts(Protocol):
 
     def encode_batch(self, batch: EncoderBatch) -> Tensor:
         """Hidden states [E, hidden_size] of the tokens of whole texts, behind the last layer."""
+
+
+class HearsSounds(Protocol):
+    """An encoder of sounds that knows what is said, as `SoundPooler` uses it."""
+
+    def hear(self, hidden: Tensor, lens: Sequence[int]) -> list[Tensor]:
+        """[tokens, 4] of each sound (`quire_interfaces.PooledOutput`).
+
+        Args:
+            hidden: Hidden states [E, hidden_size] of the frames of all sounds, one behind the other.
+            lens: Number of frames of each.
+        """
 
 
 class PoolsTexts(Protocol):

@@ -72,6 +72,16 @@ _CONFORMER_FIELDS: dict[str, Any] = {
 }
 """Of a Fast Conformer's encoder_config."""
 
+_TRANSDUCER_FIELDS: dict[str, Any] = {
+    "vocab_size": 12,
+    "blank_token_id": 11,
+    "pad_token_id": 2,
+    "decoder_hidden_size": 32,
+    "num_decoder_layers": 2,
+    "max_symbols_per_step": 4,
+    "encoder_config": _CONFORMER_FIELDS,
+}
+
 ENCODER_CASES: dict[str, ParityCase] = {
     "BartForConditionalGeneration": case("BartConfig", _BART_FIELDS),
     "MBartForConditionalGeneration": case("MBartConfig", _BART_FIELDS),
@@ -170,6 +180,9 @@ ENCODER_CASES: dict[str, ParityCase] = {
             "max_position_embeddings": 160,
         },
     ),
+    "ParakeetForCTC": case("ParakeetCTCConfig", {}, vocab_size=12, pad_token_id=11, encoder_config=_CONFORMER_FIELDS),
+    "ParakeetForRNNT": case("ParakeetRNNTConfig", _TRANSDUCER_FIELDS),
+    "ParakeetForTDT": case("ParakeetTDTConfig", _TRANSDUCER_FIELDS),
     "AlbertModel": case("AlbertConfig", _BERT_FIELDS, embedding_size=32, num_hidden_groups=2, inner_group_num=2),
     "BertModel": case("BertConfig", _BERT_FIELDS),
     "CamembertModel": case("CamembertConfig", _BERT_FIELDS, pad_token_id=1, bos_token_id=0),

@@ -60,7 +60,7 @@ def load_oracle(folder: str | Path) -> Any:
     architecture = (config.architectures or [""])[0]
     if architecture.endswith("Model"):
         auto = transformers.AutoModel
-    elif config.is_encoder_decoder:
+    elif config.is_encoder_decoder or architecture.endswith("ForCTC"):
         auto = getattr(transformers, architecture, auto)  # those that hear have an automatic class of their own
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     return model.eval()

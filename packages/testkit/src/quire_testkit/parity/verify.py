@@ -36,6 +36,7 @@ from quire_testkit.parity.oracle import (
     write_checkpoint,
 )
 from quire_testkit.parity.situations import SEED, SEEDED, SITUATIONS, Situation, Watched, serve
+from quire_testkit.parity.sounds import oracle_tokens, random_frames, sound_states, tell_apart
 
 __all__ = ["BF16", "INT8", "NUM_TOKENS", "Verdict", "compare", "verify_architecture", "verify_checkpoint"]
 
@@ -88,6 +89,8 @@ def verify_checkpoint(folder: str | Path, *, tolerance: float = 1e-4, int8_toler
 def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     """Verify the checkpoint in `folder` against a transformers model of the same weights."""
     config = ModelConfig.from_path(folder).within(NUM_PROMPT + NUM_TOKENS)
+    if config.is_encoder and config.encoder_takes_audio:
+        return compare_sounds(folder, config, oracle, case)
     if config.is_encoder:
         return compare_hidden(folder, config, oracle, case)
     if config.media is not None:
@@ -193,19 +196,61 @@ def compare_hidden(folder: str | Path, config: ModelConfig, oracle: Any, case: P
     texts = [choose(range(3, config.vocab_size), k=length) for length in (NUM_PROMPT, 1, 33, NUM_PROMPT, 8)]
     expected = _oracle_outputs(oracle, texts, config.network.pooler)
     theirs = _oracle_outputs(copy.deepcopy(oracle).bfloat16(), texts, config.network.pooler)
+    _compare_states(verdict, folder, config, case, texts, expected, theirs, _outputs)
+    return verdict
+
+
+def compare_sounds(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
+    """Verify an encoder of sounds that knows what is said: hidden states and tokens, as in `compare_hidden`."""
+    verdict = Verdict(config.architecture, dict.fromkeys((*SITUATIONS, BF16, INT8), float("nan")))
+    planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
+    if planned != loaded:
+        verdict.failures["plan"] = f"the planner counts {planned} parameters, the checkpoint has {loaded}"
+    sounds = random_frames(config, case.seed)
+    theirs = sound_states(copy.deepcopy(oracle).bfloat16(), sounds)
+    expected = sound_states(oracle, sounds)
+    _compare_states(verdict, folder, config, case, sounds, expected, theirs, lambda net, some: net.read(some))
+    tell_apart(oracle, sounds)
+    with tempfile.TemporaryDirectory() as changed:
+        oracle.save_pretrained(changed)
+        network: Any = load_model(config, changed, dtype="float32")
+    states = network.read(sounds)
+    told = network.hear(torch.cat(states), [len(each) for each in states])
+    for number, (tokens, sound) in enumerate(zip(told, sounds, strict=True)):
+        if tokens[:, 0].long().tolist() != oracle_tokens(oracle, sound):
+            verdict.failures["with strangers"] = f"the tokens of sound {number} differ"
+    return verdict
+
+
+def _compare_states(
+    verdict: Verdict,
+    folder: str | Path,
+    config: ModelConfig,
+    case: ParityCase,
+    inputs: Sequence[Any],
+    expected: Sequence[Tensor],
+    theirs: Sequence[Tensor],
+    run: Callable[[Any, Sequence[Any]], list[Tensor]],
+) -> None:
+    """Take in the errors of hidden states: of an input by itself, beside others, in bfloat16 and in int8.
+
+    Args:
+        expected: What Transformers has of each input in float32.
+        theirs: And in bfloat16.
+        run: (network, inputs) -> what it has of each.
+    """
     network = load_model(config, folder, dtype="float32")
     networks = {
         BF16: (load_model(config, folder, dtype="bfloat16"), BF16_ERRORS * _hidden_error(theirs, expected)),
         INT8: (load_model(config, folder, dtype="float32", linear_method="int8"), case.int8_tolerance),
     }
-    alone = [_outputs(network, [text])[0] for text in texts]
-    found = {"whole prefill": (alone, case.tolerance), "with strangers": (_outputs(network, texts), case.tolerance)}
+    alone = [run(network, [each])[0] for each in inputs]
+    found = {"whole prefill": (alone, case.tolerance), "with strangers": (run(network, inputs), case.tolerance)}
     for name, (other, allowed) in networks.items():
-        found[name] = (_outputs(other, texts), allowed)
+        found[name] = (run(other, inputs), allowed)
     for name, (outputs, allowed) in found.items():
         error = _hidden_error(outputs, expected)
         verdict.add(name, error, _problem([], [], error, allowed))
-    return verdict
 
 
 @torch.inference_mode()
