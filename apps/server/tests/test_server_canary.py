@@ -76,3 +76,5 @@ def test_languages_that_it_does_not_know_are_refused(server: Any) -> None:
     files = {"file": ("a.wav", wav_file(tone(1)))}
     answer = server.client.post("/v1/audio/transcriptions", files=files, data={"language": "ja"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "language")
+    answer = server.client.post("/v1/audio/translations", files=files, data={"to_language": "ja"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "to_language")

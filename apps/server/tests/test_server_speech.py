@@ -251,7 +251,9 @@ def test_requests_that_are_no_form(server: Any, live: Any) -> None:
     assert refused.status_code == 400
     assert "no speech model" in refused.json()["error"]["message"]
     assert refused.json()["error"]["param"] == "model"
-    assert post(server, path="/v1/audio/translations", to_language="de").json()["error"]["param"] == "to_language"
+    for to_language in ("nowhere", "!"):
+        answer = post(server, path="/v1/audio/translations", to_language=to_language)
+        assert answer.json()["error"]["param"] == "to_language"
 
 
 def command_line(server: Any, *arguments: str) -> int:

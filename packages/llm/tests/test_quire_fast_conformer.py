@@ -124,8 +124,9 @@ def test_recordings_are_asked_as_their_makers_ask(llm: LLM, model: Model) -> Non
         assert (found.language, silent.text) == (language or "en", "")
 
 
-def test_translations(llm: LLM, model: Model) -> None:
-    options = TranscriptionOptions(max_tokens=NUM_TOKENS, language="de", task="translate")
+@pytest.mark.parametrize(("spoken", "written"), [("de", "en"), ("en", "de")])
+def test_translations(llm: LLM, model: Model, spoken: str, written: str) -> None:
+    options = TranscriptionOptions(max_tokens=NUM_TOKENS, language=spoken, task="translate", to_language=written)
     sound = tone(3, 1.2)
     if model.name == "CohereAsr":
         with pytest.raises(RequestError, match="does not translate"):
@@ -135,7 +136,7 @@ def test_translations(llm: LLM, model: Model) -> None:
     ((_, heard),) = [*cutter.feed(sound), *cutter.finish()]
     (found,) = llm.transcribe(sound, options)
     (segment,) = found.segments
-    assert list(segment.token_ids) == model.heard(heard, model.request("de", "en"))
+    assert list(segment.token_ids) == model.heard(heard, model.request(spoken, written))
 
 
 @pytest.mark.parametrize(

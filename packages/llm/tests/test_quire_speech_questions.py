@@ -40,6 +40,7 @@ ASKED: dict[str, list[tuple[TranscriptionOptions, dict[str, Any]]]] = {
         (TranscriptionOptions(language="zh"), "", "Hello"),
         (TranscriptionOptions(), "Japanese", "Hello"),
         (TranscriptionOptions(language="zh", task="translate"), "", " Hello"),
+        (TranscriptionOptions(language="en", task="translate", to_language="Chinese"), "", "Hello"),
     ],
 )
 def test_spaces_stand_between_stretches_where_the_language_has_them(
@@ -55,6 +56,23 @@ def test_granite_is_asked_as_its_makers_ask(tmp_path: Path, model_type: str) -> 
     (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
     asked = SpeechQuestions(tmp_path, NO_TOKENIZER).ask(np.zeros(RATE, np.float32), TranscriptionOptions())
     assert asked.messages[0]["content"][1]["text"] == "can you transcribe the speech into a written format?"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "question"),
+    [
+        ("granite_speech", "translate the speech to German. The speech is in French."),
+        (
+            "qwen2_audio",
+            "Translate the speech into German. Answer with the translation alone. The speech is in French.",
+        ),
+    ],
+)
+def test_translations_are_into_the_language_that_is_asked_for(tmp_path: Path, model_type: str, question: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    options = TranscriptionOptions(task="translate", language="fr", to_language="de")
+    asked = SpeechQuestions(tmp_path, NO_TOKENIZER).ask(np.zeros(RATE, np.float32), options)
+    assert asked.messages[0]["content"][1]["text"] == question
 
 
 @pytest.mark.parametrize("architecture", ASKED)

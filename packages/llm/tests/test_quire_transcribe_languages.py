@@ -55,6 +55,12 @@ def test_the_language_is_what_transformers_hears(
     assert len({code for code, _ in told}) > 1, "sounds of one language would say nothing"
 
 
+def test_it_translates_into_english_alone(llm: LLM, sounds: list[NDArray[np.float32]]) -> None:
+    with pytest.raises(RequestError, match="into English alone") as refused:
+        llm.transcribe(sounds[0], TranscriptionOptions(task="translate", to_language="German"))
+    assert refused.value.param == "to_language"
+
+
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [

@@ -16,7 +16,7 @@ import quire_multimodal  # its names are loaded when they are used
 from quire.media import MediaPart
 from quire.sounds import extractor_settings
 from quire_interfaces import CheckpointError, Modality, RequestError, SamplingParams, Tokenizer, wrong_value
-from quire_speech import Segment, TranscriptionOptions, language_code
+from quire_speech import LANGUAGES, Segment, TranscriptionOptions, language_code
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,9 @@ _QUESTIONS = {
     "phi4_multimodal": "Transcribe the audio clip into text.",
 }
 """model_type -> its own question."""
+_TRANSLATION = "Translate the speech into {}. Answer with the translation alone."
+_TRANSLATIONS = dict.fromkeys(("granite_speech", "granite_speech_plus"), "translate the speech to {}")
+"""model_type -> its own question, with a place for the language."""
 _SOUND_ALONE = frozenset({"moonshine", "moonshine_streaming", "canary", "cohere_asr"})
 """Types whose encoder reads the sound and whose decoder writes what is said: there is nothing to ask."""
 _HEARS_ALONE = _SOUND_ALONE | {"voxtral_realtime"}
@@ -193,9 +196,9 @@ class SpeechQuestions:
         told = self._fun_asr_language(options)
         question = "" if self._model_type in _BY_TEMPLATE else _QUESTIONS.get(self._model_type, _QUESTION)
         if options.task == "translate":
-            question = "Translate the speech into English. Answer with the translation alone."
+            question = _TRANSLATIONS.get(self._model_type, _TRANSLATION).format(LANGUAGES[options.to_language].title())
         if language and question:
-            question += f" The speech is in {language}."
+            question += f"{'' if question[-1] in '.?' else '.'} The speech is in {language}."
         if context:
             question = f"{question} These words may occur in it: {context}" if question else context
         content = [sound, {"type": "text", "text": question}] if question else [sound]
@@ -224,10 +227,11 @@ class SpeechQuestions:
         if known is None:
             return []
         code = language_code(options.language or _DEFAULT_LANGUAGE)
-        if code not in known:
-            rule = f"be one of those that the model knows: {', '.join(sorted(known))}"
-            raise wrong_value("language", options.language, rule)
-        written = "en" if options.task == "translate" else code
+        written = options.to_language if options.task == "translate" else code
+        for name, each in (("language", code), ("to_language", written)):
+            if each not in known:
+                rule = f"be one of those that the model knows: {', '.join(sorted(known))}"
+                raise wrong_value(name, each, rule)
         return [
             *([_NO_CONTEXT] if self._model_type == "cohere_asr" else []), "<|startofcontext|>", "<|startoftranscript|>",
             "<|emo:undefined|>", f"<|{code}|>", f"<|{written}|>", "<|pnc|>", "<|noitn|>", "<|notimestamp|>",
@@ -293,7 +297,8 @@ class SpeechQuestions:
             logprob: Of all tokens.
             language: Code or name of what is spoken; empty where it is not known.
         """
-        space = "" if (options.language or language).lower() in UNSPACED and options.task == "transcribe" else " "
+        written = options.to_language if options.task == "translate" else (options.language or language).lower()
+        space = "" if written in UNSPACED else " "
         return Segment(
             index=index,
             seek_s=start_s,

@@ -37,9 +37,12 @@ _CODES = {name: code for code, name in LANGUAGES.items()} | {
 """English name -> code; languages have several names."""
 
 
-def language_code(language: str) -> str:
+def language_code(language: str, param: str = "language") -> str:
     """The code of a language that is named by it or by its English name, in any case; of a name with a region (`en-US`)
     the language counts.
+
+    Args:
+        param: Field of the request.
 
     Raises:
         RequestError: no such language.
@@ -50,4 +53,4 @@ def language_code(language: str) -> str:
             return found
         if found in _CODES:
             return _CODES[found]
-    raise wrong_value("language", language, f"be a code or an English name of one of {len(LANGUAGES)} languages")
+    raise wrong_value(param, language, f"be a code or an English name of one of {len(LANGUAGES)} languages")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire_interfaces import RequestError, wrong_value
+from quire_speech.languages import language_code
 
 __all__ = ["TranscriptionOptions"]
 
@@ -25,7 +26,9 @@ class TranscriptionOptions:
     """
 
     task: Literal["transcribe", "translate"] = "transcribe"
-    """"translate" writes English, whatever is spoken."""
+    """"translate" writes `to_language`, whatever is spoken."""
+    to_language: str = "en"
+    """Code or English name of the language that "translate" writes; its code, once the options are made."""
     language: str | None = None
     """Code (`en`) or English name of the spoken language; None to hear which it is."""
     prompt: str | None = None
@@ -83,6 +86,9 @@ class TranscriptionOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise wrong_value(name, value, "be a text")
+        if not isinstance(self.to_language, str):
+            raise wrong_value("to_language", self.to_language, "be a text")
+        object.__setattr__(self, "to_language", language_code(self.to_language, "to_language"))
         self._check_temperatures()
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):

@@ -113,8 +113,14 @@ class SpeechVocabulary:
         """The code of the language that is asked for; None where it has to be heard.
 
         Raises:
-            RequestError: the model does not know the language, or does not translate.
+            RequestError: the model does not know the language, or does not translate, or into English alone.
         """
+        if options.task == "translate" and options.to_language != "en":
+            raise RequestError(
+                f"this model translates into English alone, got {options.to_language!r}",
+                param="to_language",
+                code="unsupported",
+            )
         code = None if options.language is None else language_code(options.language)
         if not self.is_multilingual:
             if code not in (None, "en"):

@@ -145,16 +145,12 @@ class SpeechRequest(BaseModel):
         Raises:
             RequestError: naming the field.
         """
-        to_language = (self.to_language or "en").lower()
-        if task == "translate" and to_language not in ("en", "english"):
-            raise RequestError(
-                f"speech is translated into English alone, got {to_language!r}", param="to_language", code="unsupported"
-            )
         hotwords = " ".join(each for each in (self.hotwords, *self.keywords) if each)
         more: dict[str, Any] = {"temperatures": (self.temperature,)} if self.temperature else {}
         with naming_fields(_NAMES):
             return TranscriptionOptions(
                 task=task,
+                to_language=self.to_language or "en",
                 language=self.language or next(iter(self.languages), None),
                 prompt=self.prompt or None,
                 hotwords=hotwords or None,
