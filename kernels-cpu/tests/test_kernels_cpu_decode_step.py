@@ -14,6 +14,8 @@ from torch import Tensor
 
 from quire_kernels_cpu.decode_step import decode_step
 from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RoutingRule, RowTable, ops
+from quire_ops.block_formats import decode_blocks
+from quire_testkit.random_blocks import random_blocks
 
 VOCAB, ROW_LEN, NUM_ROWS, HEAD_DIM = 300, 90, 9, 32
 BLOCK_SIZE, WINDOW = 4, 20
@@ -34,7 +36,7 @@ def make_network(
         scale = (torch.rand(VOCAB) * 0.01 + 0.001).to(dtype)
         head = LinearWeights(torch.randint(-127, 128, (VOCAB, 64), dtype=torch.int8), None, scale)
     return DecodeNetwork(
-        embedding=torch.randn(VOCAB, 64).to(dtype),
+        embedding=LinearWeights(torch.randn(VOCAB, 64).to(dtype)),
         stack=make_stack(dtype, windows=(None, WINDOW, None), experts=experts, rule=rule),
         head=head,
         rotations=(lambda length: rotations(length, dtype),),
@@ -44,7 +46,7 @@ def make_network(
 def widened(network: DecodeNetwork) -> DecodeNetwork:
     return dataclasses.replace(
         network,
-        embedding=network.embedding.double(),
+        embedding=LinearWeights(network.embedding.weight.double()),
         stack=_widened(network.stack),
         head=LinearWeights(
             *(part if part is None or part.dtype == torch.int8 else part.double() for part in network.head[:4])
@@ -93,6 +95,25 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
         position_deltas=rows.position_deltas.copy(),
         sample_table=rows.sample_table,
     )
+
+
+def test_embedding_and_head_in_blocks_have_the_bits_of_decoded_ones() -> None:
+    torch.manual_seed(0)
+    weight, header = random_blocks("Q4_1", VOCAB, 64)
+    blocks, decoded = LinearWeights(weight, scale=header), LinearWeights(decode_blocks(weight, header))
+    network, rows = make_network(torch.float32), make_rows(torch.float32, random.Random(0))
+    which = list(range(NUM_ROWS))
+    starts = [int(rows.num_tokens[row]) - 1 for row in which]
+    found = [
+        decode_step(dataclasses.replace(network, embedding=table, head=table), copied(rows, torch.float32)).logits(
+            which, starts
+        )
+        for table in (blocks, decoded)
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert torch.equal(*found)
+    assert found[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts", "factors"])
@@ -191,11 +212,11 @@ def test_what_is_out_of_the_ordinary_changes_no_row() -> None:
     assert refused(starts)  # no block for the token
     rows.num_blocks[1][5] = -(-ROW_LEN // BLOCK_SIZE)
     for spoilt in (torch.nan, torch.inf):
-        kept = network.embedding[rows.token_ids[5, starts[1]]].clone()
-        network.embedding[rows.token_ids[5, starts[1]]] = spoilt
+        kept = network.embedding.weight[rows.token_ids[5, starts[1]]].clone()
+        network.embedding.weight[rows.token_ids[5, starts[1]]] = spoilt
         assert refused(starts, logits=False)
         found = decode_step(network, rows).logits(which, starts)
         assert found is not None
         assert found.isfinite().all(1).tolist() == [True, False]
-        network.embedding[rows.token_ids[5, starts[1]]] = kept
+        network.embedding.weight[rows.token_ids[5, starts[1]]] = kept
     assert decode_step(network, rows)(which, starts) is not None

@@ -185,7 +185,7 @@ def test_decode_steps_of_ranks_have_the_bits_of_one(kind: str, dtype: torch.dtyp
         own = dataclasses.replace(own, kv_caches=tuple(cache[:, :, heads].clone() for cache in own.kv_caches))
         sizes = (160, VOCAB - 160)
         head = rows_of(network.head, sizes, group.rank, gathers=True)
-        table = network.embedding.split(sizes)[group.rank].contiguous()
+        table = rows_of(network.embedding, sizes, group.rank, gathers=False)
         shared = dataclasses.replace(network, stack=shard(network.stack, group), head=head)
         return run(dataclasses.replace(shared, embedding=table, embedding_rows=sizes), own)
 

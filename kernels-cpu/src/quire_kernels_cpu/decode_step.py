@@ -38,9 +38,9 @@ class _DecodeStep:
         self._network, self._kept = network, rows
         self._decoder = Decoder(network.stack)
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches, rows.states)
-        self._dtype = DTYPES[network.embedding.dtype]
+        self._dtype, width, embedding = DTYPES[network.stack.dtype], network.stack.hidden_size, network.embedding
         self._group, sizes = network.stack.group, network.head.rank_sizes
-        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
+        self._matrices = [matrix_argument(*each[:5], inputs=width) for each in (network.head, embedding)]
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (STRUCTS["RowTable"] * num_groups)(
@@ -57,8 +57,9 @@ class _DecodeStep:
         self._max_logits = (ctypes.c_float * num_rows)()
         self._length = 0
         self._arguments = STRUCTS["DecodeArguments"](
-            embedding=network.embedding.data_ptr(),
-            head=ctypes.addressof(self._head),
+            embedding=ctypes.addressof(self._matrices[1]),
+            num_embeddings=len(embedding.weight),
+            head=ctypes.addressof(self._matrices[0]),
             vocab_size=sum(sizes) or network.head.weight.shape[0],
             token_ids=rows.token_ids.data_ptr(),
             row_len=rows.token_ids.shape[1],
@@ -118,7 +119,7 @@ class _DecodeStep:
         """Say how ranks share out the tokens of the head and of the embedding; empty where each has all."""
         self._shares = [(_L * len(each))(*each) for each in (head_sizes, embedding_rows)]
         of_head, of_embedding = (ctypes.addressof(each) if each else None for each in self._shares)
-        self._head.rank_sizes, self._arguments.embedding_rows = of_head, of_embedding
+        self._matrices[0].rank_sizes, self._arguments.embedding_rows = of_head, of_embedding
 
     def _reach(self, length: int) -> None:
         tables = [rotation(length) for rotation in self._network.rotations]

@@ -28,7 +28,7 @@ from quire_kernels_cpu.decoder import cache_format, path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.layer_arguments import ACTIVATIONS
 from quire_kernels_cpu.matrix import matrix_argument
-from quire_ops import OpBackend, PagedLayout, QuantizedTokens, ops
+from quire_ops import LinearWeights, OpBackend, PagedLayout, QuantizedTokens, ops
 from quire_ops.kv_cache_ops import torch_write_kv_cache
 from quire_ops.quantized_linear import torch_w8a8_linear
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
@@ -122,6 +122,15 @@ def grouped_linear(
 def block_linear(x: Tensor, weight: Tensor, header: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
     """The bits of op `linear` with the decoded weight."""
     return _linear(x, weight, bias, header, wide=wide)
+
+
+@backend_for(ops.quantized_embedding)
+def quantized_embedding(ids: Tensor, weights: LinearWeights, size: int, dtype: torch.dtype) -> Tensor:
+    ids, out = ids.contiguous(), torch.empty(len(ids), size, dtype=dtype)
+    table = matrix_argument(*weights[:5], inputs=size)
+    where = ids.data_ptr(), len(ids), len(weights.weight), size
+    library().quire_read_rows(DTYPES[dtype], ctypes.addressof(table), *where, out.data_ptr())
+    return out
 
 
 def _linear(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import gguf
@@ -18,7 +20,7 @@ from torch import Tensor
 from quire_interfaces import CheckpointError
 from quire_models import DecoderLM, ModelConfig, load_model, resolve_model
 from quire_models.checkpoint_files import open_checkpoint
-from quire_models.gguf.header import BLOCKS
+from quire_models.gguf.header import BLOCKS, read_header
 from quire_models.ledger import weight_ledger
 from quire_models.mixer_spec import LatentSelfAttentionSpec
 from quire_ops import OpRequest, is_in_blocks, op_table, ops
@@ -236,6 +238,47 @@ def test_every_type_serves_beside_every_other(tmp_path: Path) -> None:
     always, where_not_served = config.quantization.note.split("; ")
     assert "Q6_K" not in always
     assert "Q6_K" in where_not_served
+
+
+def bytes_of(root: Any) -> int:
+    """Bytes of all tensors that an object holds."""
+    seen: dict[int, Any] = {}
+    storages: dict[int, int] = {}
+    found = [root]
+    while found:
+        each = found.pop()
+        if id(each) in seen or issubclass(type(each), type | ModuleType | FunctionType):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, Tensor):
+            storage = each.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        else:
+            found += gc.get_referents(each)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama", "Q4_K"), ("llama tied", "Q6_K"), ("llama tied", "Q8_0"), ("qwen3moe", "Q4_K")]
+)
+def test_memory_is_that_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
+    if op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name == "reference":
+        pytest.skip("nothing multiplies with weights in blocks here")
+    sizes = {"vocab_size": 16384, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    if "moe" in name:
+        sizes |= {"vocab_size": 512, "moe_intermediate_size": 512, "num_experts": 8, "num_hidden_layers": 1}
+    oracle = random_model(name, **sizes)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, oracle, name.split()[0], lambda _: kind)
+    folder = resolve_model(file)
+    network = load_model(ModelConfig.from_path(folder), folder, dtype="bfloat16")
+    stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values())
+    kept = bytes_of([network.embedding, network.layers, network._lm_head])
+    assert 0.9 * stored <= kept <= 1.1 * stored
+    ledger = weight_ledger(network.config, "bfloat16", in_blocks=True)
+    assert sum(ledger.values()) == pytest.approx(kept, rel=0.02)
+    ids = torch.tensor([0, 1, 5, 511])
+    assert torch.equal(network.embedding(ids), oracle.model.embed_tokens.weight[ids].bfloat16())
 
 
 @pytest.mark.parametrize("kind", GGML_TYPES)

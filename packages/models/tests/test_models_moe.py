@@ -17,7 +17,7 @@ from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
 from quire_models.layers.routing import choose_experts
 from quire_models.ledger import weight_ledger
-from quire_ops import RoutingRule
+from quire_ops import OpRequest, RoutingRule, op_table, ops
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -96,7 +96,8 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
 
     config = ModelConfig.from_path(tmp_path)
     model = load_model(config, tmp_path, dtype="float32")
-    assert model.linear_kernels.startswith("grouped_linear for 36 (")
+    served = op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name != "reference"
+    assert model.linear_kernels.startswith(f"{'block' if served else 'grouped'}_linear for 36 (")
     assert model.expert_methods == "fused_moe for 2"
     experts, name = model.layers[1].feed_forward.experts, "model.layers.1.mlp.experts"  # type: ignore[attr-defined]
     for number, (gate, up, down) in enumerate(zip(experts.gate, experts.up, experts.down, strict=True)):
@@ -117,6 +118,7 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
     rounded = load_model(config, tmp_path, dtype="bfloat16")
     kept = [
         sum(tensor.nbytes for tensor in layer.stack_weights()[:5] if isinstance(tensor, torch.Tensor))
+        - 17 * 4 * served  # the header of a weight in blocks
         for block in rounded.layers  # type: ignore[attr-defined]
         for layer in (
             *block.feed_forward.experts.gate,
@@ -125,7 +127,11 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
         )
     ]
     routers = 2 * 2 * (6 * config.hidden_size + 6)
-    assert weight_ledger(config, "bfloat16")["experts"] == sum(kept) + routers
+    assert weight_ledger(config, "bfloat16", in_blocks=served)["experts"] == sum(kept) + routers
+    if served:
+        stored = sum(tensor.nbytes for name, tensor in packed.items() if "experts" in name)
+        biases = 2 * sum(state[name].numel() for name in state if name.endswith("proj_bias") and "experts" in name)
+        assert sum(kept) == stored + biases
 
     del packed["model.layers.1.mlp.experts.down_proj_scales"]
     save_file(others | packed, tmp_path / "model.safetensors")

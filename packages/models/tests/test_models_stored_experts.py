@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from quire_models import DecoderLM, ModelConfig, load_model
 from quire_models.ledger import weight_ledger
+from quire_ops import OpRequest, op_table, ops
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -79,6 +80,21 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
     check_that_bits_do_not_follow_chunks(model, tokens[0].tolist())
+
+
+def test_experts_stay_in_blocks(tmp_path: Path) -> None:
+    make(tmp_path, "nvfp4")
+    model = load(tmp_path, dtype="bfloat16")
+    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
+    kept = [layer.stack_weights() for layer in (*experts.gate, *experts.up, *experts.down)]
+    if op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name == "reference":
+        pytest.skip("nothing multiplies with weights in blocks here")
+    tensors = load_file(tmp_path / "model.safetensors")
+    stored = sum(tensor.nbytes for name, tensor in tensors.items() if ".1.mlp.experts." in name)
+    assert sum(each.weight.nbytes + each.scale.nbytes for each in kept) <= 1.1 * stored
+    router = 2 * WIDE.fields["num_experts"] * WIDE_SIZE
+    plan = weight_ledger(model.config, "bfloat16", in_blocks=True)["experts"] - router
+    assert plan == sum(each.weight.nbytes for each in kept)
 
 
 def test_inputs_with_scales_of_their_own_go_expert_by_expert(tmp_path: Path) -> None:

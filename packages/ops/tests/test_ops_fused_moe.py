@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from quire_ops import Experts, LinearWeights, OpBackend, OpRequest, op_table, ops
+from quire_ops.block_formats import decode_blocks
 from quire_ops.grouped import block_groups, pack_int4
+from quire_testkit.random_blocks import random_blocks
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest result."""
@@ -100,6 +102,29 @@ def test_equals_reference(
     for _ in range(2):
         check(run(x, ids, weights), expected, dtype, kind)
     assert torch.equal(x, before)
+
+
+@each_backend
+def test_experts_in_blocks_are_those_that_they_are_decoded_to(backend: OpBackend, dtype: torch.dtype) -> None:
+    """To the bit, with formats of all kinds side by side."""
+    torch.manual_seed(0)
+    packed: dict[str, tuple[LinearWeights, ...]] = {}
+    decoded: dict[str, tuple[LinearWeights, ...]] = {}
+    for role, forms in (
+        ("gate", ("MXFP4", "Q4_K", "Q6_K")),
+        ("up", ("NVFP4", "Q5_K", "Q4_1")),
+        ("down", ("Q5_0",) * 3),
+    ):
+        shape = (256, 512) if role != "down" else (512, 256)
+        blocks = [random_blocks(form, *shape, seed=number) for number, form in enumerate(forms)]
+        packed[role] = tuple(LinearWeights(weight, scale=header) for weight, header in blocks)
+        decoded[role] = tuple(LinearWeights(decode_blocks(*each).to(dtype)) for each in blocks)
+    x, ids, weights = make_step(21, 512, 3, 2, dtype)
+    run = backend.function(Experts(**packed, activation="silu"))
+    got = run(x * 0.1, ids, weights)
+    assert torch.equal(got, backend.function(Experts(**decoded, activation="silu"))(x * 0.1, ids, weights))
+    assert got.isfinite().all()
+    assert got.abs().max() > 0
 
 
 @each_backend

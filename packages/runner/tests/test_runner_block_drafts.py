@@ -146,7 +146,7 @@ def dense_drafts(
 ) -> list[int]:
     """The published network in one pass; it sees nothing before position `first`."""
     features: Any = whole_features(target, tokens[:-1], SimpleNamespace(kind="eagle3", feature_layers=LAYERS))  # type: ignore[arg-type]
-    embedding = target.embedding.weight.double()
+    embedding = target.embedding.part(None).double()
     if kind.startswith("dflash"):
         context = normed(features @ raw["fc.weight"].T, raw["hidden_norm.weight"])
         x = embedding[[tokens[-1], *[MASK] * count]]

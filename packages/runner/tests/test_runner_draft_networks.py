@@ -261,7 +261,7 @@ def dense_head(
 
     features = whole_features(target, tokens[:-1], config)
     states = features @ raw["fc.weight"].T if config.kind == "eagle3" else features
-    embedding = target.embedding.weight.double()
+    embedding = target.embedding.part(None).double()
 
     def behind(guesses: list[int]) -> dict[int, float]:
         known = states

@@ -9,6 +9,7 @@
 #include "argmax.h"
 #include "decoder.h"
 #include "group_collectives.h"
+#include "matrix_rows.h"
 #include "sample.h"
 #include "step_inputs.h"
 
@@ -122,9 +123,10 @@ void take_rows(const void* table, const int64_t* which, int64_t count, int64_t w
         std::memcpy(to + i * width, static_cast<const T*>(table) + which[i] * width, width * sizeof(T));
 }
 
-// As `take_rows`, of a table whose rows ranks share out: each brings those that it has. False: a rank is gone.
+// As `read_rows`, of a table whose rows ranks share out: each brings those that it has. False: a rank is gone.
 template <typename T>
-bool take_shared_rows(const DecodeArguments& a, SharedGroup& group, const int64_t* which, int64_t width, T* to) {
+bool read_shared_rows(const DecodeArguments& a, const Matrix<T>& table, SharedGroup& group, const int64_t* which, T* to) {
+    const int64_t width = table.cols;
     static thread_local Buffer buffer, order_buffer;
     T *const own = buffer.get<T>(2 * a.count * width), *const all = own + a.count * width;
     int64_t *const order = order_buffer.get<int64_t>(a.count), widths[kMaxRanks];
@@ -133,9 +135,7 @@ bool take_shared_rows(const DecodeArguments& a, SharedGroup& group, const int64_
         const int64_t end = first + a.embedding_rows[rank], before = taken;
         for (int64_t i = 0; i < a.count; ++i) {
             if (which[i] < first || which[i] >= end) continue;
-            if (rank == group.rank())
-                std::memcpy(own + (taken - before) * width, static_cast<const T*>(a.embedding) + (which[i] - first) * width,
-                            width * sizeof(T));
+            if (rank == group.rank()) read_row(table, which[i] - first, own + (taken - before) * width);
             order[taken++] = i;
         }
         widths[rank] = (taken - before) * width * sizeof(T);
@@ -203,8 +203,9 @@ bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
     T* const x = embedded.get<T>(n * decoder.hidden());
     T* const hidden = normed.get<T>(n * decoder.hidden());
     SharedGroup* const group = a.embedding_rows ? decoder.ranks().group() : nullptr;
-    if (!group) take_rows(a.embedding, ids, n, decoder.hidden(), x);
-    if (group && !take_shared_rows(a, *group, ids, decoder.hidden(), x)) return false;
+    const Matrix<T> embedding = make_matrix<T>(*a.embedding, a.num_embeddings, decoder.hidden());
+    if (!group) read_rows(embedding, ids, n, x);
+    if (group && !read_shared_rows(a, embedding, *group, ids, x)) return false;
     if (a.embedding_factor != 1.0) scale_row(x, static_cast<float>(a.embedding_factor), n * decoder.hidden());
     const int64_t dim = decoder.rotary_dim;
     T* const angles = turns.get<T>(2 * a.num_rotations * n * dim);

@@ -14,6 +14,7 @@
 #include "index.h"
 #include "linear.h"
 #include "lora.h"
+#include "matrix_rows.h"
 #include "maxsim.h"
 #include "moe.h"
 #include "recurrent.h"
@@ -226,6 +227,13 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
         } else {
             quire::linear_op(static_cast<const T*>(x), matrix, static_cast<T*>(y), tokens);
         }
+    });
+}
+
+void quire_read_rows(int dtype, const MatrixArgument* argument, const int64_t* which, int64_t count, int64_t rows,
+                     int64_t cols, void* to) {
+    for_dtype(dtype, [&]<typename T>() {
+        quire::read_rows(quire::make_matrix<T>(*argument, rows, cols), which, count, static_cast<T*>(to));
     });
 }
 

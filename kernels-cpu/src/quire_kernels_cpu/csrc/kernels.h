@@ -238,7 +238,8 @@ struct EncoderStep {
 // A decode step, see `decode_step.h`.
 struct DecodeArguments {
     // The same in every step.
-    const void* embedding;  // [vocab, hidden]
+    const MatrixArgument* embedding;  // [num_embeddings, hidden]; of the rank's rows where these are shared out
+    int64_t num_embeddings;
     const int64_t* embedding_rows;  // [ranks] rows of it that each rank has, one behind the other; or none: all of them
     const MatrixArgument* head;  // [vocab, hidden]
     int64_t vocab_size;
@@ -271,6 +272,10 @@ struct DecodeArguments {
 // x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide);
+
+// Rows of a matrix [rows, cols] as numbers of `dtype`: to [count, cols].
+void quire_read_rows(int dtype, const MatrixArgument* argument, const int64_t* which, int64_t count, int64_t rows,
+                     int64_t cols, void* to);
 
 // Per token the largest of x weight^T in float32 and its place, the first among equals: max_logits and ids [tokens].
 void quire_linear_argmax(int dtype, const void* x, const void* weight, int64_t* ids, float* max_logits, int64_t tokens,

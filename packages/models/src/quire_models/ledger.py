@@ -110,16 +110,16 @@ def weight_ledger(
     head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
     head_sizes = None if num_ranks == 1 else split_outputs(config.vocab_size, num_ranks)
     head_outputs = config.vocab_size if head_sizes is None else head_sizes[0]  # and as many rows of the embedding
-    head = 0 if is_shared else of_head(head_outputs, config.network.embedding.size, element)
-    if not config.network.has_lm_head:
-        head = 0
-    elif head_form is not None:
-        head = head_form.bytes_as(
-            dataclasses.replace(head_form, in_blocks=in_blocks), head_outputs, config.network.embedding.size, element
-        )
+    width = config.network.embedding.size
+    head = 0 if is_shared or not config.network.has_lm_head else of_head(head_outputs, width, element)
+    if stored is not None and head_form is not None and config.network.has_lm_head:
+        head = stored.bytes_as(head_form, head_outputs, width, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head, num_ranks, linear)
-    ledger = {"embedding": head_outputs * config.network.embedding.size * element, "attention": 0, "MLP": 0}
+    ledger = {"embedding": head_outputs * width * element, "attention": 0, "MLP": 0}
+    if stored is not None:
+        name = ".".join(filter(None, (config.network.body, config.network.embedding.name)))
+        ledger["embedding"] = stored.table_bytes(name, head_outputs, width, element)
     for weight in config.network.weights():
         if num_ranks > 1:
             weight = _of_first_rank(weight, num_ranks)

@@ -93,7 +93,7 @@ class QuantizationConfig:
     ggml_types: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file: (layer, type) of each linear layer."""
     in_blocks: bool = False
-    """Layers stay in blocks where their form is one of `BLOCK_BYTES`; routed experts do not."""
+    """Layers stay in blocks where their form is one of `BLOCK_BYTES`."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
     held: Mapping[str, HeldModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
@@ -165,17 +165,17 @@ class QuantizationConfig:
     def bytes_of(self, layer: str, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """Bytes that the linear layer of this full name takes once it is loaded, without the bias; scales counted as
         float32."""
-        form = self.of_layer(layer)
-        if form is not None:
-            form = replace(form, in_blocks=self.in_blocks and ".experts." not in layer)
-        return self.bytes_as(form, out_features, in_features, dtype_bytes)
+        return self.bytes_as(self.of_layer(layer), out_features, in_features, dtype_bytes)
 
-    @staticmethod
-    def bytes_as(form: QuantizationConfig | None, out_features: int, in_features: int, dtype_bytes: int) -> int:
+    def table_bytes(self, name: str, num_tokens: int, width: int, dtype_bytes: int) -> int:
+        """The same of the table of an embedding, which is plain unless the files hold another form."""
+        return self.bytes_as(self.of_head(name, tied=True), num_tokens, width, dtype_bytes)
+
+    def bytes_as(self, form: QuantizationConfig | None, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """The same of a layer in this form."""
         if form is None:
             return out_features * in_features * dtype_bytes
-        return form._bytes(out_features, in_features, dtype_bytes)
+        return replace(form, in_blocks=self.in_blocks)._bytes(out_features, in_features, dtype_bytes)
 
     def _bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         inputs, num_bytes = BLOCK_BYTES.get(self.ggml_type or self.layout, (0, 0))

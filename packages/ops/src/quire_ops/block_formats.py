@@ -65,7 +65,9 @@ def block_header(name: str, constants: Tensor | None = None) -> Tensor:
 def decode_blocks(weight: Tensor, header: Tensor) -> Tensor:
     """weight [O, bytes of a row] uint8, header of `block_header` -> [O, I] float32."""
     form = list(BLOCK_FORMATS.values())[int(header[0]) - 1]
-    return form.decode(weight.reshape(-1, form.num_bytes), header[1:]).view(len(weight), -1)
+    outputs, row_bytes = weight.shape
+    decoded = form.decode(weight.reshape(-1, form.num_bytes), header[1:])
+    return decoded.view(outputs, row_bytes // form.num_bytes * form.inputs)
 
 
 def _half(blocks: Tensor, begin: int) -> Tensor:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from quire_ops.decoder_stack import DecoderStack, decoder_stack
 from quire_ops.layout import PagedLayout
-from quire_ops.linear_ops import embedding
 from quire_ops.linear_weights import LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
 from quire_ops.op import op
+from quire_ops.quantized_embedding import quantized_embedding
 from quire_ops.sampling import SampleTable, sample, sample_masked
 from quire_ops.step_inputs import HostInts, RowTable, step_inputs
 
@@ -33,8 +33,9 @@ __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "decode_step"]
 class DecodeNetwork:
     """A network: token ids -> embedding, times a factor -> stack -> logits, times a factor and capped."""
 
-    embedding: Tensor
-    """[vocab, hidden_size], contiguous, of the stack's dtype; where ranks share its rows out, those of this one."""
+    embedding: LinearWeights
+    """[vocab, hidden_size], contiguous, as op `quantized_embedding` takes it; where ranks share its rows out, those of
+    this one."""
     embedding_rows: tuple[int, ...] = ()
     """Rows of each rank, one behind the other, where they share them out; empty where each has all."""
     stack: DecoderStack
@@ -152,7 +153,9 @@ class _ReferenceDecodeStep:
             for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]
         rotations = [rotation(int(ends.max())) for rotation in network.rotations]
-        x = embedding(inputs.input_ids, network.embedding) * network.embedding_factor
+        stack = network.stack
+        x = quantized_embedding(inputs.input_ids, network.embedding, stack.hidden_size, stack.dtype)
+        x = x * network.embedding_factor
         positions = inputs.positions + torch.from_numpy(kept.position_deltas[which])
         lora = LoraTokens.of(kept.lora_slots[which])
         turns = [(cos[positions], sin[positions]) for cos, sin in rotations]

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.activations import GATED_ACTIVATIONS, torch_gelu_and_mul, torch_silu_and_mul
-from quire_ops.linear_weights import LinearWeights, reference_linear
+from quire_ops.block_formats import decode_blocks
+from quire_ops.linear_weights import LinearWeights, is_in_blocks, reference_linear
 from quire_ops.op import op
 from quire_ops.quantized_linear import torch_grouped_linear, torch_int8_linear, torch_w8a8_linear
 from quire_ops.table import torch_backend_for
@@ -150,6 +151,8 @@ def swigluoai_and_mul(
 def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
     if weights.scale is None:
         return F.linear(x, weights.weight, weights.bias)
+    if is_in_blocks(weights):
+        return F.linear(x, decode_blocks(weights.weight, weights.scale).to(x.dtype), weights.bias)
     if weights.scale.ndim > 1:
         return torch_grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
     if weights.input_scale is not None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["GROUP_SIZES", "block_groups", "dequantize", "group_size_of", "pack_int4", "unblock_groups", "unpack_int4"]
+__all__ = ["GROUP_SIZES", "block_groups", "dequantize", "group_size_of", "pack_int4", "unblock_groups", "unpack_int4",
+           "unpacked_rows"]  # fmt: skip
 
 GROUP_SIZES = (128, 64, 32)
 """Inputs of a group; the last one of a row may be shorter."""
@@ -42,6 +43,18 @@ def unpack_int4(packed: Tensor, inputs: int) -> Tensor:
     )
     both = torch.stack((pieces & 0xF, pieces >> 4), dim=2).to(torch.int8)
     return (both - 8).view(packed.shape[0], -1)[:, :inputs]
+
+
+def unpacked_rows(packed: Tensor, rows: Tensor, inputs: int) -> Tensor:
+    """Some rows of what `pack_int4` took: rows [T] int64 -> [T, inputs] int8."""
+    words = packed.view(torch.int32)
+    num_rows, steps = words.shape
+    first = rows // _BLOCK * _BLOCK
+    beside = (num_rows - first).clamp_(max=_BLOCK)[:, None]
+    places = first[:, None] * steps + torch.arange(steps, device=rows.device) * beside + (rows - first)[:, None]
+    pieces = words.flatten()[places].view(torch.uint8).view(len(rows), -1, _PIECE // 2)
+    both = torch.stack((pieces & 0xF, pieces >> 4), dim=2).to(torch.int8)
+    return (both - 8).view(len(rows), -1)[:, :inputs]
 
 
 def _interleave(words: Tensor, *, inverse: bool) -> Tensor:

@@ -27,6 +27,7 @@ from quire_ops.norms import add_rms_norm, layer_norm, rms_norm
 from quire_ops.op import Op
 from quire_ops.partial_attention import latent_attention_with_lse, merge_attention_states, paged_attention_with_lse
 from quire_ops.penalties import penalize
+from quire_ops.quantized_embedding import quantized_embedding
 from quire_ops.quantized_linear import block_linear, fp8_linear, grouped_linear, int8_linear, w8a8_linear
 from quire_ops.recurrent import causal_conv1d, channel_delta_rule, gated_delta_rule, mamba2_scan, selective_scan, wkv
 from quire_ops.routing import route_experts
@@ -74,6 +75,7 @@ __all__ = [
     "paged_attention_with_lse",
     "penalize",
     "position_slots",
+    "quantized_embedding",
     "rms_norm",
     "rope_and_write_kv",
     "rotary_embedding",

@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from quire_ops import LinearWeights
+from quire_ops import LinearWeights, is_in_blocks
 
 __all__ = ["EACH_EXPERT", "FUSED", "ExpertsChoice", "alike", "choose_experts_method", "form_of"]
 
@@ -64,13 +65,13 @@ def form_of(*roles: Sequence[LinearWeights]) -> str:
     """What experts have to have in common to run together: ranks compare it. Weights that are `alike` on each rank may
     have scales of another dtype, or zero points, elsewhere."""
     first = [role[0] for role in roles]
-    shapes = [None if one.scale is None else tuple(one.scale.shape) for one in first]
+    shapes = [None if (scales := _group_scales(one)) is None else tuple(scales.shape) for one in first]
     return str([(_form(one), shape, one.bias is None) for one, shape in zip(first, shapes, strict=True)])
 
 
 def _form(weights: LinearWeights) -> str:
     """What the elements are and how they meet inputs."""
-    if weights.scale is None:
+    if weights.scale is None or is_in_blocks(weights):  # which are decoded to plain ones
         return "plain"
     element = _FORMS[weights.weight.dtype]
     if weights.scale.ndim > 1:
@@ -80,8 +81,13 @@ def _form(weights: LinearWeights) -> str:
 
 def _scales(weights: LinearWeights) -> tuple[object, ...]:
     """What matrices of one role must have in common beside their form."""
-    scale = weights.scale
+    scale = _group_scales(weights)
     return (None if scale is None else (scale.shape, scale.dtype), weights.zero is None, weights.bias is None)
+
+
+def _group_scales(weights: LinearWeights) -> Tensor | None:
+    """What elements are multiplied with; None of plain ones and of those in blocks, which have a header there."""
+    return None if is_in_blocks(weights) else weights.scale
 
 
 def alike(role: Sequence[LinearWeights]) -> tuple[LinearWeights, ...]:

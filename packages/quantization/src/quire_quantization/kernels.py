@@ -222,19 +222,15 @@ KERNELS = (
 
 
 def form_on_device(
-    weight: GroupedWeight | BlockWeight, request: OpRequest, disabled: Collection[str] = (), *, takes_blocks: bool
+    weight: GroupedWeight | BlockWeight, request: OpRequest, disabled: Collection[str] = ()
 ) -> tuple[GroupedWeight | BlockWeight, QuantKey]:
     """A weight of a checkpoint in the form that an op multiplies with, and its key: one in blocks that none takes is of
-    whole numbers, where it can be, or "coded", which is widened.
-
-    Args:
-        takes_blocks: The layer may have op `block_linear`.
-    """
+    whole numbers, where it can be, or "coded", which is widened."""
     key = key_of(weight, request.dtype)
     if not isinstance(weight, BlockWeight):
         return weight, key
     kernel = next(each for each in KERNELS if each.op is ops.block_linear)
-    if takes_blocks and kernel.op.name not in disabled and not kernel.reason_against(key, None, request):
+    if kernel.op.name not in disabled and not kernel.reason_against(key, None, request):
         return weight, key
     if weight.whole_numbers is None:
         return weight, replace(key, dtype="coded")

@@ -10,7 +10,7 @@ from quire_models.gguf.deepseek import deepseek_values
 from quire_models.gguf.end_tokens import end_token_ids, named_token_id, tokens_of
 from quire_models.gguf.header import GgufHeader
 from quire_models.gguf.layers import check_shapes, number_of_layers, of_all_layers, shape_of
-from quire_models.gguf.names import checkpoint_name, is_copied_for_the_head, is_linear
+from quire_models.gguf.names import checkpoint_name, is_linear
 from quire_models.gguf.rope import rope_scaling
 
 __all__ = ["GGUF_ARCHITECTURES", "config_values"]
@@ -205,13 +205,10 @@ def _gemma(header: GgufHeader, name: str, values: dict[str, Any]) -> dict[str, A
 
 
 def _quantization(header: GgufHeader, architecture: str) -> dict[str, Any]:
-    """Type of each linear layer; experts that lie in one tensor have one entry."""
+    """Type of each linear layer and of the embedding; experts that lie in one tensor have one entry."""
     types: dict[str, str] = {}
-    tied = "output.weight" not in header.tensors
     for tensor in header.tensors.values():
         name = checkpoint_name(tensor.name, architecture)
-        if tied and name == "model.embed_tokens.weight" and is_copied_for_the_head(tensor.kind):
-            name = "lm_head.weight"  # as a copy of its own; the embedding is widened
         if is_linear(name):
             types[name.removesuffix(".weight")] = tensor.kind
     return {"quant_method": "gguf", "types": types}

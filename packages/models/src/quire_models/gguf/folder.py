@@ -19,7 +19,7 @@ __all__ = ["GGUF_NAME", "gguf_folder", "unread_metadata"]
 
 GGUF_NAME = "model.gguf"
 """Of the link in the folder."""
-_VERSION = "4"
+_VERSION = "5"
 """Of what is written; another one makes a new folder."""
 _UNREAD = "unread_metadata.json"
 """Names of metadata of which nothing was made, to be named in the report at each start."""

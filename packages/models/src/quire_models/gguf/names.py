@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMPRESSED", "checkpoint_name", "is_copied_for_the_head", "is_linear", "of_each_expert", "stays_compressed"]
+__all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "of_each_expert", "stays_compressed"]
 
 COMPRESSED = {
     "Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8,
@@ -116,19 +116,13 @@ def of_each_expert(name: str, num_experts: int) -> tuple[str, ...]:
 
 
 def is_linear(name: str) -> bool:
-    """Whether the tensor of this checkpoint name is the weight of a linear layer, or the LM head."""
-    return (
-        name.endswith(("_proj.weight", "_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
-        or name == "lm_head.weight"
+    """Whether the tensor of this checkpoint name is the weight of a linear layer, the LM head or the embedding."""
+    return name.endswith(("_proj.weight", "_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or name in (
+        "lm_head.weight",
+        "model.embed_tokens.weight",
     )
 
 
 def stays_compressed(name: str, kind: str) -> bool:
-    """Whether a tensor of this checkpoint name and type is multiplied with as it is in the file."""
+    """Whether a tensor of this checkpoint name and type is kept as it is in the file."""
     return is_linear(name) and kind in COMPRESSED
-
-
-def is_copied_for_the_head(kind: str) -> bool:
-    """Whether an LM head that is the embedding has a form of its own, where that is smaller on every device; the
-    embedding is widened."""
-    return COMPRESSED.get(kind, 16) < 16

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.gguf.header import GgufTensor, read_header
-from quire_models.gguf.names import checkpoint_name, is_copied_for_the_head, of_each_expert, stays_compressed
+from quire_models.gguf.names import checkpoint_name, of_each_expert, stays_compressed
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 
 __all__ = ["GgufCheckpoint"]
@@ -46,7 +46,7 @@ class GgufCheckpoint:
         return sum(tensor.num_bytes for tensor in read_header(self.path).tensors.values())
 
     def tensors(self) -> Generator[tuple[str, Tensor], None, None]:
-        """Name and tensor: float, or uint8 [outputs, bytes of a row] of a linear layer that stays compressed.
+        """Name and tensor: float, or uint8 [outputs, bytes of a row] of what stays compressed.
 
         Raises:
             CheckpointError: The file cannot be read.
@@ -61,9 +61,6 @@ class GgufCheckpoint:
                 continue
             name = checkpoint_name(tensor.name, architecture)
             raw = torch.from_numpy(data[tensor.path][tensor.offset : tensor.offset + tensor.num_bytes])
-            is_head = name == "model.embed_tokens.weight" and config["tie_word_embeddings"]
-            if is_head and is_copied_for_the_head(tensor.kind):
-                yield "lm_head.weight", raw.view(tensor.shape[0], -1)
             compressed = stays_compressed(name, tensor.kind)
             value = raw.view(*tensor.shape[:-1], -1) if compressed else _floats(raw, tensor)
             if name.endswith("shared_expert_gate.weight"):

@@ -79,7 +79,7 @@ class EncoderOnly(Network):
         return self._biases[min(index, len(self._biases) - 1)].by_distance if self._biases else None
 
     def _token_table(self) -> Tensor:
-        return self.embedding.table.weight
+        return self.embedding.table.part(None)
 
     @torch.inference_mode()
     def encode_batch(self, batch: EncoderBatch) -> Tensor:

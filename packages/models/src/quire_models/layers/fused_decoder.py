@@ -177,7 +177,7 @@ class FusedDecoder:
         if backend is None or weights is None or not self._reads(rows.kv_caches):
             return None
         network = DecodeNetwork(
-            embedding=embedding.weight, embedding_rows=embedding.rank_rows, stack=self._stack, head=weights,
+            embedding=embedding.weights, embedding_rows=embedding.rank_rows, stack=self._stack, head=weights,
             rotations=tuple(rotations), **factors,
         )  # fmt: skip
         return backend.function(network, rows)

@@ -10,7 +10,9 @@ from quire_ops.ops import op_named
 
 __all__ = ["promised_by_ops"]
 
-ELEMENTWISE = frozenset({ops.embedding, ops.position_slots, ops.rotary_embedding, ops.write_latent_cache})
+ELEMENTWISE = frozenset(
+    {ops.embedding, ops.position_slots, ops.quantized_embedding, ops.rotary_embedding, ops.write_latent_cache}
+)
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
 BY_ROW = frozenset({(ops.layer_norm, "torch")})
 """Op and backend: torch goes through each row in one way, however many rows there are."""

@@ -12,6 +12,7 @@ from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_layouts import DimShard
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
+from quire_models.layers.stored_table import StoredTable
 from quire_models.shards import OutputShard, split_outputs
 from quire_models.spec import LinearSpec
 from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, ops
@@ -269,8 +270,12 @@ def same_scales(layers: Sequence[Linear], input_scales: Sequence[Tensor]) -> boo
 class Embedding:
     """ids [T] -> [T, size]."""
 
-    __slots__ = ("_adapters", "_embedding", "_parameter", "weight")
+    __slots__ = ("_adapters", "_embedding", "_parameter", "stored", "weights")
 
+    stored: StoredTable | None
+    """The table where the checkpoint is quantized and has it so."""
+    weights: LinearWeights
+    """The rank's rows as ops take them. Once they are loaded."""
     rank_rows: tuple[int, ...] = ()
     """Rows of each rank, one behind the other, where ranks share them out; empty where each has all."""
 
@@ -280,15 +285,17 @@ class Embedding:
         """
         self._embedding = scope.op(ops.embedding)
         rows = None if shard is None else DimShard(0, shard.start, shard.total)
-        self._parameter = scope.parameter("weight", shard.size if shard else vocab_size, size, shard=rows)
-        self.weight: Tensor
+        method = scope.stored_head(vocab_size, size, tied=True, shard=shard)
+        self.stored = None if method is None else StoredTable(scope, method, size)
+        if self.stored is None:
+            self._parameter = scope.parameter("weight", shard.size if shard else vocab_size, size, shard=rows)
         self._adapters = scope.adapters
         if self._adapters is not None and self._adapters.embedding is None:
             self._adapters.embedding = (scope.prefix.removesuffix("."), (vocab_size, size))
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        self.weight = self._parameter.take()
+        self.weights = LinearWeights(self._parameter.take()) if self.stored is None else self.stored.finish()
 
     def __call__(self, ids: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """`lora`: which tokens have adapters, which may change their embedding."""
@@ -299,11 +306,12 @@ class Embedding:
 
     def rows_of(self, ids: Tensor) -> Tensor:
         """[T, size] without adapters."""
-        return self._embedding(ids, self.weight)
+        return self._embedding(ids, self.weights.weight) if self.stored is None else self.stored.rows_of(ids)
 
     def part(self, shard: OutputShard | None) -> Tensor:
-        """The rows of a shard; None for all."""
-        return self.weight if shard is None else self.weight[shard.start : shard.stop]
+        """The rows of a shard in the compute dtype; None for all."""
+        weight = self.weights.weight if self.stored is None else self.stored.whole()
+        return weight if shard is None else weight[shard.start : shard.stop]
 
 
 class LMHead:
@@ -380,6 +388,8 @@ class LMHead:
         tensors = {name: parameter.take() for name, parameter in self._stored.items() if parameter.tensor is not None}
         if isinstance(self._method, StoredLinear):
             self._weights = self._method.on_device(self._method.read(tensors, None))
+        elif not tensors and (table := self._embedding and self._embedding.stored) and not table.is_plain:
+            self._method, self._weights = table.method, table.weights
         else:
             shared = None if self._embedding is None else self._embedding.part(self._shard)
             weight = tensors.get("weight", shared)
@@ -406,8 +416,7 @@ class LMHead:
     def plain_weight(self) -> Tensor | None:
         """[vocab_size, size], of the rank's own tokens; None when there is more to the head than a product with it as
         it was loaded."""
-        is_plain = self._method.name == "plain" and self._bias is None
-        return self._weights["weight"] if is_plain else None
+        return self._weights["weight"] if self._method.name == "plain" and self._bias is None else None
 
     def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""

@@ -59,7 +59,6 @@ class StoredLinear:
             self._tensors, self._layer, self._shard = sharded, self._layer._replace(outputs=shard.size), None
         sizes = {"in_features": inputs, "out_features": outputs if shard is None else shard.size}
         self._request, self._disabled = replace(request, sizes=sizes), disabled
-        self._takes_blocks = ".experts." not in name  # those of a layer are multiplied at once, which takes none
         self._device = device
         self._ops: BoundOps = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
@@ -88,8 +87,7 @@ class StoredLinear:
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the checkpoint, on the host -> what `apply` needs, but for `on_device` still there."""
-        layer = (self._layer._replace(name=""), self._takes_blocks, self._shard)
-        alike = (*layer, self._request.dtype, self._device, *sorted(tensors))
+        alike = (self._layer._replace(name=""), self._shard, self._request.dtype, self._device, *sorted(tensors))
         self.choice, weights = once(alike, partial(self._read_weight, tensors))
         self.has_input_scale = "input_scale" in weights and "input_scale" in tensors
         own = tensors.get("bias")
@@ -105,7 +103,7 @@ class StoredLinear:
         weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
         if self._shard is not None:
             weight = weight.outputs(self._shard.start, self._shard.stop)
-        weight, key = form_on_device(weight, self._request, self._disabled, takes_blocks=self._takes_blocks)
+        weight, key = form_on_device(weight, self._request, self._disabled)
         choice = choose_kernel(key, self.config.inputs, self._request, self._disabled)
         weights = choice.kernel.make(weight, dtype, self._layer.name)
         if choice.kernel.inputs:

@@ -53,6 +53,6 @@ class VocabParallelEmbedding(Embedding):
         if not self.rank_rows:
             return super().part(shard)
         if shard == OutputShard.of(self.rank_rows, self._group.rank):
-            return self.weight
-        whole = self._group.all_gather(self.weight.contiguous(), dim=0, sizes=self.rank_rows)
+            return super().part(None)
+        whole = self._group.all_gather(super().part(None).contiguous(), dim=0, sizes=self.rank_rows)
         return whole if shard is None else whole[shard.start : shard.stop]
