@@ -78,6 +78,18 @@ def test_the_plan_is_what_is_allocated(architecture: str, tmp_path: Path, monkey
     check_request(plan)
 
 
+def test_the_first_convolutions_of_a_sound_are_planned() -> None:
+    case = CASES["CohereAsrForConditionalGeneration"]
+    encoder = {**case.fields["encoder_config"], "subsampling_conv_channels": 256, "num_mel_bins": 128}
+    fields = {**case.fields, "encoder_config": encoder, "architectures": ["CohereAsrForConditionalGeneration"]}
+    model = ModelConfig.from_dict({**fields, "model_type": "cohere_asr"})
+    settings = QuireConfig.of(model="m", dtype="float32", max_num_batched_tokens=200, kv_cache_memory_bytes=1 << 24)
+    plan = make_plan(settings, model, free_bytes=1 << 30)
+    assert plan.max_encoder_len == 200
+    convolutions = 200 * model.network.sound_width * 4
+    assert convolutions <= plan.ledger_bytes["activations"] < 1.1 * convolutions
+
+
 def check_request(plan: MemoryPlan) -> None:
     """A request of the full length holds the blocks that the planned concurrency means, while it decodes."""
     cache = KVCacheManager(plan.kv_plan, KVCacheConfig(block_size=plan.block_size))

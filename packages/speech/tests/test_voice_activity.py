@@ -125,7 +125,7 @@ def test_windows_hold_all_speech_and_are_not_too_long() -> None:
     cutter = SpeechWindows(15.0, detector=EnergyDetector())
     windows = [window for at in range(0, len(sound), 8000) for window in cutter.feed(sound[at : at + 8000])]
     windows += cutter.finish()
-    assert all(len(samples) <= 15.05 * RATE for _, samples in windows)
+    assert all(len(samples) <= 15 * RATE for _, samples in windows)
     for start, samples in windows:
         first = round(start * RATE)
         assert np.array_equal(samples, sound[first : first + len(samples)])
@@ -142,3 +142,12 @@ def test_silero_hears_speech_and_no_tone() -> None:
     assert isinstance(make_detector(), SileroDetector)
     tone = (0.1 * np.sin(2 * np.pi * 440 * np.arange(4 * RATE) / RATE)).astype(np.float32)
     assert TurnDetector(detector=SileroDetector()).feed(tone) == []
+
+
+def test_no_window_is_longer_than_asked_for() -> None:
+    """Whatever the bound is in frames of the detector."""
+    speech = np.random.default_rng(0).normal(0, 0.3, 8 * RATE).astype(np.float32)
+    for longest_s in (1.0, 1.3, 3.2):
+        cutter = SpeechWindows(longest_s, detector=EnergyDetector())
+        windows = [*cutter.feed(speech), *cutter.finish()]
+        assert longest_s - 0.07 < max(len(samples) for _, samples in windows) / RATE <= longest_s

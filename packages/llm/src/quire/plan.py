@@ -319,7 +319,10 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
-    ledger["activations"] = stages * activation_bytes(model, runner, kv_cache_dtype=resolved.cache_dtype)
+    ledger["activations"] = stages * activation_bytes(
+        model, runner, kv_cache_dtype=resolved.cache_dtype,
+        input_numbers=model.max_encoder_len * model.network.sound_width,
+    )  # fmt: skip
     if (input_bytes := model.network.state_input_bytes(dtype_bytes)) and runner.num_speculative_tokens:
         _check_drafted(config, model)
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)

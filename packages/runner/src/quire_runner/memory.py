@@ -57,8 +57,9 @@ class NetworkDims(Protocol):
 
 
 def activation_bytes(
-    network: NetworkDims, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None
-) -> int:
+    network: NetworkDims, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None,
+    input_numbers: int = 0,
+) -> int:  # fmt: skip
     """Largest number of bytes alive at once within a step: either in a layer of the full token budget, or at the
     logits of a step in which every row samples (drafts included).
 
@@ -67,6 +68,7 @@ def activation_bytes(
         config: Token budget, rows and dtype.
         dtype_bytes: Bytes of an activation's element; None takes the configured dtype's, and 4 where that is "auto".
         kv_cache_dtype: What keys and values are kept in; None for the dtype of the activations.
+        input_numbers: Numbers alive at once while tokens are made of an encoder's input, one at a time.
     """
     num_tokens = config.max_num_batched_tokens
     element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
@@ -88,7 +90,7 @@ def activation_bytes(
     layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
     # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
     stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size
-    layer = max(layer, num_tokens * stack * element)
+    layer = max(layer, num_tokens * stack * element, (num_tokens * network.hidden_size + input_numbers) * element)
     num_logit_rows = min(config.max_num_seqs * (1 + config.num_speculative_tokens), num_tokens)
     num_logit_rows = max(num_logit_rows, min(config.logits_chunk_tokens, num_tokens))
     logits = LOGITS_COPIES * num_logit_rows * network.vocab_size * 4

@@ -76,6 +76,13 @@ class FastConformerSpec:
         return self.channels * (self.num_mel_bins >> self.num_convolutions)
 
     @property
+    def sound_width(self) -> int:
+        """Most numbers alive per token of a sound while the convolutions read it: what the first one writes, which the
+        second lays out anew, and what that writes, a quarter as much."""
+        read = self.num_mel_bins << self.num_convolutions
+        return read * (2 + self.channels * 9 // 16)
+
+    @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
@@ -267,6 +274,7 @@ def conformer_decoder(
         projection=projection,
         sound_convolutions=convolutions,
         sound_bins=conformer.num_mel_bins,
+        sound_width=conformer.sound_width,
         max_encoder_len=num_sound_tokens(convolutions, longest_s * FRAMES_PER_S),
         decoder_start_token_ids=start_token_ids,
         shared="model.decoder.embed_tokens",

@@ -97,10 +97,10 @@ class FastConformer:
         """[F, M] -> [T, channels * bins that are left]."""
         (weight, bias), *others = self._convolutions
         half, channels = self._spec.width // 2, self._spec.channels
-        x = F.relu(F.conv2d(frames[None, None], weight, bias, stride=2, padding=half))
+        x = F.conv2d(frames[None, None], weight, bias, stride=2, padding=half).relu_()
         for (weight, bias), (pointwise, pointwise_bias) in zip(others[::2], others[1::2], strict=True):
             x = F.conv2d(x, weight, bias, stride=2, padding=half, groups=channels)
-            x = F.relu(F.conv2d(x, pointwise, pointwise_bias))
+            x = F.conv2d(x, pointwise, pointwise_bias).relu_()
         return x[0].transpose(0, 1).flatten(1)
 
     def __call__(self, x: Tensor, lens: list[int]) -> Tensor:

@@ -88,7 +88,7 @@ def spec(config: Fields) -> NetworkSpec:
         config,
         kind=MoonshineSpec,
         sound_convolutions=_CONVOLUTIONS,
-        sound_width=_SAMPLES + 2 * (_SAMPLES // _CONVOLUTIONS[0].stride) * sizes.hidden_size,
+        sound_width=_SAMPLES + 4 * (_SAMPLES // _CONVOLUTIONS[0].stride) * sizes.hidden_size,
         max_encoder_len=num_sound_tokens(_CONVOLUTIONS, MAX_SAMPLES),
         encoder_layers=tuple(
             LayerSpec(

@@ -116,7 +116,7 @@ def spec(config: Fields) -> NetworkSpec:
         kind=MoonshineStreamingSpec,
         sound_convolutions=convolutions,
         max_encoder_len=min(num_sound_tokens(convolutions, MAX_SAMPLES), sizes.max_model_len),
-        sound_width=4 * max(12 * frame_len, 4 * encoder.hidden_size),  # four frames, which are scaled in float32
+        sound_width=4 * max(6 * frame_len, 7 * encoder.hidden_size),  # four frames, which are scaled in float32
         encoder_hidden_size=encoder.hidden_size,
         encoder_intermediate_size=encoder.intermediate_size,
         frame_len=frame_len,

@@ -62,9 +62,9 @@ class MoonshineStreaming(EncoderDecoderLM):
         if samples.ndim != 2 or samples.shape[0] != 1:
             raise ValueError(f"the encoder reads samples of one channel, [1, samples], got {list(samples.shape)}")
         frames = F.pad(samples[0].float(), (0, -samples.shape[1] % self._frame_len)).view(-1, self._frame_len)
-        centered = frames - frames.mean(dim=1, keepdim=True)
-        scaled = centered * torch.rsqrt(centered.square().mean(dim=1, keepdim=True) + _VARIANCE_EPS)
-        compressed = torch.asinh(self._weights["comp.log_k"].float().exp() * scaled).to(self.dtype)
+        frames = frames - frames.mean(dim=1, keepdim=True)
+        frames.mul_(torch.rsqrt(frames.square().mean(dim=1, keepdim=True) + _VARIANCE_EPS))
+        compressed = frames.mul_(self._weights["comp.log_k"].float().exp()).asinh_().to(self.dtype)
         x = self._silu(F.linear(compressed, self._weights["linear.weight"])).t()[None]
         first, second = self._strides
         x = self._silu(self._convolve(x, "conv1", first))
