@@ -23,7 +23,7 @@ from import_graph import (
 
 LOCAL_IMPORTS = {
     "quire.adapters": "loads torch; the demo model is optional",
-    "quire.async_llm": "engines of other hosts are rare, and so is Parakeet",
+    "quire.async_llm": "engines of other hosts are rare; few servers hear, each in one way",
     "quire.assemble": "loads torch; the demo model is optional",
     "quire.collective_rpc": "loads torch",
     "quire.kernel_builds": "loads torch",

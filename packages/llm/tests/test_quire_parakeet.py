@@ -176,7 +176,7 @@ def test_adapters_are_refused(model: Model) -> None:
 def test_sentences_become_segments() -> None:
     from quire.frame_speech import FrameSpeech
 
-    pieces = {1: "Yes", 2: ".", 3: " Ada", 4: " ca", 5: "me", 6: "?"}
+    pieces = {1: "Yes", 2: ".", 3: " Ada", 7: " ", 4: " ca", 5: "me", 6: "?"}
 
     class Letters:
         def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
@@ -185,7 +185,7 @@ def test_sentences_become_segments() -> None:
     config = ModelConfig.from_dict({"architectures": ["ParakeetForCTC"]})
     tokenizer: Any = Letters()
     speech = FrameSpeech(Path("/nowhere"), config, tokenizer, 500)
-    rows = [[token, -0.5, 10 * token, 10 * token + 1] for token in pieces]
+    rows = [[token, -0.5, 10 * token, 10 * token + 1] for token in range(1, 7)]
     heard = speech.segments(2.0, 16_000 * 4, rows, TranscriptionOptions(word_timestamps=True))
     assert [(each.text, each.start_s, each.end_s) for each in heard] == [
         (" Yes.", 2.0 + 0.8, 2.0 + 21 * 0.08),
@@ -197,3 +197,6 @@ def test_sentences_become_segments() -> None:
     assert whole.text == " Yes. Ada came?"
     (unspaced,) = speech.segments(0.0, 16_000 * 4, rows[:2], TranscriptionOptions(language="ja"))
     assert unspaced.text == "Yes."
+    spaced = [[7, -0.5, 1, 2], *rows[2:4]]  # a space alone is no word
+    (only,) = speech.segments(0.0, 16_000 * 4, spaced, TranscriptionOptions(word_timestamps=True))
+    assert [(word.text, word.start_s) for word in only.words or ()] == [("  Ada", 0.08), (" ca", 3.2)]

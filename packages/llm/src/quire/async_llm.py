@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
-from quire.chat_transcriber import ChatTranscriber
 from quire.config import QuireConfig
 from quire.data_parallel import has_remote_engines, pool_ranks
 from quire.generation_config import generation_defaults
@@ -29,7 +28,6 @@ from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire.rank_config import rank_config
 from quire.transcribers import Transcriber
 from quire.transcribing import SpeechFront, speech_front
-from quire.whisper_transcriber import WhisperTranscriber
 from quire_engine import (
     AsyncEngine,
     EngineInfo,
@@ -182,10 +180,13 @@ class AsyncLLM:
         return info
 
     def _make_transcriber(self, info: EngineInfo, model: ModelConfig) -> Transcriber | None:
+        # Most servers hear nothing, and others have one of these.
         if self.speech is not None and self._engine is not None:
+            from quire.whisper_transcriber import WhisperTranscriber
+
             return WhisperTranscriber(self.speech, self._engine, self.config.model.max_logprobs)
         if "transcribe" in info.pooling_tasks:
-            from quire.frame_speech import FrameSpeech  # both are of use to few servers
+            from quire.frame_speech import FrameSpeech
             from quire.frame_transcriber import FrameTranscriber
 
             speech = FrameSpeech(self.folder, model, self.renderer.tokenizer, info.max_encoder_len)
@@ -195,6 +196,8 @@ class AsyncLLM:
             return None
         if model.num_mel_bins:  # a Whisper that lacks tokens
             return None
+        from quire.chat_transcriber import ChatTranscriber
+
         return ChatTranscriber(self.engine, self.renderer, media, self.folder)
 
     async def generate(

@@ -151,10 +151,10 @@ class FrameSpeech:
 
 
 def _words(pieces: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Words of what tokens add to a text, and the tokens of each: a word begins with a space."""
+    """Words of what tokens add to a text, and the tokens of each: a word begins with a space, and is more than that."""
     words: list[tuple[str, list[int]]] = []
     for place, piece in enumerate(pieces):
-        if not words or piece.startswith(" "):
+        if not words or (piece.startswith(" ") and words[-1][0].strip()):
             words.append((piece, [place]))
         else:
             words[-1] = (words[-1][0] + piece, [*words[-1][1], place])
