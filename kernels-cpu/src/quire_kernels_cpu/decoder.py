@@ -17,7 +17,7 @@ from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.layer_arguments import LayerArguments
 from quire_kernels_cpu.lora import LoraTables
-from quire_ops import PagedLayout, ops
+from quire_ops import CrossAttentionWeights, PagedLayout, ops
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
 
@@ -74,6 +74,9 @@ class Decoder:
         """In the order in which the C interface takes them."""
         self.handle: int | None = None
         """What the C functions take; from `prepare` on."""
+        crossing = (layer.cache for layer in stack.layers if isinstance(layer.mixer, CrossAttentionWeights))
+        self._cross_cache = next(crossing, None)
+        """One of those of cross attention: how far its tokens see is the same in all."""
 
     def __del__(self) -> None:
         self._release()
@@ -98,6 +101,7 @@ class Decoder:
         groups = _groups(layouts)
         first = layouts[0]
         paths, path_stride = path_pointer(first)
+        cross = None if self._cross_cache is None else layouts[group_of_layer[self._cross_cache]]
         tap_pointers = None if not taps else self._tap_pointers(taps)
         cos, sin = pointers_to(cosines), pointers_to(sines)
         step = STRUCTS["StepArgument"](
@@ -119,6 +123,8 @@ class Decoder:
             taps=None if tap_pointers is None else ctypes.addressof(tap_pointers),
             paths=paths,
             path_stride=path_stride,
+            cross_start_loc=None if cross is None else cross.query_start_loc.data_ptr(),
+            cross_lens=None if cross is None else cross.seq_lens.data_ptr(),
         )
         library().quire_decoder_run(self._dtype, self.handle, ctypes.byref(step))
         if self._stack.group is not None:

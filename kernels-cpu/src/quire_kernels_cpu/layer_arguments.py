@@ -17,6 +17,7 @@ from quire_kernels_cpu.moe import CompiledExperts
 from quire_kernels_cpu.routing import routing_rule
 from quire_ops import (
     AttentionWeights,
+    CrossAttentionWeights,
     DecoderLayerWeights,
     DecoderStack,
     FeedForwardWeights,
@@ -41,6 +42,7 @@ NORM_KINDS = ("none", "rms", "layer")
 """In the order of `NormKind` in `csrc/elementwise.h`."""
 _KINDS = {
     AttentionWeights: 0,
+    CrossAttentionWeights: 0,
     LatentAttentionWeights: 1,
     Mamba2Weights: 2,
     GatedDeltaWeights: 3,
@@ -125,6 +127,8 @@ class LayerArguments:
         argument: ctypes.Structure
         if isinstance(part, AttentionWeights):
             argument, adapted = self._attention(part), (part.q, part.k, part.v, part.o)
+        elif isinstance(part, CrossAttentionWeights):
+            argument, adapted = self._cross_attention(part), (part.q, part.o)
         elif isinstance(part, GatedWeights):
             argument, adapted = self._gated(part), part[:3]
         elif isinstance(part, MLPWeights):
@@ -172,6 +176,19 @@ class LayerArguments:
             eps=part.norm_eps,
             scale=part.scale,
             soft_cap=part.soft_cap or 0.0,
+        )
+
+    def _cross_attention(self, part: CrossAttentionWeights) -> ctypes.Structure:
+        query_size = _outputs(part.q)
+        return STRUCTS["AttentionArgument"](
+            q=self._matrix(part.q),
+            o=self._matrix(part.o, query_size),
+            kv_scale=self._floats(part.kv_scale),
+            num_heads=query_size // part.head_dim,
+            num_kv_heads=part.num_kv_heads,
+            head_dim=part.head_dim,
+            rotation=-1,
+            scale=part.scale,
         )
 
     def _latent_attention(self, part: LatentAttentionWeights) -> ctypes.Structure:

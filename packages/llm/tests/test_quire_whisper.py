@@ -22,6 +22,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.shared_engine import OfflineRequest
 from quire_engine import alignment_params
 from quire_interfaces import PoolingParams, RequestError, RequestOptions
+from quire_models.layers.fused_decoder import FusedDecoder
 from quire_testkit.tokenizers import write_tokenizer
 
 START = 5
@@ -215,3 +216,21 @@ def test_adapters_reach_encoder_and_decoder(
     found = [list(output.outputs[0].token_ids) for output in outputs]
     assert found == [expected(model, sound(1)), expected(merged, sound(1))]
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_decoder_in_one_call_has_the_bits_of_its_ops(
+    reference: tuple[Path, WhisperForConditionalGeneration], monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Steps in which words are aligned go op by op, beside others of the same request that do not."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+    prompts = [prompt(sound(seed), (START, *range(9, 9 + seed))) for seed in (1, 2, 5)]
+    settings: dict[str, Any] = {"dtype": dtype, "max_num_seqs": 3, "max_num_batched_tokens": 250}
+    found = []
+    for bind in (FusedDecoder.bind, lambda *args, **options: None):
+        monkeypatch.setattr(FusedDecoder, "bind", bind)
+        with LLM(str(reference[0]), **settings) as llm:
+            outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+            found.append((llm.engine_info.choices["layers"], [(each.token_ids, each.logprobs) for each in outputs]))
+    assert [layers for layers, _ in found] == ["all in one call", "op by op"]
+    assert found[0][1] == found[1][1]

@@ -34,8 +34,10 @@ struct AttentionPart {
     AttentionPart(const AttentionArgument& from, Workspace<T>& work) : a(from) {
         const int64_t hidden = work.hidden;
         qkv[0] = work.matrix(a.q, query_heads() * a.head_dim, hidden);
-        qkv[1] = work.matrix(a.k, a.num_kv_heads * a.head_dim, hidden);
-        qkv[2] = work.matrix(a.v, a.num_kv_heads * a.head_dim, hidden);
+        if (!is_cross()) {
+            qkv[1] = work.matrix(a.k, a.num_kv_heads * a.head_dim, hidden);
+            qkv[2] = work.matrix(a.v, a.num_kv_heads * a.head_dim, hidden);
+        }
         for (int rank = 0; a.rank_widths && rank < work.ranks.size(); ++rank) attended_size += a.rank_widths[rank];
         if (!a.rank_widths) attended_size = query_size();
         o = work.matrix(a.o, hidden, attended_size);
@@ -47,12 +49,15 @@ struct AttentionPart {
         if (a.norm_of_all_heads) work.need(kHeadFactors, 2);
     }
 
-    Strips<T> entry() const { return {qkv, 3, false}; }
+    // Whether the cache has what was written elsewhere: there are queries alone, each of which attends to all of its sequence.
+    bool is_cross() const { return !a.k.data; }
+    int num_projections() const { return is_cross() ? 1 : 3; }
+    Strips<T> entry() const { return {qkv, num_projections(), false}; }
     int input() const { return normed; }
     int64_t query_size() const { return static_cast<int64_t>(a.num_heads) * a.head_dim; }
     // Heads of the query projection: with a gate behind each query where the result is gated.
     int64_t query_heads() const { return a.num_heads * (a.gated ? 2 : 1); }
-    int64_t width() const { return (query_heads() + 2 * a.num_kv_heads) * a.head_dim; }
+    int64_t width() const { return (query_heads() + (is_cross() ? 0 : 2 * a.num_kv_heads)) * a.head_dim; }
 
     // Whether each rank has all heads, but computes only some outputs of their projections.
     bool is_gathered() const { return a.q.rank_sizes || a.k.rank_sizes || a.v.rank_sizes; }
@@ -79,8 +84,10 @@ struct AttentionPart {
             measure_heads(work, places);
             barrier();
         }
-        place_heads(pass, places, cache);
-        barrier();
+        if (!is_cross()) {
+            place_heads(pass, places, cache);
+            barrier();
+        }
         T* const whole = work.at(kAttended);
         T* const out = a.rank_widths ? work.at(kOwn) : whole;
         const Step<T>& step = *work.step;
@@ -90,15 +97,15 @@ struct AttentionPart {
                                .cache = cache,
                                .out = out,
                                .out_stride = query_size(),
-                               .sequences = pass.sequences,
-                               .order = work.order,
+                               .sequences = is_cross() ? step.cross_sequences(*pass.group) : pass.sequences,
+                               .order = is_cross() ? work.cross_order : work.order,
                                .num_heads = a.num_heads,
                                .scale = a.scale,
                                .window = a.window,
                                .soft_cap = a.soft_cap,
                                .sinks = a.sinks,
                                .slopes = a.slopes,
-                               .paths = step.paths,
+                               .paths = is_cross() ? nullptr : step.paths,
                                .path_stride = step.path_stride},
                   pass.mine.attention, pass.worker, work.partials);
         barrier();
@@ -108,8 +115,9 @@ struct AttentionPart {
         }
         if (a.rank_widths) pass.gather(out, a.rank_widths, whole, attended_size);
         pass.set(attended, whole, attended_size);
-        if (pass.adapters) work.shrink(pass.adapters + 3, 1, whole, attended_size);
-        pass.project_added(o, attended, pass.adapters ? pass.adapters + 3 : nullptr);
+        const LoraTable* const adapters = pass.adapters ? pass.adapters + num_projections() : nullptr;
+        if (adapters) work.shrink(adapters, 1, whole, attended_size);
+        pass.project_added(o, attended, adapters);
     }
 
 private:
@@ -121,15 +129,15 @@ private:
         T* const to[] = {places.data, places.data + query * per_head, places.data + (query + kv) * per_head};
         const Strips<T> behind{&o, 1, false};
         const OwnOutputs<T> own = pass.own_outputs(entry(), to, places.token_stride);
-        if (pass.adapters) work.shrink(pass.adapters, 3, work.at(kNormed), work.hidden);
+        if (pass.adapters) work.shrink(pass.adapters, num_projections(), work.at(kNormed), work.hidden);
         linear(entry(), work.activations[normed], pass.mine.linear, pass.worker,
                ToRows<T, T>{qkv, own.to, own.stride, work.tokens(), block}, &behind);
         barrier();
         if (pass.adapters) {
             LoraExpansion<T> added[3];
-            for (int i = 0; i < 3; ++i)
+            for (int i = 0; i < num_projections(); ++i)
                 added[i] = {pass.adapters + i, work.inner_of(i), qkv[i].rows, {own.to[i], own.stride, places.head_stride, block}};
-            lora_expand<T>(added, 3, work.step->lora);
+            lora_expand<T>(added, num_projections(), work.step->lora);
             barrier();
         }
         pass.gather(entry(), own, to, places.token_stride);

@@ -185,7 +185,9 @@ Step<T> make_step(const StepArgument& from) {
             .lora = {from.lora_order, from.lora_groups, from.num_lora_groups, from.max_lora_rank},
             .taps = from.taps,
             .paths = from.paths,
-            .path_stride = from.path_stride};
+            .path_stride = from.path_stride,
+            .cross_start_loc = from.cross_start_loc,
+            .cross_lens = from.cross_lens};
 }
 
 // function<T>() for the dtype's T.

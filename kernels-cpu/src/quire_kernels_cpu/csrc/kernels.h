@@ -90,7 +90,7 @@ struct StepGroup {
     int64_t block_size;
 };
 
-// Attention over keys and values. q_norm, k_norm: [D] each, or [Hq * D] and [Hkv * D] for all heads at once, or none.
+// Attention over keys and values; cross attention, to what is in the cache, without k and v. q_norm, k_norm: [D] each, or [Hq * D] and [Hkv * D] for all heads at once, or none.
 struct AttentionArgument {
     MatrixArgument q, k, v, o;
     const float *q_norm, *k_norm;
@@ -204,6 +204,7 @@ struct StepArgument {
     void* const* taps;     // per layer and one behind the last: where to copy its input [tokens, hidden], or null; or none
     const int32_t* paths;  // [tokens, path_stride], see `Attention::path`; or none
     int64_t path_stride;
+    const int32_t *cross_start_loc, *cross_lens;  // [tokens + 1], [tokens], of groups of cross attention; or none
 };
 
 // A layer of an encoder, see `encoder.h`: norms before both parts, or behind their sums where `post_ln`. Matrices are plain or int8.

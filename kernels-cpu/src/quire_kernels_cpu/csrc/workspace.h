@@ -33,12 +33,18 @@ struct Step {
     void* const* taps = nullptr;     // per layer, and one behind the last: where to copy its input [T, hidden], or null; or none
     const int32_t* paths = nullptr;  // `Attention::path`
     int64_t path_stride = 0;
+    // Of groups of cross attention, in which each token is a sequence of its own: [T + 1], and [T] what it attends to; or none.
+    const int32_t *cross_start_loc = nullptr, *cross_lens = nullptr;
 
     // The sequences with the block tables of a group.
     Sequences sequences(int group) const {
         const StepGroup& g = groups[group];
         return {.block_table = g.block_table, .table_stride = g.table_stride, .query_start_loc = query_start_loc,
                 .kv_lens = kv_lens, .count = num_sequences, .block_size = static_cast<int>(g.block_size)};
+    }
+    Sequences cross_sequences(const StepGroup& g) const {
+        return {.block_table = g.block_table, .table_stride = g.table_stride, .query_start_loc = cross_start_loc,
+                .kv_lens = cross_lens, .count = static_cast<int>(tokens), .block_size = static_cast<int>(g.block_size)};
     }
 };
 
@@ -95,6 +101,7 @@ public:
     DecoderRanks ranks;
     const Step<T>* step = nullptr;
     const int32_t* order = nullptr;  // the sequences, those with the most work first
+    const int32_t* cross_order = nullptr;  // the same of cross attention
     bool adapted = false;            // some tokens have adapters
     int64_t hidden = 0, most_experts = 0;
     float* lora_inner = nullptr;     // what the first part of adapters gives
@@ -123,6 +130,8 @@ public:
         ids_.get<int64_t>(now.tokens * most_experts);
         lora_inner = adapted ? lora_buffer_.get<float>(3 * now.lora.count() * now.lora.max_rank) : nullptr;
         order = by_work(now.query_start_loc, now.kv_lens, now.num_sequences, order_buffer_);
+        if (now.cross_lens)
+            cross_order = by_work(now.cross_start_loc, now.cross_lens, static_cast<int>(now.tokens), cross_order_buffer_);
     }
 
     int64_t tokens() const { return step->tokens; }
@@ -139,7 +148,8 @@ public:
 
 private:
     int64_t widths_[kNumTokenBuffers] = {}, float_widths_[kNumFloatBuffers] = {};
-    Buffer buffers_[kNumTokenBuffers], float_buffers_[kNumFloatBuffers], ids_, lora_buffer_, order_buffer_;
+    Buffer buffers_[kNumTokenBuffers], float_buffers_[kNumFloatBuffers], ids_, lora_buffer_, order_buffer_,
+        cross_order_buffer_;
 };
 
 // Where this rank's outputs of some matrices go, rows `stride` apart: where all outputs belong, or to be gathered.

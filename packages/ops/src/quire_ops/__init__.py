@@ -15,6 +15,7 @@ from quire_ops.kv_cache_ops import kv_cache_shape
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.layer_weights import (
     AttentionWeights,
+    CrossAttentionWeights,
     DecoderLayerWeights,
     FeedForwardWeights,
     GatedDeltaWeights,
@@ -52,6 +53,7 @@ __all__ = [
     "ActivationScheme",
     "AttentionWeights",
     "BackendSet",
+    "CrossAttentionWeights",
     "DecodeNetwork",
     "DecodeRows",
     "DecoderLayerWeights",

@@ -19,6 +19,7 @@ from quire_ops.routing import RoutingRule
 
 __all__ = [
     "AttentionWeights",
+    "CrossAttentionWeights",
     "DecoderLayerWeights",
     "FeedForwardWeights",
     "GatedDeltaWeights",
@@ -86,6 +87,21 @@ class AttentionWeights:
     """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
     rank_widths: tuple[int, ...] = ()
     """Hq * D of each rank, where ranks share heads out and these are one rank's; `o` takes those of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttentionWeights:
+    """Attention of each token to all that is in the cache for it: what an encoder read (Vaswani et al. 2017, sec.
+    3.2.3). In the layout of its group each token of the step is a sequence of its own."""
+
+    q: LinearWeights
+    """[Hq * D, hidden_size]."""
+    o: LinearWeights
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    kv_scale: Tensor | None = None
+    """As of `AttentionWeights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +229,14 @@ class RoutedExperts:
     """[1, hidden_size], contiguous, in the network's dtype: that counts as much as the sigmoid of its product says."""
 
 
-MixerWeights = AttentionWeights | LatentAttentionWeights | Mamba2Weights | GatedDeltaWeights | ShortConvWeights
+MixerWeights = (
+    AttentionWeights
+    | CrossAttentionWeights
+    | LatentAttentionWeights
+    | Mamba2Weights
+    | GatedDeltaWeights
+    | ShortConvWeights
+)
 FeedForwardWeights = GatedWeights | MLPWeights | RoutedExperts
 
 

@@ -19,6 +19,7 @@ from quire_ops.kv_cache_ops import rotary_embedding, write_kv_cache
 from quire_ops.latent_attention import latent_attention, write_latent_cache
 from quire_ops.layer_weights import (
     AttentionWeights,
+    CrossAttentionWeights,
     FeedForwardWeights,
     GatedDeltaWeights,
     GatedNormWeights,
@@ -55,6 +56,8 @@ def reference_mixer(x: Tensor, mixer: MixerWeights, step: LayerStep) -> Tensor:
     """x [T, hidden_size] -> the same; writes keys and values, or states."""
     if isinstance(mixer, AttentionWeights):
         return _attention(x, mixer, step)
+    if isinstance(mixer, CrossAttentionWeights):
+        return _cross_attention(x, mixer, step)
     if isinstance(mixer, LatentAttentionWeights):
         return _latent_attention(x, mixer, step)
     if isinstance(mixer, Mamba2Weights):
@@ -129,6 +132,14 @@ def _attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
     if gate is not None:
         attended = sigmoid_and_mul(gate.flatten(1), attended)
     return reference_linear(attended, weights.o, lora=step.lora)
+
+
+def _cross_attention(x: Tensor, weights: CrossAttentionWeights, step: LayerStep) -> Tensor:
+    query = reference_linear(x, weights.q, lora=step.lora).view(len(x), -1, weights.head_dim)
+    attended = paged_attention(
+        query, step.kv_cache, step.layout, scale=weights.scale, kv_scale=weights.kv_scale
+    )  # fmt: skip
+    return reference_linear(attended.flatten(1), weights.o, lora=step.lora)
 
 
 def _head_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -126,6 +126,7 @@ class AlignmentPooler:
             observed: Any = _ObservedCross(layer_of.cross, of_layer, num_layers + number, spec.cross.scale)
             layer_of.cross = observed
             self._layers.append(observed)
+        network.is_observed = lambda: any(layer.observers for layer in self._layers)
 
     def begin(self, params: PoolingParams) -> _AlignmentState:
         """The state of a request.

@@ -13,14 +13,14 @@ from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward, class_of, within
 from quire_models.encoder_spec import EncoderAttentionSpec
 from quire_models.layers.gathered_heads import GatherHeads
-from quire_models.layers.linear import Linear, unadapted_weights
+from quire_models.layers.linear import Linear, stack_weights, unadapted_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.mlp import MLP, GatedMLP
 from quire_models.layers.norm import FusableNorm, make_norm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 from quire_models.spec import LayerSpec
-from quire_ops import EncoderAttentionWeights, EncoderLayerWeights, GatedWeights, MLPWeights, ops
+from quire_ops import CrossAttentionWeights, EncoderAttentionWeights, EncoderLayerWeights, GatedWeights, MLPWeights, ops
 
 __all__ = ["CrossAttention", "EncoderAttention", "EncoderLayer"]
 
@@ -118,7 +118,18 @@ class EncoderAttention:
 class CrossAttention:
     """x [T, hidden_size] -> [T, hidden_size]: the decoder's tokens attend to all that the encoder read."""
 
-    __slots__ = ("_attention", "_gather", "_key_and_value", "_num_heads", "key", "out", "query", "value")
+    __slots__ = (
+        "_attention",
+        "_gather",
+        "_key_and_value",
+        "_num_heads",
+        "cache",
+        "key",
+        "out",
+        "query",
+        "spec",
+        "value",
+    )
 
     def __init__(self, spec: EncoderAttentionSpec, index: int, scope: Scope) -> None:
         """Args:
@@ -128,8 +139,22 @@ class CrossAttention:
         self.query, self.key, self.value, self.out = (Linear.of(scope, each) for each in spec.projections())
         self._key_and_value = MergedLinear(scope, self.key, self.value)
         self._attention = scope.attention(index, scale=spec.scale)
+        self.spec, self.cache = spec, index
         self._gather = GatherHeads.of(spec.heads, spec.head_dim, scope)
         self._num_heads = spec.num_heads
+
+    def fused_weights(self) -> CrossAttentionWeights | None:
+        """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
+        weights = stack_weights(q=self.query, o=self.out)
+        if weights is None or self.spec.heads is not None:
+            return None
+        return CrossAttentionWeights(
+            **weights,
+            num_kv_heads=self._num_heads,
+            head_dim=self.spec.head_dim,
+            scale=self.spec.scale,
+            kv_scale=self._attention.kv_scale,
+        )
 
     def write(self, encoded: Tensor, batch: ForwardBatch) -> None:
         """Keep keys and values of what the encoder made of `batch.encoder`, [E, hidden_size]."""

@@ -5,6 +5,9 @@ Shape legend: T tokens of the step, which are the decoder's; N tokens of either 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,15 +15,17 @@ from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.build import build_feed_forward, build_mixer, within
 from quire_models.config import ModelConfig
 from quire_models.encoder_spec import CrossLayerSpec, EncoderDecoderSpec
+from quire_models.layers.blocks import layer_weights
 from quire_models.layers.decoder_lm import rotary_tables
 from quire_models.layers.encoder import CrossAttention, EncoderLayer
+from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
-from quire_models.layers.norm import make_norm
+from quire_models.layers.norm import FusableNorm, make_norm
 from quire_models.layers.scope import Scope
 from quire_models.layers.token_embedding import TokenEmbedding
 from quire_models.layers.vocab_parallel import VocabParallelEmbedding
-from quire_ops import LoraTokens
+from quire_ops import AttentionWeights, DecoderLayerWeights, LoraTokens
 
 __all__ = ["CrossDecoderLayer", "EncoderDecoderLM"]
 
@@ -45,6 +50,24 @@ class CrossDecoderLayer:
         assert first is not None
         assert last is not None
         self._norms = tuple(make_norm(norm, scope) for norm in (first, spec.cross_norm, last))
+
+    def fused_weights(self, rotation: int | None) -> tuple[DecoderLayerWeights, ...] | None:
+        """The layer as two for op `decoder_stack`, its own attention and what is behind it, or None when that op cannot
+        compute it.
+
+        Args:
+            rotation: Which one of the network's its own attention has; None for none.
+        """
+        attention_norm, cross_norm, feed_forward_norm = self._norms
+        if self._is_post_ln:
+            return None
+        first = layer_weights(self.attention, None, input_norm=attention_norm)
+        second = layer_weights(
+            self.cross, self.feed_forward, input_norm=cross_norm, feed_forward_norm=feed_forward_norm
+        )
+        if first is None or second is None or not isinstance(first.mixer, AttentionWeights):
+            return None
+        return dataclasses.replace(first, mixer=dataclasses.replace(first.mixer, rotation=rotation)), second
 
     def __call__(self, x: Tensor, batch: ForwardBatch, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; `rotation`: cosines and sines of its own attention, None for none."""
@@ -95,6 +118,18 @@ class EncoderDecoderLM(Network):
         # A head that may differ is read where the checkpoint brings one.
         self.ignored_tensors = frozenset({f"{head.name}.weight"} if head.tied and not head.may_differ else ())
 
+        self.is_observed: Callable[[], bool] = lambda: False
+        """Whether somebody looks into the layers of the next step, which then run op by op."""
+
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Give the loaded parameters to their layers, and bind the op that runs the decoder's in one call."""
+        super().finish_loading(after_each)
+        if self._scope.tp_group is None and isinstance(self.decoder_norm, FusableNorm):
+            halves: list[DecoderLayerWeights | None] = []
+            for layer, rotation in zip(self.decoder_layers, self._rotations, strict=True):
+                halves += layer.fused_weights(rotation) or (None,)
+            self._stack = FusedDecoder.bind(self._scope, self.config, halves, self.decoder_norm.fused_weights())
+
     def encoder_scope(self, scope: Scope) -> Scope:
         """What the encoder's layers get in the place of the network's scope. Called while the network is made."""
         return scope
@@ -144,6 +179,8 @@ class EncoderDecoderLM(Network):
         x = self.decoder_embedding(batch.input_ids, batch.positions, batch.lora)
         length = max(batch.num_positions, *batch.attention[0].kv_lens) if self._tables else 0
         rotations = [table(batch.positions, length) for table in self._tables]
+        if self._stack is not None and self._stack.serves(batch) and not self.is_observed():
+            return self._stack(x, rotations, batch, {})
         for layer, rotation in zip(self.decoder_layers, self._rotations, strict=True):
             x = layer(x, batch, None if rotation is None else rotations[rotation])
         return x if self.decoder_norm is None else self.decoder_norm(x)

@@ -20,6 +20,7 @@ from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.scope import Scope
 from quire_ops import (
     AttentionWeights,
+    CrossAttentionWeights,
     DecodeNetwork,
     DecoderLayerWeights,
     DecodeRows,
@@ -132,9 +133,9 @@ class FusedDecoder:
     def _reads(self, kv_caches: tuple[Tensor, ...]) -> bool:
         """Whether the call reads the caches of its attention."""
         for layer in self._stack.layers:
-            if isinstance(layer.mixer, AttentionWeights | LatentAttentionWeights):
+            if isinstance(layer.mixer, AttentionWeights | CrossAttentionWeights | LatentAttentionWeights):
                 dtype = kv_caches[layer.cache].dtype
-                quantized = dtype in QUANTIZED and isinstance(layer.mixer, AttentionWeights)
+                quantized = dtype in QUANTIZED and not isinstance(layer.mixer, LatentAttentionWeights)
                 if dtype != self._scope.dtype and not quantized:
                     return False
         return True
@@ -199,6 +200,8 @@ def _choose(scope: Scope, stack: DecoderStack, op: Op[P, R]) -> OpBackend[P, R] 
             queries = _outputs(mixer.q) // _outputs(mixer.k) // (2 if mixer.gated else 1)
             sizes["head_dim"] = max(mixer.head_dim, sizes.get("head_dim", 0))
             sizes["queries_per_kv_head"] = max(queries, sizes.get("queries_per_kv_head", 0))
+        elif isinstance(mixer, CrossAttentionWeights):
+            sizes["head_dim"] = max(mixer.head_dim, sizes.get("head_dim", 0))
         elif isinstance(mixer, GatedDeltaWeights):
             sizes["key_head_dim"] = mixer.key_dim
         if isinstance(mixer, Mamba2Weights | GatedDeltaWeights | ShortConvWeights):
@@ -220,6 +223,8 @@ def _inputs(layer: DecoderLayerWeights) -> list[tuple[LinearWeights, ...]]:
     groups: list[tuple[LinearWeights, ...]] = []
     if isinstance(mixer, AttentionWeights):
         groups += [(mixer.q, mixer.k, mixer.v), (mixer.o,)]
+    elif isinstance(mixer, CrossAttentionWeights):
+        groups += [(mixer.q,), (mixer.o,)]
     elif isinstance(mixer, LatentAttentionWeights):
         groups += [(mixer.q_down, mixer.kv_down), (mixer.o,)]
         groups += [] if mixer.q_up is None else [(mixer.q_up,)]
