@@ -9,9 +9,10 @@ import triton.language as tl
 from kernels_cuda_support import DTYPES, check, here, poison, random_tensor
 
 from quire_interfaces import ConfigError
+from quire_kernels_cuda.platform import choosing
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
 from quire_kernels_cuda.triton import linear
-from quire_kernels_cuda.triton.matmul import MatmulTile, _four_bits, choose_tile, run_matmul
+from quire_kernels_cuda.triton.matmul import MatmulTile, _four_bits, choose_row_tile, choose_tile, run_matmul
 from quire_ops import ops as ref
 from quire_ops.grouped import block_groups, pack_int4
 
@@ -22,6 +23,8 @@ TILES = {
 each_tile = pytest.mark.parametrize("tile", TILES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SIZES = [(1, 40, 300), (19, 70, 261)]
+ROW_TILES = (MatmulTile(1, 16, 128, 3, 4, 1), MatmulTile(1, 64, 128, 1, 4, 2))
+"""For the kernel of one row."""
 each_size = pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
 
 
@@ -94,6 +97,10 @@ def test_weights_in_groups(dtype, group, kind):
             out_dtype=dtype, tile=tile,
         )  # fmt: skip
         check(got, ref.grouped_linear(x, weight, scale, zero, bias), dtype)
+        for tile in ROW_TILES if kind.startswith("int4") else ():
+            options = {"form": "int4", "scale": here(scale), "zero": here(zero), "out_dtype": dtype, "tile": tile}
+            got = run_matmul(here(x[:1]), here(weight), bias=here(bias), **options)
+            check(got, ref.grouped_linear(x[:1], weight, scale, zero, bias), dtype)
         got = linear.grouped_linear(here(x), here(weight), here(scale), here(zero), None, wide=True)
         check(got, ref.grouped_linear(x, weight, scale, zero, None, wide=True))
 
@@ -114,8 +121,22 @@ def test_an_unknown_weight_is_refused():
         linear.grouped_linear(torch.ones(1, 32), torch.ones(1, 32), scale, None, None)
 
 
+def test_the_kernel_of_one_row_serves_one_row_of_int4_alone(monkeypatch):
+    """A table of tuned configurations answers for the nearest problem, of another number of rows, too."""
+    row = MatmulTile(1, 16, 128, 1, 4, 1).config
+    weight, scale = pack_int4(torch.randint(-8, 8, (20, 64), dtype=torch.int8)), block_groups(torch.rand(20, 1))
+    with choosing(lambda problem, otherwise: row):
+        for rows in (1, 2):
+            x = random_tensor(rows, 64)
+            got = linear.grouped_linear(here(x), here(weight), here(scale), None, None)
+            check(got, ref.grouped_linear(x, weight, scale, None, None))
+
+
 def test_tiles_keep_a_gpu_busy():
     sm_90 = NVIDIA_TARGETS["sm_90"]
+    row = choose_row_tile(4096, 4096, 132)
+    assert row.num_splits * 4096 // row.outputs >= 2 * 132
+    assert choose_row_tile(4096, 1024, 132).num_splits <= 2
     few = choose_tile(1, 4096, 4096, 132, sm_90)
     assert few.rows == 16
     assert few.num_splits * 4096 // few.outputs >= 2 * 132

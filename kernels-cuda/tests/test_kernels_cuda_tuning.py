@@ -229,7 +229,7 @@ def test_what_a_kernel_asks_for_is_what_is_tuned():
         make_call(asked, NVIDIA, torch.device(DEVICE), context=20)()
     assert seen == [asked]
     assert default_config(make_call(asked, NVIDIA, torch.device(DEVICE), context=20)) == attention.decode_config(
-        SM_90, 64, has_row_scales=False
+        SM_90, 64, torch.bfloat16, has_row_scales=False
     )
 
 

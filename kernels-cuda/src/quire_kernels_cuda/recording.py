@@ -78,7 +78,8 @@ def kernel_of(build: Build) -> Any:
 
 @contextmanager
 def recording(label: str, vendor: str = "cuda") -> Iterator[list[Build]]:
-    """Within it, launches of Triton kernels in this process are put into the list, and nothing runs.
+    """Within it, launches of Triton kernels in this process are put into the list, and nothing runs; a launch gives its
+    build.
 
     Args:
         label: What is special about these launches: part of their names.
@@ -88,10 +89,11 @@ def recording(label: str, vendor: str = "cuda") -> Iterator[list[Build]]:
 
     found: list[Build] = []
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Build:
         build = _build(self, label, vendor, args, kwargs)
         if build not in found:
             found.append(build)
+        return build
 
     launch, JITFunction.run = JITFunction.run, run
     try:

@@ -61,7 +61,7 @@ _BLOCKS: dict[str, dict[str, tuple[int, ...]]] = {
     "decode_attention": {"BLOCK_N": (16, 32, 64, 128)},
     "prefill_attention": {"BLOCK_M": (32, 64, 128), "BLOCK_N": (16, 32, 64, 128)},
     "matmul": {
-        "BM": (16, 32, 64, 128, 256), "BN": (16, 32, 64, 128, 256), "BK": (32, 64, 128, 256),
+        "BM": (1, 16, 32, 64, 128, 256), "BN": (16, 32, 64, 128, 256), "BK": (32, 64, 128, 256),
         "SPLITS": (1, 2, 4, 8, 16),
     },
     "fused_moe": {"BM": (16, 32, 64, 128), "BN": (32, 64, 128)},
@@ -153,6 +153,8 @@ def _is_sensible(problem: Problem, config: LaunchConfig, target: Target) -> bool
         held = 2 * blocks["BLOCK_N"] * int(facts["head_dim"]) * itemsize
     elif "BK" in blocks:
         if facts.get("form") == "int4" and blocks["BK"] != 128:  # the form says how many
+            return False
+        if blocks["BM"] == 1 and (facts.get("form") != "int4" or facts["rows"] != 1):
             return False
         rows, outputs, inputs, splits = (
             int(facts["rows"]),

@@ -100,20 +100,24 @@ class _Call(NamedTuple):
         return self.query.shape[1] // self.num_kv_heads
 
 
-def decode_config(target: Target, head_dim: int, *, has_row_scales: bool) -> LaunchConfig:
+def decode_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row_scales: bool) -> LaunchConfig:
     """How keys are walked over where each sequence has few queries: memory counts, so small steps.
 
     Where blocks are smaller than steps, the compiler keeps one buffer each of keys and values, whatever the number of
     stages (the shared memory in `resources.csv`): other programs on the processor are what hides loads.
 
     Args:
+        dtype: Of queries.
         has_row_scales: The cache is int8 or int4, whose rows begin at multiples of 4 bytes: their addresses take many
             registers.
     """
     if target.has_few_registers:
         return LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=8, num_stages=1)
-    keys = 64 if head_dim <= 128 and not has_row_scales else 32
-    stages = 3 if target.vendor == "cuda" else 2
+    is_nvidia = target.vendor == "cuda"
+    # On sm_80, and where keys become float32, 64 keys do not fit into registers.
+    few_registers = has_row_scales and not (is_nvidia and target.has_fp8 and dtype.itemsize == 2)
+    keys = 64 if head_dim <= 128 and not few_registers else 32
+    stages = 3 if is_nvidia else 2
     return LaunchConfig(blocks={"BLOCK_N": keys}, num_warps=8 if has_row_scales else 4, num_stages=stages)
 
 
@@ -153,7 +157,7 @@ def _config(call: _Call, kernel: str, default: LaunchConfig, sizes: dict[str, in
 
 def _decode(call: _Call, block_q: int) -> None:
     head_dim = call.query.shape[2]
-    default = decode_config(call.target, head_dim, has_row_scales=call.has_row_scales)
+    default = decode_config(call.target, head_dim, call.query.dtype, has_row_scales=call.has_row_scales)
     sizes = {"sequences": triton.next_power_of_2(call.num_seqs)}
     config = _config(call, "decode_attention", default, sizes, tokens=block_q)
     longest = call.lengths.longest

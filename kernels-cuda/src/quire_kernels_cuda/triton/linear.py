@@ -78,7 +78,8 @@ def grouped_linear(
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """Logits, and products with the network's form of weights, of few rows (with splits and without) and of many."""
+    """Logits, and products with the network's form of weights, of few rows (with splits and without) and of many; of
+    one with int4 weights."""
     dtype = CACHE_TORCH_DTYPES[shape.dtype]
 
     def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -91,7 +92,8 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         return
     kind = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.weights]
     label = f"{shape.weights} {shape.dtype}"
-    for use, rows, outputs in (("few rows", 16, 65536), ("few rows split", 16, inputs), ("many rows", 512, inputs)):
+    uses = [("few rows", 16, 65536), ("few rows split", 16, inputs), ("many rows", 512, inputs)]
+    for use, rows, outputs in uses + [("one row", 1, inputs)] * (shape.weights == "int4"):
         x = empty(rows, inputs)
         if shape.weights == "int8":
             weight, scale = empty(outputs, inputs, dtype=kind), empty(outputs)

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform, num_multiprocessors
 from quire_kernels_cuda.targets import Target
+from quire_kernels_cuda.triton.row_matmul import row_matmul_kernel
 from quire_ops.grouped import group_size_of
 
 __all__ = [
     "FEW_ROWS",
     "MatmulTile",
     "add_splits_kernel",
+    "choose_row_tile",
     "choose_tile",
     "matmul_kernel",
     "run_matmul",
@@ -191,6 +193,7 @@ class MatmulTile(NamedTuple):
     """How a product is cut."""
 
     rows: int
+    """1 for the kernel of one row of int4 weights."""
     outputs: int
     inputs: int
     num_splits: int
@@ -234,6 +237,14 @@ def choose_tile(
     return MatmulTile(rows, 32, 128, splits, 4, 4 if target.vendor == "cuda" else 2)
 
 
+def choose_row_tile(num_outputs: int, inputs: int, num_multiprocessors: int) -> MatmulTile:
+    """For one row of int4 weights: splits until each multiprocessor has two programs, which load a piece ahead."""
+    splits = 1
+    while splits < 16 and triton.cdiv(num_outputs, 64) * splits < 2 * num_multiprocessors and inputs // splits >= 1024:
+        splits *= 2
+    return MatmulTile(1, 64, 128, splits, 4, 2)
+
+
 def _tuned_tile(
     x: Tensor,
     num_outputs: int,
@@ -246,13 +257,18 @@ def _tuned_tile(
 ) -> MatmulTile:
     num_rows, inputs = x.shape
     processors, target = num_multiprocessors(x.device), platform.target_of(x.device)
-    otherwise = choose_tile(num_rows, num_outputs, inputs, processors, target, grouped=group > 0)
+    is_row = form == "int4" and num_rows == 1
+    if is_row:
+        otherwise = choose_row_tile(num_outputs, inputs, processors)
+    else:
+        otherwise = choose_tile(num_rows, num_outputs, inputs, processors, target, grouped=group > 0)
     sizes = {"rows": triton.next_power_of_2(num_rows), "outputs": num_outputs, "inputs": inputs}
     config = platform.config(
         "matmul", x.device, otherwise.config, sizes=sizes, form=form, group=group, dtype=x.dtype,
         scale_dtype=scale_dtype, out_dtype=out_dtype, zero=has_zero,
     )  # fmt: skip
-    return MatmulTile.of(config)
+    tile = MatmulTile.of(config)
+    return otherwise if tile.rows == 1 and not is_row else tile  # tables answer for the nearest problem
 
 
 def run_matmul(
@@ -296,19 +312,29 @@ def run_matmul(
     parts = out
     if splits > 1:
         parts = torch.empty((splits, num_rows, num_outputs), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(num_rows, cut.rows), triton.cdiv(num_outputs, cut.outputs), splits)
-    matmul_kernel[grid](
-        x, weight.view(torch.uint8) if form == "fp8" else weight,
-        x if scale is None else scale, x if zero is None else zero, x if bias is None else bias, parts,
-        num_rows, num_outputs, inputs, x.stride(0), weight.shape[1], num_groups, split_inputs,
-        FORM=form, GROUP=group, HAS_ZERO=zero is not None, HAS_SCALE=scales_outputs and splits == 1,
-        HAS_BIAS=bias is not None and splits == 1, FACTOR=256.0 if form == "fp8" else 1.0,
-        BM=cut.rows, BN=cut.outputs, BK=step,
-        num_warps=cut.num_warps, num_stages=cut.num_stages,
-    )  # fmt: skip
+    absent = x  # stands where there is nothing: never read
+    given = [absent if each is None else each for each in (scale, zero, bias)]
+    if cut.rows == 1:
+        row_matmul_kernel[(triton.cdiv(num_outputs, cut.outputs), splits)](
+            x, weight.view(torch.int32), *given, parts,
+            num_outputs, inputs, weight.shape[1] // 4, num_groups, split_inputs,
+            GROUP=group, HAS_ZERO=zero is not None, HAS_BIAS=bias is not None and splits == 1,
+            IS_WHOLE=inputs % 128 == 0, BN=cut.outputs, NUM_STAGES=cut.num_stages,
+            num_warps=cut.num_warps, num_stages=cut.num_stages,
+        )  # fmt: skip
+    else:
+        grid = (triton.cdiv(num_rows, cut.rows), triton.cdiv(num_outputs, cut.outputs), splits)
+        matmul_kernel[grid](
+            x, weight.view(torch.uint8) if form == "fp8" else weight, *given, parts,
+            num_rows, num_outputs, inputs, x.stride(0), weight.shape[1], num_groups, split_inputs,
+            FORM=form, GROUP=group, HAS_ZERO=zero is not None, HAS_SCALE=scales_outputs and splits == 1,
+            HAS_BIAS=bias is not None and splits == 1, FACTOR=256.0 if form == "fp8" else 1.0,
+            BM=cut.rows, BN=cut.outputs, BK=step,
+            num_warps=cut.num_warps, num_stages=cut.num_stages,
+        )  # fmt: skip
     if splits > 1:
         add_splits_kernel[(triton.cdiv(out.numel(), 1024),)](
-            parts, x if scale is None else scale, x if bias is None else bias, out, out.numel(), num_outputs,
+            parts, given[0], given[2], out, out.numel(), num_outputs,
             NUM_SPLITS=splits, HAS_SCALE=scales_outputs, HAS_BIAS=bias is not None, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out
