@@ -1,15 +1,17 @@
 """What a captured decode step takes on a GPU that is not here, by counting: launches, bytes, operations.
 
     python apps/bench/benchmarks/gpu_estimate.py 8b --device h200 --batch 64 --context 1024
-    python apps/bench/benchmarks/gpu_estimate.py --table        all rows of ROWS, and those that an H100 has measured
+    python apps/bench/benchmarks/gpu_estimate.py --table        all STEPS, and what an H100 has measured of them
+    python apps/bench/benchmarks/gpu_estimate.py --bars         what steps are to reach, and what they reach
     python apps/bench/benchmarks/gpu_estimate.py 8b --batch 2 --graph-memory    what graphs take, and what is planned
 
 The launches are those of the real step: it runs on tensors without memory, with the kernels and the configurations of
 the named GPU, and everything that would be launched is noted with its arguments. Each launch takes the time that its
 bytes take at the GPU's rate of reading, or its operations at the rate of its matrix units, whichever is more, by a
-share that kernels of its kind reach; and some microseconds for starting and ending. Shares and microseconds are
-fitted to an H100's measured steps (`docs/gpu.md`), so an estimate says how a change moves a step, not what a kernel
-that nobody has timed will do. Layers are counted by a network of one and one of two.
+share that kernels of its kind reach; and some microseconds for starting and ending. Kernels that widen weights or keys
+also take the time of their instructions: they are compiled, and turns of their inner loops counted. Shares and
+microseconds are fitted to an H100's measured steps (`docs/gpu.md`), so an estimate says how a change moves a step, not
+what a kernel that nobody has timed will do. Layers are counted by a network of one and one of two.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,22 +42,57 @@ class Device(NamedTuple):
     """What reading memory reaches, not what is printed on the box."""
     flop_per_s: float
     """Of products of bfloat16, likewise."""
+    warp_instructions_per_s: float
+    """That its schedulers issue."""
 
 
 DEVICES = {
-    "h100": Device("sm_90", 3.05e12, 790e12),
-    "h200": Device("sm_90", 4.3e12, 790e12),
+    "h100": Device("sm_90", 3.05e12, 790e12, 132 * 4 * 1.755e9),
+    "h200": Device("sm_90", 4.3e12, 790e12, 132 * 4 * 1.755e9),
 }
-"""h100: measured by `gpu_check.py`. h200: its memory by the same share of its rated speed."""
+"""h100: measured by `gpu_check.py`; instructions of 132 multiprocessors by its clock. h200: its memory by the same
+share of its rated speed."""
+
+
+class Step(NamedTuple):
+    """A decode step."""
+
+    shape: str
+    device: str
+    batch: int
+    """Requests."""
+    context: int = 1024
+    """Tokens of each."""
+    weights: str = "plain"
+    """How weights are kept (`build_model(linear_method=)`)."""
+    kv_cache_dtype: str | None = None
+    """Of keys and values; None for the network's own."""
+    drawn: bool = False
+    """Whether requests draw their tokens."""
+
+    def __str__(self) -> str:
+        kinds = [] if self.weights == "plain" else [f"{self.weights} weights"]
+        kinds += [f"{self.kv_cache_dtype} cache"] if self.kv_cache_dtype else []
+        kinds += ["drawn"] if self.drawn else []
+        return ", ".join([f"{self.shape} on {self.device}", f"{self.batch} requests at {self.context}", *kinds])
+
+    @property
+    def counts_instructions(self) -> bool:
+        """Whether kernels widen what they read: others are bound by bytes (`resources.csv`)."""
+        return self.weights != "plain" or self.kv_cache_dtype is not None
+
+
 MEASURED_MS = {
     ("8b", 1, 1024): 6.20, ("8b", 16, 1024): 7.09, ("8b", 64, 1024): 9.91,
     ("0.6b", 1, 1024): 1.29, ("0.6b", 16, 1024): 2.10, ("0.6b", 64, 1024): 4.50,
 }  # fmt: skip
 """Steps of an H100 (docs/gpu.md): shape, requests, tokens of each -> milliseconds."""
-ROWS = [(shape, "h100", batch, context) for shape, batch, context in MEASURED_MS] + [
-    ("8b", "h200", 1, 1024), ("8b", "h200", 64, 1024), ("0.6b", "h200", 1, 1024)
+STEPS = [Step(shape, "h100", batch, context) for shape, batch, context in MEASURED_MS] + [
+    Step("8b", "h200", 1), Step("8b", "h200", 64), Step("0.6b", "h200", 1),
+    Step("8b", "h200", 1, weights="int4"), Step("8b", "h200", 64, kv_cache_dtype="int8"),
+    Step("0.6b", "h200", 64, drawn=True),
 ]  # fmt: skip
-"""Estimates of `--table`: shape, device, requests, tokens of each."""
+"""Estimates of `--table`."""
 SHARES = {"attention": 0.75, "product": 0.96, "other": 0.8}
 """Of the GPU's rate of reading, what kernels of a kind reach once they run."""
 LAUNCH_US = {"attention": 2.0, "product": 3.5, "other": 2.5}
@@ -74,12 +111,19 @@ class Launch:
     """Read and written."""
     num_operations: float
     """Of matrix products."""
+    build: Any = None
+    """What Triton compiles; None of torch's kernels."""
+    num_turns: int = 0
+    """Of the inner loops of all its programs."""
+    num_instructions: float = 0.0
+    """Of all warps in these, where they are counted."""
 
     def seconds(self, device: Device) -> float:
         """What it takes."""
         memory_s = self.num_bytes / device.read_bytes_per_s / SHARES[self.kind]
         compute_s = self.num_operations / device.flop_per_s / SHARES[self.kind]
-        return LAUNCH_US[self.kind] * 1e-6 + max(memory_s, compute_s)
+        issue_s = self.num_instructions / device.warp_instructions_per_s / SHARES[self.kind]
+        return LAUNCH_US[self.kind] * 1e-6 + max(memory_s, compute_s, issue_s)
 
 
 class Estimate(NamedTuple):
@@ -91,10 +135,14 @@ class Estimate(NamedTuple):
     by_name: dict[str, tuple[int, float, float]]
     """Kernel -> its launches, bytes and seconds."""
 
+    def of_limit(self, step: Step) -> float:
+        """The time of its bytes alone, as a share of its time."""
+        return self.num_bytes / DEVICES[step.device].read_bytes_per_s / self.seconds
+
 
 @contextmanager
 def _fake_runner(
-    shape: str, gpu: str, num_blocks: int, num_layers: int, capture: Callable[[Callable[[], Any]], Any], **settings: Any
+    step: Step, num_blocks: int, num_layers: int, capture: Callable[[Callable[[], Any]], Any], **settings: Any
 ) -> Iterator[Any]:
     """Within it, a runner of a network of so many layers on a GPU that is not there: tensors have no memory, launches
     do nothing.
@@ -108,22 +156,27 @@ def _fake_runner(
     from quire_kv_cache import plan_kv_cache
     from quire_models import ModelConfig, build_model
     from quire_ops import kernel_builders
+    from quire_quantization import methods
     from quire_runner import ModelRunner, RunnerConfig
     from quire_testkit.checkpoints import checkpoint_config
 
-    like = "qwen3" if shape == "0.6b" else "llama"
-    table = checkpoint_config(like, shape, num_hidden_layers=num_layers)
+    methods._SEARCH_ELEMENTS = 1 << 40  # nothing has memory: weights are quantized in one piece
+    like = "qwen3" if step.shape == "0.6b" else "llama"
+    table = checkpoint_config(like, step.shape, num_hidden_layers=num_layers)
     config = ModelConfig.from_dict({key: value for key, value in table.items() if key != "layer_types"})
-    target = DEVICES[gpu].target
+    target = DEVICES[step.device].target
     builder = next(each for each in kernel_builders() if target in each.targets)
-    with builder.recording(target, gpu), torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
-        network = build_model(config, dtype="bfloat16", device="cuda", attention_backend="triton", block_size=BLOCK)
+    with builder.recording(target, step.device), torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        network = build_model(
+            config, dtype="bfloat16", device="cuda", attention_backend="triton", block_size=BLOCK,
+            linear_method=step.weights, kv_cache_dtype=step.kv_cache_dtype,
+        )  # fmt: skip
         for parameter in network.parameters:
             dtype = parameter.dtype or network.dtype
             memory = parameter.memory(dtype, network.device)
             parameter.tensor = torch.empty(parameter.shape, dtype=dtype, device="cuda") if memory is None else memory
         network.finish_loading()
-        plan = plan_kv_cache(config.kv_cache_specs(BLOCK, "bfloat16"), num_blocks=num_blocks)
+        plan = plan_kv_cache(config.kv_cache_specs(BLOCK, step.kv_cache_dtype or "bfloat16"), num_blocks=num_blocks)
         runner_config = RunnerConfig(device="cuda", dtype="bfloat16", **settings)
         runner = ModelRunner.for_model(network, plan, runner_config, capture=capture)
         if runner.graphs is None:
@@ -138,22 +191,62 @@ def _capture_all(graphs: Any) -> None:
         raise RuntimeError(f"the step cannot be captured: {graphs.failure}")
 
 
-def step_launches(shape: str, gpu: str, batch: int, context: int, num_layers: int) -> list[Launch]:
-    """Launches of a captured greedy step of `batch` requests of `context` tokens, of a network of so many layers."""
+def step_launches(step: Step, num_layers: int) -> list[Launch]:
+    """Launches of a captured step of a network of so many layers."""
+    from quire_sampling import SampleMode
+
     found: list[Launch] = []
+    num_captures = 0
 
-    def capture(step: Callable[[], Any]) -> Any:
-        if found:
+    def capture(compute: Callable[[], Any]) -> Any:
+        nonlocal num_captures
+        num_captures += 1
+        if num_captures != 1 + step.drawn:  # greedy requests first, then those that draw
             return (lambda: None), ()
-        with _noted(found, batch, context, caches):
-            return (lambda: None), step()
+        with _noted(found, step, caches):
+            return (lambda: None), compute()
 
-    settings = {"max_num_seqs": batch, "max_model_len": context, "max_num_batched_tokens": max(batch, 16)}
-    num_blocks = 1 + batch * -(-context // BLOCK)
-    with _fake_runner(shape, gpu, num_blocks, num_layers, capture, cuda_graph_sizes=(batch,), **settings) as runner:
+    settings = {
+        "max_num_seqs": step.batch, "max_model_len": step.context, "max_num_batched_tokens": max(step.batch, 16)
+    }  # fmt: skip
+    num_blocks = 1 + step.batch * -(-step.context // BLOCK)
+    with _fake_runner(step, num_blocks, num_layers, capture, cuda_graph_sizes=(step.batch,), **settings) as runner:
         caches = {id_of(cache) for cache in runner._layers.kv_caches}
         _capture_all(runner.graphs)
-    return found
+        wanted = (step.batch, SampleMode.SAMPLED if step.drawn else SampleMode.ARGMAX)
+        if runner.graphs.captured.index(wanted) != int(step.drawn):
+            raise RuntimeError(f"graphs are captured in another order: {runner.graphs.captured}")
+    if not step.counts_instructions:
+        return found
+    return [replace(each, num_instructions=each.num_turns * _turn(each.build, step)) for each in found]
+
+
+_TURNS: list[tuple[Any, int]] = []
+
+
+def _turn(build: Any, step: Step) -> int:
+    """Instructions of all warps of a program in a turn of a kernel's inner loop; compiled once for each kernel."""
+    from quire_kernels_cuda.ahead_of_time import measure
+    from quire_kernels_cuda.targets import NVIDIA_TARGETS
+
+    if build is None:
+        return 0
+    known = next((number for other, number in _TURNS if other == build), None)
+    if known is None:
+        found = measure(build, NVIDIA_TARGETS[DEVICES[step.device].target])
+        known = (found.loop_instructions or 0) * found.num_warps
+        _TURNS.append((build, known))
+    return known
+
+
+def _num_turns(values: dict[str, Any], grid: tuple[int, ...], context: int) -> int:
+    """Turns of the inner loops of a launch's programs: over keys, or over inputs of a product."""
+    if "BLOCK_N" in values:
+        return math.prod(grid) * math.ceil(context / values["num_splits"] / values["BLOCK_N"])
+    if "inputs" in values:
+        inputs, of_turn = values.get("split_inputs", values["inputs"]), values.get("BK", 128)
+        return math.prod(grid) * math.ceil(inputs / of_turn)
+    return 0
 
 
 def graph_memory(shape: str, gpu: str, batch: int, context: int) -> dict[str, int]:
@@ -171,7 +264,7 @@ def graph_memory(shape: str, gpu: str, batch: int, context: int) -> dict[str, in
         return (lambda: None), tokens
 
     settings = {"max_num_seqs": batch, "max_model_len": max(context, 1024), "max_num_batched_tokens": 1024}
-    with _fake_runner(shape, gpu, 16, 1, capture, **settings) as runner:
+    with _fake_runner(Step(shape, gpu, batch, context), 16, 1, capture, **settings) as runner:
         _capture_all(runner.graphs)
         kind = "mixed"
         _capture_all(runner._captured.mixed.graphs)
@@ -241,7 +334,7 @@ PICKED = 1 << 20
 """Bytes from which on a table is taken to be read in places, by kernels that are no products."""
 
 
-def _launch(name: str, given: list[Any], made: list[Any], batch: int, context: int, caches: set[int]) -> Launch:
+def _launch(name: str, given: list[Any], made: list[Any], step: Step, caches: set[int]) -> Launch:
     """What one launch reads and writes.
 
     Args:
@@ -253,28 +346,29 @@ def _launch(name: str, given: list[Any], made: list[Any], batch: int, context: i
     sizes, seen = [], set[tuple[int, int]]()
     matrices = []
     for tensor in (*given, *made):
-        key = (id_of(tensor), int(tensor.storage_offset()))
+        # A cache's scales are a view of it.
+        key = (id_of(tensor), 0 if id_of(tensor) in caches else int(tensor.storage_offset()))
         if key in seen:
             continue
         seen.add(key)
         if id_of(tensor) in caches:
             if is_attention:  # keys and values of all tokens of each request
                 row = math.prod(tensor.shape[1:]) // tensor.shape[-2] * tensor.itemsize
-                sizes.append(batch * context * row)
+                sizes.append(step.batch * step.context * row)
             continue
         num_bytes = tensor.numel() * tensor.itemsize
-        if num_bytes > PICKED and not is_product and not is_attention and tensor.ndim and tensor.shape[0] > batch:
+        if num_bytes > PICKED and not is_product and not is_attention and tensor.ndim and tensor.shape[0] > step.batch:
             continue  # embeddings, rotations, rows: as much is read as is written
         sizes.append(num_bytes)
         if is_product and tensor.ndim == 2:
             matrices.append(tensor)
-    operations = 2.0 * batch * max((each.numel() for each in matrices), default=0) if is_product else 0.0
+    operations = 2.0 * step.batch * max((each.numel() for each in matrices), default=0) if is_product else 0.0
     kind = "product" if is_product else "attention" if is_attention else "other"
     return Launch(name, kind, float(sum(sizes)), operations)
 
 
 @contextmanager
-def _noted(found: list[Launch], batch: int, context: int, caches: set[int]) -> Iterator[None]:
+def _noted(found: list[Launch], step: Step, caches: set[int]) -> Iterator[None]:
     """Within it, everything that would be launched is put into the list."""
     from torch import Tensor
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -295,51 +389,73 @@ def _noted(found: list[Launch], batch: int, context: int, caches: set[int]) -> I
             known = {id_of(each) for each in given}
             made = [each for each in tensors(out) if id_of(each) not in known]
             if func._schema.is_mutable or (made and "empty" not in func.__name__):
-                found.append(_launch(str(func), given, made, batch, context, caches))
+                found.append(_launch(str(func), given, made, step, caches))
             return out
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        found.append(_launch(self.__name__, tensors((args, kwargs)), [], batch, context, caches))
+        build = record(self, *args, grid=grid, warmup=warmup, **kwargs)
+        noted = _launch(self.__name__, tensors((args, kwargs)), [], step, caches)
+        values = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        if noted.kind != "other":
+            noted = replace(noted, build=build, num_turns=_num_turns(values, grid, step.context))
+        found.append(noted)
 
-    launch, JITFunction.run = JITFunction.run, run
+    record, JITFunction.run = JITFunction.run, run
     try:
         with Noting():
             yield
     finally:
-        JITFunction.run = launch
+        JITFunction.run = record
 
 
-def estimate(shape: str, gpu: str, batch: int, context: int) -> Estimate:
-    """A captured decode step of `batch` requests of `context` tokens each."""
+def estimate(step: Step) -> Estimate:
+    """A captured decode step."""
     from quire_testkit.checkpoints import checkpoint_config
 
-    num_layers = checkpoint_config("qwen3" if shape == "0.6b" else "llama", shape)["num_hidden_layers"]
-    one, two = (step_launches(shape, gpu, batch, context, count) for count in (1, 2))
+    num_layers = checkpoint_config("qwen3" if step.shape == "0.6b" else "llama", step.shape)["num_hidden_layers"]
+    one, two = (step_launches(step, count) for count in (1, 2))
     names: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for launches, times in ((one, 2 - num_layers), (two, num_layers - 1)):
         for launch in launches:
-            for i, value in enumerate((1, launch.num_bytes, launch.seconds(DEVICES[gpu]))):
+            for i, value in enumerate((1, launch.num_bytes, launch.seconds(DEVICES[step.device]))):
                 names[launch.name][i] += times * value
     by_name = {name: (int(values[0]), values[1], values[2]) for name, values in names.items()}
     total = [sum(values[i] for values in by_name.values()) for i in range(3)]
     return Estimate(int(total[0]), total[1], total[2], by_name)
 
 
-def print_estimate(shape: str, gpu: str, batch: int, context: int) -> None:
+def print_estimate(step: Step) -> None:
     """A line for each kernel, the longest first."""
-    found = estimate(shape, gpu, batch, context)
-    limit_s = found.num_bytes / DEVICES[gpu].read_bytes_per_s
+    found = estimate(step)
     for name, (num, num_bytes, seconds) in sorted(found.by_name.items(), key=lambda item: -item[1][2]):
         print(
             f"  {name:44s} x{num:<5d}{num_bytes / 1e6:10.1f} MB{seconds * 1e6:10.1f} us {seconds / found.seconds:6.1%}"
         )
-    measured = MEASURED_MS.get((shape, batch, context)) if gpu == "h100" else None
+    is_plain = step == Step(*step[:4])
+    measured = MEASURED_MS.get((step.shape, step.batch, step.context)) if step.device == "h100" and is_plain else None
     print(
-        f"{shape} on {gpu}, {batch} requests at {context}: {found.seconds * 1e3:.2f} ms, "
-        f"{found.num_launches} launches, "
-        f"{batch / found.seconds:.0f} tokens/s, {limit_s / found.seconds:.0%} of the limit of its bytes"
+        f"{step}: {found.seconds * 1e3:.2f} ms, {found.num_launches} launches, "
+        f"{step.batch / found.seconds:.0f} tokens/s, {found.of_limit(step):.0%} of the limit of its bytes"
         + ("" if measured is None else f"; measured {measured:.2f} ms ({found.seconds * 1e3 / measured - 1:+.0%})")
     )
+
+
+def print_bars() -> None:
+    """What steps on an H200 are to reach, beside what they do."""
+    one, many, small = Step("8b", "h200", 1), Step("8b", "h200", 64), Step("0.6b", "h200", 1)
+    greedy = Step("0.6b", "h200", 64)
+    int4, int8, drawn = one._replace(weights="int4"), many._replace(kv_cache_dtype="int8"), greedy._replace(drawn=True)
+    found = {step: estimate(step) for step in (one, many, small, greedy, int4, int8, drawn)}
+    seconds = {step: each.seconds for step, each in found.items()}
+    for what, wanted, number in (
+        (f"{one}: tokens/s", 240, 1 / seconds[one]),
+        (f"{many}: of the limit", 0.80, found[many].of_limit(many)),
+        (f"{small}: of the limit", 0.45, found[small].of_limit(small)),
+        (f"{drawn}: rate beside greedy", 1 / 1.05, seconds[greedy] / seconds[drawn]),
+        (f"{int4}: rate beside plain", 2.2, seconds[one] / seconds[int4]),
+        (f"{int8}: rate beside plain", 1.0, seconds[many] / seconds[int8]),
+    ):
+        print(f"{what}: {number:.3g}, {'reaches' if number >= wanted else 'misses'} {wanted:.3g}")
 
 
 def main() -> None:
@@ -349,17 +465,25 @@ def main() -> None:
     parser.add_argument("--device", default="h200", type=str.lower, choices=tuple(DEVICES))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--table", action="store_true", help="all of ROWS")
+    parser.add_argument("--weights", default="plain", help="how weights are kept, e.g. int4")
+    parser.add_argument("--kv-cache-dtype", help="of keys and values, e.g. int8")
+    parser.add_argument("--drawn", action="store_true", help="requests that draw their tokens")
+    parser.add_argument("--table", action="store_true", help="all of STEPS")
+    parser.add_argument("--bars", action="store_true", help="what steps are to reach")
     parser.add_argument("--graph-memory", action="store_true", help="memory of captured steps with so many rows")
     args = parser.parse_args()
     if args.table:
-        for row in ROWS:
-            print_estimate(*row)
+        for step in STEPS:
+            print_estimate(step)
+    elif args.bars:
+        print_bars()
     elif args.graph_memory:
         for name, num_bytes in graph_memory(args.shape, args.device, args.batch, args.context).items():
             print(f"{name}: {num_bytes / (1 << 20):.1f} MiB")
     else:
-        print_estimate(args.shape, args.device, args.batch, args.context)
+        print_estimate(
+            Step(args.shape, args.device, args.batch, args.context, args.weights, args.kv_cache_dtype, args.drawn)
+        )
 
 
 if __name__ == "__main__":
