@@ -201,7 +201,8 @@ def gpu_check(session: nox.Session) -> None:
     version, *packages = GPU_MACHINE
     environment = Path(session.create_tmp()) / "environment"
     interpreter = environment / "bin/python"
-    tools = ["transformers>=5", "numpy", "safetensors", "pytest", "pytest-xdist", "hypothesis"]
+    # Triton 3.6's interpreter makes numbers of arrays with one element, which NumPy 2.4 refuses.
+    tools = ["transformers>=5", "numpy<2.4", "safetensors", "pytest", "pytest-xdist", "hypothesis"]
     try:
         session.run("uv", "venv", "--quiet", "--clear", "--python", version, str(environment), external=True)
         install = ["uv", "pip", "install", "--quiet", "--python", str(interpreter), *packages, *tools]
