@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.assemble import build_parts
 from quire.config import QuireConfig
+from quire.encoder_plan import plan_encoder
 from quire.plan import MemoryPlan, make_plan
 from quire_interfaces import (
     ChunkedLocalSpec,
@@ -88,6 +89,9 @@ def test_the_first_convolutions_of_a_sound_are_planned() -> None:
     assert plan.max_encoder_len == 200
     convolutions = 200 * model.network.sound_width * 4
     assert convolutions <= plan.ledger_bytes["activations"] < 1.1 * convolutions
+    alone = {"vocab_size": 200, "encoder_config": encoder, "architectures": ["ParakeetForCTC"]}
+    read = plan_encoder(settings, ModelConfig.from_dict({**alone, "model_type": "parakeet_ctc"}), free_bytes=1 << 34)
+    assert read.ledger_bytes["activations"] >= read.max_encoder_len * model.network.sound_width * 4
 
 
 def check_request(plan: MemoryPlan) -> None:

@@ -74,7 +74,7 @@ def plan_encoder(
     ledger = {f"weights: {part}": size for part, size in parts.items() if part != "LM head"}
     # Without a vocabulary there are no logits.
     silent = dataclasses.replace(model, network=dataclasses.replace(model.network, vocab_size=0))
-    ledger["activations"] = activation_bytes(silent, runner)
+    ledger["activations"] = activation_bytes(silent, runner, input_numbers=longest * model.network.sound_width)
     plan = EncoderPlan(
         dtype=dtype,
         linear_method=method,

@@ -161,6 +161,7 @@ def _network(
         ),
         sound_convolutions=convolutions,
         sound_bins=conformer.num_mel_bins,
+        sound_width=conformer.sound_width,
         checkpoint=CheckpointNames(
             ignored_prefixes=("preprocessor.featurizer.",), ignored_suffixes=(".num_batches_tracked",)
         ),
