@@ -272,6 +272,7 @@ def test_memory_is_that_of_the_file(name: str, kind: str, tmp_path: Path) -> Non
     write_gguf(file, oracle, name.split()[0], lambda _: kind)
     folder = resolve_model(file)
     network = load_model(ModelConfig.from_path(folder), folder, dtype="bfloat16")
+    assert isinstance(network, DecoderLM)
     stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values())
     kept = bytes_of([network.embedding, network.layers, network._lm_head])
     assert 0.9 * stored <= kept <= 1.1 * stored

@@ -86,7 +86,7 @@ def test_experts_stay_in_blocks(tmp_path: Path) -> None:
     make(tmp_path, "nvfp4")
     model = load(tmp_path, dtype="bfloat16")
     experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
-    kept = [layer.stack_weights() for layer in (*experts.gate, *experts.up, *experts.down)]
+    kept: list[Any] = [layer.stack_weights() for layer in (*experts.gate, *experts.up, *experts.down)]
     if op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name == "reference":
         pytest.skip("nothing multiplies with weights in blocks here")
     tensors = load_file(tmp_path / "model.safetensors")
