@@ -89,7 +89,7 @@ def test_the_first_convolutions_of_a_sound_are_planned() -> None:
     assert plan.max_encoder_len == 200
     convolutions = 200 * model.network.sound_width * 4
     assert convolutions <= plan.ledger_bytes["activations"] < 1.1 * convolutions
-    alone = {"vocab_size": 200, "encoder_config": encoder, "architectures": ["ParakeetForCTC"]}
+    alone = {"vocab_size": 200, "pad_token_id": 199, "encoder_config": encoder, "architectures": ["ParakeetForCTC"]}
     read = plan_encoder(settings, ModelConfig.from_dict({**alone, "model_type": "parakeet_ctc"}), free_bytes=1 << 34)
     assert read.ledger_bytes["activations"] >= read.max_encoder_len * model.network.sound_width * 4
 
