@@ -9,6 +9,7 @@ import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +20,12 @@ from quire_models.ctranslate2.folder import LINK_NAME
 from quire_models.ctranslate2.tensors import CTranslate2Checkpoint
 from quire_models.gguf.folder import GGUF_NAME
 from quire_models.gguf.tensors import GgufCheckpoint
-from quire_models.mistral_format.folder import INDEX, WEIGHTS, is_mistral_format
-from quire_models.mistral_format.tensors import MistralCheckpoint
+from quire_models.made_folder import WEIGHTS, is_mistral_format
 
-__all__ = ["Checkpoint", "CheckpointFiles", "open_checkpoint"]
+if TYPE_CHECKING:
+    from quire_models.mistral_format.tensors import MistralCheckpoint
+
+__all__ = ["CheckpointFiles", "open_checkpoint"]
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
@@ -54,11 +57,9 @@ class CheckpointFiles:
             yield from _pickled_tensors(file) if self.pickled else _safe_tensors(file)
 
 
-Checkpoint = CheckpointFiles | GgufCheckpoint | CTranslate2Checkpoint | MistralCheckpoint
-"""What gives the tensors of a folder, in any format."""
-
-
-def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, *, pickled: bool = False
+) -> CheckpointFiles | GgufCheckpoint | CTranslate2Checkpoint | MistralCheckpoint:
     """Find the files.
 
     Args:
@@ -72,7 +73,7 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     if (folder / LINK_NAME).is_file() and not pickled:
         return CTranslate2Checkpoint(folder / LINK_NAME)
     if is_mistral_format(folder) and not pickled:
-        return MistralCheckpoint(folder, _consolidated(folder))
+        return _consolidated(folder)
     name = PICKLED if pickled else SAFETENSORS
     index = folder / f"{name}.index.json"
     if index.is_file():
@@ -92,10 +93,14 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> Checkpoint:
     raise CheckpointError(f"{folder} has no weights: neither {name} nor {index.name}{_other_files(folder, name)}")
 
 
-def _consolidated(folder: Path) -> CheckpointFiles:
+def _consolidated(folder: Path) -> MistralCheckpoint:
     """The files of Mistral's own format."""
+    from quire_models.mistral_format.folder import INDEX  # most starts do without
+    from quire_models.mistral_format.tensors import MistralCheckpoint
+
     listed = folder / INDEX
-    return CheckpointFiles(_indexed_files(listed) if listed.is_file() else tuple(sorted(folder.glob(WEIGHTS))))
+    files = _indexed_files(listed) if listed.is_file() else tuple(sorted(folder.glob(WEIGHTS)))
+    return MistralCheckpoint(folder, CheckpointFiles(files))
 
 
 def _other_files(folder: Path, name: str) -> str:

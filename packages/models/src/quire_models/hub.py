@@ -9,11 +9,10 @@ import re
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, ConfigError
-from quire_models.ctranslate2.folder import ctranslate2_folder
 from quire_models.ctranslate2.header import BIN_NAME, is_ctranslate2
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
-from quire_models.mistral_format.folder import is_mistral_format, mistral_folder
+from quire_models.made_folder import is_mistral_format
 from quire_models.unsupported import nearest_path_hint
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
@@ -75,14 +74,18 @@ def resolve_model(
         if revision is not None:
             raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
         if path.is_dir() and is_ctranslate2(path):
-            return ctranslate2_folder(path)
+            return _of_ctranslate2(path)
         gguf = _gguf_file(path)
         folder = path if gguf is None else gguf_folder(gguf)
     else:
         patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
         patterns += CODE_FILE_PATTERNS if with_code else ()
         folder = _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
-    return mistral_folder(folder) if mistral or is_mistral_format(folder) else folder
+    if not mistral and not is_mistral_format(folder):
+        return folder
+    from quire_models.mistral_format.folder import mistral_folder  # most starts do without
+
+    return mistral_folder(folder)
 
 
 def _named_model(name: str, revision: str | None, patterns: list[str], *, modelscope: bool) -> Path:
@@ -114,12 +117,18 @@ def _named_model(name: str, revision: str | None, patterns: list[str], *, models
         if holds_weights(folder):
             return folder
         if any((folder / each).is_file() for each in _VOCABULARIES):
-            return ctranslate2_folder(_from_hugging_face(name, revision, [*patterns, BIN_NAME]))
+            return _of_ctranslate2(_from_hugging_face(name, revision, [*patterns, BIN_NAME]))
     files, cached = _files_on_hugging_face(name, revision)
     if tag is None and not model_files(files):
         return folder
     first = chosen_file(name, model_files(files), tag)
     return gguf_folder((cached or _from_hugging_face(name, revision, parts_of(first, files))) / first)
+
+
+def _of_ctranslate2(folder: Path) -> Path:
+    from quire_models.ctranslate2.folder import ctranslate2_folder  # most starts do without
+
+    return ctranslate2_folder(folder)
 
 
 def _models_in(folder: Path) -> list[str]:

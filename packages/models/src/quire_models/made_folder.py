@@ -16,7 +16,11 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 
-__all__ = ["made_folder", "write_made_folder"]
+__all__ = ["PARAMS", "WEIGHTS", "is_mistral_format", "made_folder", "write_made_folder"]
+
+PARAMS = "params.json"
+WEIGHTS = "consolidated*.safetensors"
+"""What a folder in Mistral AI's own format has; `mistral_format`, which most starts do not need, reads it."""
 
 
 def made_folder(kind: str, version: str, files: Iterable[Path], name: str) -> Path:
@@ -63,3 +67,13 @@ def write_made_folder(folder: Path, contents: Mapping[str, Any], links: Mapping[
             f"cannot write what {next(iter(links.values()))} says about itself into {folder}: {error}; set "
             "XDG_CACHE_HOME to a folder that can be written to"
         ) from error
+
+
+def is_mistral_format(folder: Path) -> bool:
+    """Whether a folder has its weights in this format, and in no other."""
+    return (folder / PARAMS).is_file() and _is_alone(folder)
+
+
+def _is_alone(folder: Path) -> bool:
+    is_other = (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
+    return not is_other and any(folder.glob(WEIGHTS))

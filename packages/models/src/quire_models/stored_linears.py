@@ -10,8 +10,7 @@ from pathlib import Path
 
 from quire_interfaces import CheckpointError, read_json
 from quire_models.composite import LanguageNames
-from quire_models.mistral_format.folder import is_mistral_format
-from quire_models.mistral_format.names import checkpoint_name
+from quire_models.made_folder import is_mistral_format
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.spec import NetworkSpec
 from quire_models.stored_modules import StoredModule, TensorHeader, stored_modules
@@ -164,7 +163,18 @@ QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_con
 
 def _headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
     """Name of each tensor that is loaded, and what is said of it. CheckpointError: a file cannot be read."""
-    is_named = not is_mistral_format(folder)
+    return _mistral_headers(folder) if is_mistral_format(folder) else _stored_headers(folder)
+
+
+def _mistral_headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
+    """Under the names of Transformers."""
+    from quire_models.mistral_format.names import checkpoint_name  # most starts do without
+
+    return ((known, header) for name, header in _stored_headers(folder) if (known := checkpoint_name(name)))
+
+
+def _stored_headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
+    """Name of each tensor as it is in the files, and what is said of it. CheckpointError: a file cannot be read."""
     for file in _files(folder):
         try:
             with file.open("rb") as stream:
@@ -176,9 +186,7 @@ def _headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
                      for name, entry in header.items() if name != "__metadata__"]  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
-        yield from (
-            found if is_named else ((known, header) for name, header in found if (known := checkpoint_name(name)))
-        )
+        yield from found
 
 
 def _files(folder: Path) -> list[Path]:

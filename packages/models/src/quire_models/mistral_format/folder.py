@@ -10,13 +10,11 @@ import json
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, Fields, read_json
-from quire_models.made_folder import made_folder, write_made_folder
+from quire_models.made_folder import PARAMS, WEIGHTS, made_folder, write_made_folder
 from quire_models.mistral_format.config import config_values
 
-__all__ = ["INDEX", "WEIGHTS", "is_mistral_format", "mistral_folder", "mistral_notes"]
+__all__ = ["INDEX", "mistral_folder", "mistral_notes"]
 
-PARAMS = "params.json"
-WEIGHTS = "consolidated*.safetensors"
 INDEX = "consolidated.safetensors.index.json"
 _VERSION = "1"
 """Of what is written; another one makes a new folder."""
@@ -25,16 +23,6 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _OURS = ("config.json", "model.safetensors.index.json")
 _SENTENCEPIECE = "tokenizer.model"
 _BESIDE = ("*.json", "tokenizer.model*", "*.jinja", "*.txt", WEIGHTS)
-
-
-def is_mistral_format(folder: Path) -> bool:
-    """Whether a folder has its weights in this format, and in no other."""
-    return (folder / PARAMS).is_file() and _is_alone(folder)
-
-
-def _is_alone(folder: Path) -> bool:
-    is_other = (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
-    return not is_other and any(folder.glob(WEIGHTS))
 
 
 def mistral_folder(folder: Path) -> Path:
