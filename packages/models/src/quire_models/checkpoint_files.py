@@ -16,13 +16,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError, read_json
-from quire_models.ctranslate2.folder import LINK_NAME
-from quire_models.ctranslate2.tensors import CTranslate2Checkpoint
 from quire_models.gguf.folder import GGUF_NAME
 from quire_models.gguf.tensors import GgufCheckpoint
-from quire_models.made_folder import WEIGHTS, is_mistral_format
+from quire_models.made_folder import CTRANSLATE2, WEIGHTS, is_mistral_format
 
 if TYPE_CHECKING:
+    from quire_models.ctranslate2.tensors import CTranslate2Checkpoint
     from quire_models.mistral_format.tensors import MistralCheckpoint
 
 __all__ = ["CheckpointFiles", "open_checkpoint"]
@@ -70,8 +69,10 @@ def open_checkpoint(
     """
     if (folder / GGUF_NAME).is_file() and not pickled:
         return GgufCheckpoint(folder / GGUF_NAME)
-    if (folder / LINK_NAME).is_file() and not pickled:
-        return CTranslate2Checkpoint(folder / LINK_NAME)
+    if (folder / CTRANSLATE2).is_file() and not pickled:
+        from quire_models.ctranslate2.tensors import CTranslate2Checkpoint  # most starts do without
+
+        return CTranslate2Checkpoint(folder / CTRANSLATE2)
     if is_mistral_format(folder) and not pickled:
         return _consolidated(folder)
     name = PICKLED if pickled else SAFETENSORS

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, ConfigError
-from quire_models.ctranslate2.header import BIN_NAME, is_ctranslate2
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
 from quire_models.made_folder import is_mistral_format
@@ -33,6 +32,8 @@ PICKLED_FILE_PATTERNS = (*(name for name in HUB_FILE_PATTERNS if name != "*.safe
 CODE_FILE_PATTERNS = ("*.py", "*.tiktoken")
 """Code of the checkpoint's own, and what its tokenizers read, beside these."""
 
+BIN_NAME = "model.bin"
+"""Of weights in the format of CTranslate2."""
 _VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
 """Files of repositories in the format of CTranslate2, whose weights are not PyTorch's."""
 
@@ -73,7 +74,7 @@ def resolve_model(
     if str(name_or_path) and path.exists():
         if revision is not None:
             raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
-        if path.is_dir() and is_ctranslate2(path):
+        if (path / BIN_NAME).is_file() and _is_ctranslate2(path):
             return _of_ctranslate2(path)
         gguf = _gguf_file(path)
         folder = path if gguf is None else gguf_folder(gguf)
@@ -123,6 +124,12 @@ def _named_model(name: str, revision: str | None, patterns: list[str], *, models
         return folder
     first = chosen_file(name, model_files(files), tag)
     return gguf_folder((cached or _from_hugging_face(name, revision, parts_of(first, files))) / first)
+
+
+def _is_ctranslate2(folder: Path) -> bool:
+    from quire_models.ctranslate2.header import is_ctranslate2  # most starts do without
+
+    return is_ctranslate2(folder)
 
 
 def _of_ctranslate2(folder: Path) -> Path:

@@ -16,8 +16,10 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 
-__all__ = ["PARAMS", "WEIGHTS", "is_mistral_format", "made_folder", "write_made_folder"]
+__all__ = ["CTRANSLATE2", "PARAMS", "WEIGHTS", "is_mistral_format", "made_folder", "write_made_folder"]
 
+CTRANSLATE2 = "model.ctranslate2"
+"""Of the link to weights in the format of CTranslate2."""
 PARAMS = "params.json"
 WEIGHTS = "consolidated*.safetensors"
 """What a folder in Mistral AI's own format has; `mistral_format`, which most starts do not need, reads it."""

@@ -14,12 +14,10 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, read_json
 from quire_models.ctranslate2.header import BIN_NAME, BinHeader, read_header
-from quire_models.made_folder import made_folder, write_made_folder
+from quire_models.made_folder import CTRANSLATE2, made_folder, write_made_folder
 
-__all__ = ["LINK_NAME", "ctranslate2_folder"]
+__all__ = ["ctranslate2_folder"]
 
-LINK_NAME = "model.ctranslate2"
-"""Of the link to the weights in the folder that is written."""
 _VERSION = "1"
 """Of what is written; another one makes a new folder."""
 _ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "swish", 3: "gelu"}
@@ -37,7 +35,7 @@ def ctranslate2_folder(folder: Path) -> Path:
     """
     file = (folder / BIN_NAME).absolute()
     made = made_folder("ctranslate2", _VERSION, [file], folder.absolute().name or "model")
-    if (made / LINK_NAME).exists():
+    if (made / CTRANSLATE2).exists():
         return made
     header = read_header(file)
     if header.kind != "WhisperSpec":
@@ -58,7 +56,7 @@ def ctranslate2_folder(folder: Path) -> Path:
         "generation_config.json": _generation(header, stored, token_ids, file),
     }
     links = {path.name: path for path in (tokenizer, file.parent / "preprocessor_config.json") if path.is_file()}
-    write_made_folder(made, contents, {LINK_NAME: file, **links}, LINK_NAME)
+    write_made_folder(made, contents, {CTRANSLATE2: file, **links}, CTRANSLATE2)
     return made
 
 
