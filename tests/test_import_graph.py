@@ -22,6 +22,7 @@ from import_graph import (
 )
 
 LOCAL_IMPORTS = {
+    "quire.checkpoint_notes": "a format that most starts do not read",
     "quire.adapters": "loads torch; the demo model is optional",
     "quire.async_llm": "engines of other hosts are rare; few servers hear, each in one way",
     "quire.assemble": "loads torch; the demo model is optional",
@@ -52,7 +53,10 @@ LOCAL_IMPORTS = {
     "quire_kernels_cuda.tuning": "needs Triton",
     "quire_kernels_cuda.tuning_cases": "needs Triton",
     "quire_kernels_rocm.ops": "needs Triton",
+    "quire_models.checkpoint_files": "formats that most starts do not read",
     "quire_models.compilation": "loads torch and transformers",
+    "quire_models.hub": "formats that most starts do not read",
+    "quire_models.stored_linears": "a format that most starts do not read",
     "quire_runner.runner": "drafters that are networks, where one drafts",
     "quire_scheduler.rules": "bounds of steps by time, where one is set",
     "quire_server.app": "needs the extra otel",
