@@ -89,7 +89,7 @@ def _in_order(scores, inside):
     """uint32 in the order of float32 scores; -0.0 is 0.0, and what is not `inside` is 0."""
     score = tl.load(scores, mask=inside, other=0.0)
     bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
-    return tl.where(inside, tl.where(bits >> 31 == 0, bits | 0x80000000, ~bits), 0).to(tl.uint32)
+    return tl.where(inside, tl.where(bits >> 31 == 0, bits | 0x80000000, bits ^ 0xFFFFFFFF), 0).to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["first", "num_seqs", "longest", "count"])
