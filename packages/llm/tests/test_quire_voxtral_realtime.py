@@ -84,6 +84,9 @@ def test_what_is_refused(model: VoxtralRealtime) -> None:
             with pytest.raises(RequestError) as refused:
                 llm.transcribe(spoken(1), TranscriptionOptions(**options))
             assert refused.value.param == next(iter(options))
+        with pytest.raises(RequestError, match="the prompt has no sound") as refused:
+            llm.generate("[STREAMING_PAD]", use_tqdm=False)
+        assert refused.value.param == "prompt"
         sounds = [(tone(number), RATE) for number in (1, 2)]
         for text, audio in (("[STREAMING_PAD]Say it", sounds[:1]), ("[STREAMING_PAD]" * 2, sounds)):
             with pytest.raises(RequestError, match=f"takes no text beside: got {len(audio)} sounds"):

@@ -183,6 +183,13 @@ class InputProcessor:
             continued_ids = self._info.decoder_prompt(prompt.decoder_token_ids)
         if prompt.media is not None:
             params = self._within_sound(prompt.media, len(continued_ids), params)
+        elif self._info.needs_audio:
+            raise RequestError(
+                f"{self._info.model} writes what it hears: the prompt has no sound; transcribe one "
+                "(/v1/audio/transcriptions, LLM.transcribe)",
+                param="prompt",
+                code="unsupported",
+            )
         if self._info.mm_encoder_only:
             params = self._encoding(prompt, params)
         params = self._resolver.resolve(params)

@@ -194,6 +194,8 @@ class EngineInfo:
     """Outputs tell which experts the routers chose for each token."""
     aligns_words: bool = False
     """Texts can be aligned with the sounds that the encoder hears (`quire_engine.alignment`)."""
+    needs_audio: bool = False
+    """Every token that is generated stands for a part of a sound, so that a prompt without one is refused."""
     mm_encoder_only: bool = False
     """The engine has towers and no language model: a request ends when its media are encoded."""
     num_blocks: int = 0

@@ -88,6 +88,7 @@ def engine_info(
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         aligns_words=bool(model.num_mel_bins and alignment_heads(config, folder)),
+        needs_audio=model.media is not None and model.media.is_added,
         returns_routed_experts=config.model.enable_return_routed_experts,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )
