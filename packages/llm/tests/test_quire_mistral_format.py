@@ -1,4 +1,5 @@
-"""A folder in Mistral AI's own format, served whole: params.json, consolidated.safetensors and tekken.json."""
+"""A folder in Mistral AI's own format, served whole: params.json, consolidated.safetensors and tekken.json; and
+quantized."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.quantize import quantize_checkpoint
+from quire_models import resolve_model
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import greedy_continuation, write_checkpoint
 
@@ -57,3 +60,10 @@ def test_a_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         expected = greedy_continuation(oracle, output.prompt_token_ids, 6).token_ids
         assert output.outputs[0].token_ids == expected
         assert any("towers of params.json (vision_encoder) are not read" in note for note in notes)
+    outs = [tmp_path / "quantized", tmp_path / "quantized hf"]
+    for source, out in zip((resolve_model(folder), tmp_path / "hf"), outs, strict=True):
+        quantize_checkpoint(source, out, "int8")
+    assert {path.name for path in outs[0].iterdir()} == {"config.json", "model.safetensors", "tekken.json"}
+    ours, theirs = (load_file(out / "model.safetensors") for out in outs)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

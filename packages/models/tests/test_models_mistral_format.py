@@ -79,7 +79,7 @@ def stored(oracle: Any) -> dict[str, Tensor]:
                 pairs = parts if "gate_up" in name else [("w2", matrices)]
                 found |= {f"layers.{layer}.{experts}experts.{number}.{w}.weight": m.contiguous() for w, m in pairs}
             continue
-        if name.endswith("q_proj.weight") or name.endswith("k_proj.weight"):
+        if not latent and name.endswith(("q_proj.weight", "k_proj.weight")):
             config = oracle.config
             tensor = in_pairs(tensor, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         for ours, theirs in NAMES.items():
@@ -130,6 +130,16 @@ def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
     assert mistral_notes(folder) == []
 
 
+def test_queries_of_latent_attention_without_a_latent_keep_their_rows(tmp_path: Path) -> None:
+    case, params = CASES["Mistral4ForCausalLM"], dict(PARAMS["Mistral4ForCausalLM"])
+    fields = {**case.fields, "q_lora_rank": None}
+    del params["q_lora_rank"]
+    oracle = write_checkpoint(tmp_path / "hf", "Mistral4ForCausalLM", type(case)(config=case.config, fields=fields))
+    folder = resolve_model(write(tmp_path / "own", params, stored(oracle)))
+    expected = oracle(torch.tensor([TOKENS])).logits[0]
+    assert (logits(folder) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
 def test_float8_is_what_it_is_under_transformers_names(tmp_path: Path) -> None:
     """One scale for a matrix; rows of queries and keys are put in order as bytes."""
     oracle = write_checkpoint(tmp_path / "hf", "MistralForCausalLM", CASES["MistralForCausalLM"])
@@ -170,6 +180,12 @@ def test_files_of_both_formats_are_read_as_asked(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="not in Mistral's own format"):
         resolve_model(tmp_path / "empty", mistral=True)
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    torch.save(oracle.state_dict(), tmp_path / "hf" / "pytorch_model.bin")
+    assert resolve_model(tmp_path / "hf") == own
+    pickled = resolve_model(tmp_path / "hf", pickled=True)
+    assert torch.equal(logits(pickled, load_format="pt"), logits(own))
+    assert mistral_notes(pickled) == []
     with pytest.raises(CheckpointError, match="not in Transformers' format, whose files load_format runai_streamer"):
         logits(own, load_format="runai_streamer")
 
@@ -179,7 +195,10 @@ def test_files_of_both_formats_are_read_as_asked(tmp_path: Path) -> None:
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
         ({"moe": {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}}, "num_shared_experts 1 is not"),
-        ({"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}, "without moe"),
+        (
+            {"sliding_window": None, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+            "without moe",
+        ),
         ({"sliding_window": [20, 30, None]}, r"sliding_window must be a number, or a list .* is \[20, 30, None\]"),
         ({"quantization": {"quant_method": "compressed-tensors"}}, "quant_method 'compressed-tensors' is not read"),
         ({**GROWTH, "yarn": {**YARN, "original_max_position_embeddings": 64}}, r"\(64 and 32\)"),
@@ -189,6 +208,12 @@ def test_files_of_both_formats_are_read_as_asked(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
     params = PARAMS["MistralForCausalLM"] | fields
     with pytest.raises(CheckpointError, match=words):
+        resolve_model(write(tmp_path / "own", params, {"norm.weight": torch.ones(4)}))
+
+
+def test_windows_of_latent_attention_are_refused(tmp_path: Path) -> None:
+    params = PARAMS["Mistral4ForCausalLM"] | {"sliding_window": 20}
+    with pytest.raises(CheckpointError, match="sliding_window 20 is not supported; supported: no value"):
         resolve_model(write(tmp_path / "own", params, {"norm.weight": torch.ones(4)}))
 
 

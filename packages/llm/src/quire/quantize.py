@@ -23,6 +23,7 @@ from quire.quantize_schemes import KV_CACHE_SCHEMES, NO_WEIGHTS, SCHEMES, Rounde
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig, Network, build_model
 from quire_models.checkpoint_files import open_checkpoint
+from quire_models.mistral_format.folder import MISTRAL_FILES
 from quire_models.weights import load_weights
 
 __all__ = ["ALGORITHMS", "KV_CACHE_SCHEMES", "NO_WEIGHTS", "SCHEMES", "QuantizeReport", "quantize_checkpoint"]
@@ -447,7 +448,7 @@ def _copy_others(folder: Path, out: Path, quantization: dict[str, Any]) -> None:
     """Tokenizer and settings as they are, and config.json with what was done."""
     for path in folder.iterdir():
         weights = path.suffix in (".safetensors", ".bin", ".gguf", ".pt") or path.name.endswith(".index.json")
-        if path.is_file() and not weights:
+        if path.is_file() and not weights and path.name not in MISTRAL_FILES:
             shutil.copyfile(path, out / path.name)
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     values["quantization_config"] = quantization

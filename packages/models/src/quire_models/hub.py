@@ -82,7 +82,7 @@ def resolve_model(
         patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
         patterns += CODE_FILE_PATTERNS if with_code else ()
         folder = _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
-    if not mistral and not is_mistral_format(folder):
+    if not mistral and (pickled or not is_mistral_format(folder)):
         return folder
     from quire_models.mistral_format.folder import mistral_folder  # most starts do without
 

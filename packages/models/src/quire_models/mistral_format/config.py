@@ -68,6 +68,7 @@ def config_values(params: Fields) -> MistralConfig:
     values["rope_parameters"] = _rotation(params, is_latent=is_latent)
     if is_latent:
         params.skip("head_dim", "v_head_dim")
+        params.fixed("sliding_window")
         values |= _latent(params) | _experts(params, moe)
         kind = ("MistralLarge3ForCausalLM", "mistral4")
     else:

@@ -13,12 +13,14 @@ from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.made_folder import PARAMS, WEIGHTS, made_folder, write_made_folder
 from quire_models.mistral_format.config import config_values
 
-__all__ = ["INDEX", "mistral_folder", "mistral_notes"]
+__all__ = ["INDEX", "MISTRAL_FILES", "mistral_folder", "mistral_notes"]
 
 INDEX = "consolidated.safetensors.index.json"
 _VERSION = "1"
 """Of what is written; another one makes a new folder."""
 _NOTES = "params_notes.json"
+MISTRAL_FILES = (PARAMS, _NOTES)
+"""What says of weights in this format what they are."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _OURS = ("config.json", "model.safetensors.index.json")
 _SENTENCEPIECE = "tokenizer.model"
@@ -58,7 +60,9 @@ def mistral_folder(folder: Path) -> Path:
 
 
 def mistral_notes(folder: Path) -> list[str]:
-    """What params.json says and the network does not do, of a folder that was made of one."""
+    """What params.json says and the network does not do, of a folder that was made of one; nothing of others."""
+    if not (folder / _NOTES).is_file():
+        return []
     said = read_json(folder / _NOTES)
     notes = [f"fields of {PARAMS} that are not read: {', '.join(said['unread'])}"] if said["unread"] else []
     if said["towers"]:

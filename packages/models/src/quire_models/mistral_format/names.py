@@ -69,4 +69,5 @@ def rotated_heads(name: str, config: Fields) -> int:
     """
     part = name.rpartition(".")[0].rpartition(".attention.")[2]
     fields = {"wq": "num_attention_heads", "wk": "num_key_value_heads"}
-    return config.integer(fields[part]) if part in fields else 0
+    is_latent = config.get("kv_lora_rank") is not None  # whose class rotates pairs as they are here
+    return config.integer(fields[part]) if part in fields and not is_latent else 0
