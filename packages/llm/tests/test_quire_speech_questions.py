@@ -39,6 +39,9 @@ ASKED: dict[str, list[tuple[TranscriptionOptions, dict[str, Any]]]] = {
         (TranscriptionOptions(), "", " Hello"),
         (TranscriptionOptions(language="zh"), "", "Hello"),
         (TranscriptionOptions(), "Japanese", "Hello"),
+        (TranscriptionOptions(language="zh-CN"), "", "Hello"),
+        (TranscriptionOptions(language="Lao"), "", "Hello"),
+        (TranscriptionOptions(language="Klingon"), "", " Hello"),
         (TranscriptionOptions(language="zh", task="translate"), "", " Hello"),
         (TranscriptionOptions(language="en", task="translate", to_language="Chinese"), "", "Hello"),
     ],
@@ -73,6 +76,23 @@ def test_translations_are_into_the_language_that_is_asked_for(tmp_path: Path, mo
     options = TranscriptionOptions(task="translate", language="fr", to_language="de")
     asked = SpeechQuestions(tmp_path, NO_TOKENIZER).ask(np.zeros(RATE, np.float32), options)
     assert asked.messages[0]["content"][1]["text"] == question
+
+
+@pytest.mark.parametrize(
+    ("language", "told"), [("cs", "Czech"), ("en-US", "English"), ("Castilian", "Spanish"), ("hakka", "Hakka")]
+)
+def test_languages_are_told_by_their_names(tmp_path: Path, language: str, told: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_audio"}')
+    options = TranscriptionOptions(language=language)
+    asked = SpeechQuestions(tmp_path, NO_TOKENIZER).ask(np.zeros(RATE, np.float32), options)
+    assert asked.messages[0]["content"][1]["text"].endswith(f" The speech is in {told}.")
+
+
+@pytest.mark.parametrize("model_type", ["voxtral", "voxtral_realtime", "canary"])
+def test_unknown_languages_are_refused_before_anything_is_heard(tmp_path: Path, model_type: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    with pytest.raises(RequestError, match="language must be a code or an English name"):
+        SpeechQuestions(tmp_path, NO_TOKENIZER).check(TranscriptionOptions(language="xx"), "m")
 
 
 @pytest.mark.parametrize("architecture", ASKED)

@@ -169,6 +169,7 @@ def test_what_is_too_large_is_refused_in_words(make_driver) -> None:
     with pytest.raises(RequestError, match="31 embeddings, but at most 30") as error:
         driver.add(with_media(make_request("a", range(40)), span(2, item("a", 31))))
     assert error.value.code == "media_too_large"
+    assert "larger --encoder-cache-size" in str(error.value)
     with pytest.raises(RequestError, match="17 tokens, which this model reads at once"):
         driver.add(with_media(make_request("b", range(40)), span(2, item("b", 15))))
 

@@ -26,6 +26,7 @@ from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire.rank_config import rank_config
+from quire.sounds import longest_sound_s
 from quire.transcribers import Transcriber
 from quire.transcribing import SpeechFront, speech_front
 from quire_engine import (
@@ -198,7 +199,8 @@ class AsyncLLM:
             return None
         from quire.chat_transcriber import ChatTranscriber
 
-        return ChatTranscriber(self.engine, self.renderer, media, self.folder)
+        longest_s = longest_sound_s(self.folder, model, info.max_encoder_len)
+        return ChatTranscriber(self.engine, self.renderer, media, self.folder, longest_s)
 
     async def generate(
         self,

@@ -1,5 +1,5 @@
-"""Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...), and with Moonshine, which
-hears alone: each stretch of speech is a question with a sound, whose answer is its text.
+"""Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...), and with those that
+hear alone (Moonshine, Canary, ...): each stretch of speech is a question with a sound, whose answer is its text.
 
 Such models tell no times: a segment is a stretch.
 """
@@ -38,13 +38,16 @@ class ChatTranscriber:
         renderer: Of its conversations.
         media: Prepares their sounds.
         folder: Of the checkpoint, whose config.json says which model it is.
+        longest_s: Seconds of the longest sound that the engine reads at once.
     """
 
     has_word_timestamps = False
 
-    def __init__(self, engine: AsyncEngine, renderer: ChatRenderer, media: MediaFront, folder: Path) -> None:
+    def __init__(
+        self, engine: AsyncEngine, renderer: ChatRenderer, media: MediaFront, folder: Path, longest_s: float
+    ) -> None:
         self._engine, self._renderer, self._media = engine, renderer, media
-        self._questions = SpeechQuestions(folder, renderer.tokenizer)
+        self._questions = SpeechQuestions(folder, renderer.tokenizer, longest_s)
         self.can_translate = self._questions.can_translate
 
     async def transcribe(

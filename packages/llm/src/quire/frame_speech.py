@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import quire_speech
-from quire.sounds import extractor_settings
-from quire.speech_questions import RATE, UNSPACED, compression_ratio
+from quire.sounds import extractor_settings, longest_sound_s
+from quire.speech_questions import RATE, compression_ratio, is_unspaced
 from quire_interfaces import PoolingParams, RequestError, Tokenizer
 from quire_models.config import ModelConfig
 from quire_speech import Segment, TokenLogprob, TranscriptionOptions, Word
@@ -45,9 +44,9 @@ class FrameSpeech:
     def __init__(self, folder: Path, model: ModelConfig, tokenizer: Tokenizer, num_frames: int) -> None:
         hop = int(extractor_settings(folder).get("hop_length", 160))
         stride = math.prod(each.stride for each in model.network.sound_convolutions)
-        self._frame_s = hop * stride / quire_speech.SAMPLES_PER_S
+        self._frame_s = hop * stride / RATE
         self._tokenizer = tokenizer
-        self.window_s = min(_WINDOW_S, num_frames * self._frame_s)
+        self.window_s = min(_WINDOW_S, longest_sound_s(folder, model, num_frames))
         """Longest stretch of a request."""
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
@@ -87,7 +86,7 @@ class FrameSpeech:
         words = _words(self._pieces(token_ids))
         if not text.strip():
             return []
-        is_unspaced = (options.language or "").lower() in UNSPACED
+        joins = is_unspaced(options.language or "")
         sentences: list[list[tuple[str, list[int]]]] = [[]]
         for number, word in enumerate(words):
             sentences[-1].append(word)
@@ -116,7 +115,7 @@ class FrameSpeech:
         for index, sentence in enumerate(sentences):
             its_words, places = [told(word) for word in sentence], [place for _, own in sentence for place in own]
             written = "".join(word.text for word in its_words)
-            space = "" if index or is_unspaced or written.startswith(" ") else " "
+            space = "" if index or joins or written.startswith(" ") else " "
             found.append(
                 Segment(
                     index=index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from quire_multimodal import MediaConfig
 if TYPE_CHECKING:
     from quire_multimodal import SpectrogramPreparer
 
-__all__ = ["extractor_settings", "render_sound_prompt", "sound_fields", "sound_preparer"]
+__all__ = ["extractor_settings", "longest_sound_s", "render_sound_prompt", "sound_fields", "sound_preparer"]
 
 
 class _Renderer(Protocol):
@@ -97,6 +98,21 @@ def extractor_settings(folder: Path) -> Mapping[str, Any]:
     own = read_json(whole).get("feature_extractor") if whole.is_file() else None
     path = folder / "preprocessor_config.json"
     return own or (read_json(path) if path.is_file() else {})
+
+
+def longest_sound_s(folder: Path, model: ModelConfig, num_tokens: int) -> float:
+    """Seconds of the longest sound of which a network's encoder makes so many tokens; without end where it reads no
+    samples, or frames of any number.
+
+    Args:
+        folder: Of the checkpoint, whose feature extractor says how far apart frames are.
+        num_tokens: That the engine reads at most (`EngineInfo.max_encoder_len`).
+    """
+    convolutions = model.network.sound_convolutions
+    if not convolutions:
+        return math.inf
+    step = int(extractor_settings(folder).get("hop_length", 160)) if model.network.sound_bins else 1
+    return max_sound_samples(convolutions, num_tokens) * step / quire_speech.SAMPLES_PER_S
 
 
 def sound_fields(prompt: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from quire.lora_request import LoRAChoice
 from quire.per_prompt import one_each
 from quire.prompts import ParsedPrompt, naming_prompt
 from quire.shared_engine import OfflineRequest, SharedEngine
+from quire.sounds import longest_sound_s
 from quire.speech_questions import RATE, SpeechQuestions
 from quire.transcribing import SpeechFront, WindowRequests, speech_front
 from quire_engine import BeamSearchParams, EngineInfo, RequestOutput
@@ -182,7 +183,8 @@ class SpeechMethods(ABC):
         self, index: int, source: Any, options: TranscriptionOptions, count: int
     ) -> Transcription:
         """One of `count` recordings, each stretch of speech as a question."""
-        questions = SpeechQuestions(self.model_folder, self.renderer.tokenizer)
+        longest_s = longest_sound_s(self.model_folder, self.model_config, self.engine_info.max_encoder_len)
+        questions = SpeechQuestions(self.model_folder, self.renderer.tokenizer, longest_s)
         with naming_prompt(index, count, "recordings"):
             questions.check(options, self.engine_info.model)
             segments, language, num_samples = list[Segment](), options.language or "", 0

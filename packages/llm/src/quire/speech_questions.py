@@ -7,6 +7,7 @@ Each family is asked as Transformers' processor of it does (`apply_transcription
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RATE", "UNSPACED", "SpeechQuestion", "SpeechQuestions", "compression_ratio"]
+__all__ = ["RATE", "SpeechQuestion", "SpeechQuestions", "compression_ratio", "is_unspaced"]
 
 RATE = 16_000
 """Samples a second of what is asked about."""
@@ -58,14 +59,8 @@ _SOUND_LAST = frozenset({"audioflamingo3"})
 """Types whose sound stands behind the question."""
 _BY_TEMPLATE = frozenset({"fun_asr_nano", "moss_transcribe_diarize"})
 """Types whose chat template has the question, where a message holds nothing but a sound."""
-_LANGUAGES = {
-    "ar": "Arabic", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "hi": "Hindi", "it": "Italian",
-    "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
-    "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
-}  # fmt: skip
-"""Code -> name, for models that are asked in words."""
-UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"} | {"chinese", "cantonese", "japanese", "thai"})
-"""Codes and names of languages that write no spaces between sentences."""
+_UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km"})
+"""Codes of languages that write no spaces between sentences."""
 _QWEN_TEXT = "<asr_text>"
 """Qwen3-ASR writes `language English<asr_text>` before the text."""
 _FUN_ASR_LANGUAGES = {"zh": "中文", "en": "英文", "ja": "日文"}
@@ -118,9 +113,10 @@ class SpeechQuestions:
     Args:
         folder: Of the checkpoint, whose config.json says which model it is.
         tokenizer: Its tokenizer.
+        longest_s: Seconds of the longest sound that the engine reads at once.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, longest_s: float = _WINDOW_S) -> None:
         config = _read_json(folder / "config.json")
         self._model_type, self._tokenizer = str(config.get("model_type")), tokenizer
         self._folder = folder
@@ -128,19 +124,17 @@ class SpeechQuestions:
         """Of a window, where the request names no bound."""
         self._most_tokens: int | None = None
         """That a request may name; more become so many. None where a wrong one is refused."""
-        self.window_s = min(_WINDOW_S, float(extractor_settings(folder).get("chunk_length") or _WINDOW_S))
+        chunk_s = float(extractor_settings(folder).get("chunk_length") or _WINDOW_S)
+        self.window_s = min(_WINDOW_S, chunk_s, longest_s)
         """Longest stretch that one question is about."""
         if self._model_type in _SOUND_ALONE:  # its context is that of a window
             decoder = config.get("decoder_config") or config
             context = int(decoder.get("max_position_embeddings") or _CONTEXTS[self._model_type])
             self._most_tokens = context - len(self._request_tokens(TranscriptionOptions())) - 1
-            if self._model_type == "moonshine_streaming":  # each four frames have a position of their own there
-                frame_s = float((config.get("encoder_config") or {}).get("frame_ms") or 5.0) / 1000
-                self.window_s = min(self.window_s, 4 * frame_s * context)
 
     @property
     def can_translate(self) -> bool:
-        """Whether the model can be asked for English."""
+        """Whether the model can be asked to write another language than that of the sound."""
         return self._model_type not in _HEARS_ALONE or self._model_type == "canary"
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
@@ -155,6 +149,8 @@ class SpeechQuestions:
                         f"{model} reads nothing but sound; leave {name} out", param=name, code="unsupported"
                     )
         self._fun_asr_language(options)  # which refuses others
+        if options.language and self._model_type in _REQUEST_TEMPLATES:
+            language_code(options.language)  # which refuses unknown ones
         if options.word_timestamps:
             raise RequestError(
                 f"{model} tells no times of words; leave timestamp_granularities at segment",
@@ -177,7 +173,7 @@ class SpeechQuestions:
             return SpeechQuestion([], prompt=prompt)
         source = quire_multimodal.MediaSource(modality=Modality.AUDIO, value=(samples, RATE), param="file")
         sound = {"type": "audio", "source": MediaPart(source)}
-        language = _LANGUAGES.get((options.language or "").lower(), (options.language or "").capitalize())
+        language = _name(options.language or "")
         context = " ".join(each for each in (options.prompt, options.hotwords) if each)
         if self._model_type == "qwen3_asr" and options.task == "transcribe":
             messages: list[dict[str, Any]] = [{"role": "system", "content": context}] if context else []
@@ -297,8 +293,8 @@ class SpeechQuestions:
             logprob: Of all tokens.
             language: Code or name of what is spoken; empty where it is not known.
         """
-        written = options.to_language if options.task == "translate" else (options.language or language).lower()
-        space = "" if written in UNSPACED else " "
+        written = options.to_language if options.task == "translate" else options.language or language
+        space = "" if is_unspaced(written) else " "
         return Segment(
             index=index,
             seek_s=start_s,
@@ -311,6 +307,23 @@ class SpeechQuestions:
             compression_ratio=compression_ratio(text),
             no_speech_prob=0.0,
         )
+
+
+def is_unspaced(language: str) -> bool:
+    """Whether a language, by its code or English name, writes no spaces between sentences."""
+    return _known_code(language) in _UNSPACED
+
+
+def _name(language: str) -> str:
+    """The English name of a language that is given by it or by its code; any other as it is, with a capital letter."""
+    return LANGUAGES.get(_known_code(language), language).title()
+
+
+def _known_code(language: str) -> str:
+    """The code of a language; empty where Whisper does not know it."""
+    with contextlib.suppress(RequestError):
+        return language_code(language)
+    return ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class MediaRule(AdmissionRule):
                 raise RequestError(
                     f"the {span.item.modality} at token {span.start} of the prompt has {span.item.num_embeds} "
                     f"embeddings, but at most {self._cache.capacity} are kept; send it smaller, or start the server "
-                    "with a larger --max-num-batched-tokens",
+                    "with a larger --encoder-cache-size",
                     param="prompt",
                     code="media_too_large",
                 )

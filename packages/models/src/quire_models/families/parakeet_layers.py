@@ -77,15 +77,14 @@ class ParakeetCTC(ParakeetNetwork):
     @torch.inference_mode()
     def hear(self, hidden: Tensor, lens: Sequence[int]) -> list[Tensor]:
         """As `ParakeetNetwork` says; a token is as probable as in its best frame."""
+        return [self._tokens(each) for each in hidden.split(list(lens))]
+
+    def _tokens(self, hidden: Tensor) -> Tensor:
+        """The tokens of one sound, [T, C]: there are logits of one at a time."""
         logits = F.linear(hidden, self.weights["ctc_head.weight"][..., 0], self.weights["ctc_head.bias"]).float()
         ids = logits.argmax(-1)
-        logprobs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
-        frames = zip(ids.cpu().split(list(lens)), logprobs.cpu().split(list(lens)), strict=True)
-        return [self._collapsed(*each) for each in frames]
-
-    def _collapsed(self, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Classes of frames [T] -> tokens."""
-        tokens, runs, lengths = ids.unique_consecutive(return_inverse=True, return_counts=True)
+        logprobs = (logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)).cpu()
+        tokens, runs, lengths = ids.cpu().unique_consecutive(return_inverse=True, return_counts=True)
         best = torch.full((len(tokens),), -torch.inf).scatter_reduce(0, runs, logprobs, "amax")
         ends = lengths.cumsum(0)
         told = torch.stack((tokens.float(), best, (ends - lengths).float(), ends.float()), dim=1)
