@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
+from quire_server.model_router.pool import find_models
+from quire_server.ollama.models import unloaded_card
 from quire_testkit.checkpoints import make_checkpoint
 
 FLAGS = (
@@ -50,6 +54,21 @@ def statuses(client: httpx.Client) -> dict[str, str]:
 
 def complete(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
     return client.post("/v1/completions", json={"model": model, "prompt": "Once", "max_tokens": 2, **fields})
+
+
+def test_folders_without_a_config_json_are_models_where_they_say_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Mistral AI's own format."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder := tmp_path / "models" / "own").mkdir(parents=True)
+    params = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 96, "vocab_size": 200}
+    (folder / "params.json").write_text(json.dumps(params))
+    save_file({"norm.weight": np.ones(64, dtype=np.float32)}, folder / "consolidated.safetensors")
+    (tmp_path / "models" / "notes").mkdir()
+    assert find_models(tmp_path / "models") == {"own": folder}
+    details = unloaded_card("own", folder)["details"]
+    assert (details["format"], details["family"]) == ("safetensors", "mistral")
 
 
 def test_models_are_loaded_when_they_are_asked_for(client: httpx.Client) -> None:

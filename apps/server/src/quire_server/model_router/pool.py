@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.available_memory import available_memory_bytes
 from quire_interfaces import ModelNotFoundError
+from quire_models.made_folder import is_mistral_format
 from quire_server.errors import HTTPError
 from quire_server.model_router.process import ModelProcess
 
@@ -26,10 +27,13 @@ WEIGHTS_SHARE = 0.8
 
 
 def find_models(folder: Path) -> dict[str, Path]:
-    """Name -> place of each model in a folder: its subfolders with a config.json or GGUF files, and its GGUF files."""
+    """Name -> place of each model in a folder: its subfolders with a config.json, GGUF files or Mistral's own
+    format, and its GGUF files."""
     models = {}
     for path in sorted(folder.iterdir()):
-        is_checkpoint = path.is_dir() and ((path / "config.json").is_file() or any(path.glob("*.gguf")))
+        is_checkpoint = path.is_dir() and (
+            (path / "config.json").is_file() or any(path.glob("*.gguf")) or is_mistral_format(path)
+        )
         if is_checkpoint or path.suffix == ".gguf":
             models[path.name if path.is_dir() else path.stem] = path
     return models

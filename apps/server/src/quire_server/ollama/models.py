@@ -17,7 +17,9 @@ from quire import AsyncLLM, __version__
 from quire.assemble import read_model_config
 from quire_interfaces import Modality, QuireError
 from quire_models.config import ModelConfig
+from quire_models.hub import resolve_model
 from quire_models.ledger import num_parameters
+from quire_models.made_folder import is_mistral_format
 from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when
 from quire_server.ollama.names import own_name
@@ -66,7 +68,7 @@ def unloaded_card(name: str, path: Path) -> dict[str, Any]:
     details: dict[str, Any] = {"format": "gguf", "family": "", "parameter_size": "", "quantization_level": ""}
     with contextlib.suppress(QuireError):
         if path.is_dir():
-            details = _details(ModelConfig.from_path(path))
+            details = _details(ModelConfig.from_path(resolve_model(path) if is_mistral_format(path) else path))
     files = _files(path)
     facts = {"size": files.size, "digest": files.digest, "modified_at": files.modified_at}
     return {"name": name, "model": name, **facts, "details": details}
