@@ -168,6 +168,12 @@ def test_checkpoints_that_do_not_fit_are_refused(name: str, fields: dict[str, An
         ModelConfig.from_dict(values)
 
 
+def test_steps_too_small_for_speech_are_told(model: Model) -> None:
+    few: dict[str, Any] = {"num_threads": 1, "max_model_len": 4}
+    with LLM(model.folder, **few) as llm, pytest.raises(RequestError, match=r"at most 0\.32 s of sound at once"):
+        llm.transcribe(tone(1, 1.0))
+
+
 def test_adapters_are_refused(model: Model) -> None:
     with pytest.raises(ConfigError, match="no adapters"):
         LLM(model.folder, enable_lora=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quire import LLM, RequestError, SamplingParams
+from quire import LLM, BeamSearchParams, RequestError, SamplingParams
 from quire_interfaces import CheckpointError, ConfigError
 from quire_multimodal import MediaConfig
 from quire_multimodal.sound_features import SoundFeatures
@@ -74,6 +74,8 @@ def test_tokens_are_those_of_transformers(model: VoxtralRealtime, enable_prefix_
         for _ in range(2):
             outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=90), use_tqdm=False)
             assert [each.outputs[0].token_ids for each in outputs] == [model.expected(each) for each in tones]
+        (beams,) = llm.beam_search(prompts[:1], BeamSearchParams(beam_width=2, max_tokens=90))
+        assert {len(each.token_ids) for each in beams.outputs} == {len(outputs[0].outputs[0].token_ids)}
         num_cached = {each.num_cached_tokens for each in outputs}
         assert num_cached == {6 if enable_prefix_caching else 0}
 

@@ -5,6 +5,7 @@ The search itself is `BeamSearch`; `AsyncEngine.beam_search` and `quire.LLM.beam
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
@@ -22,7 +23,7 @@ def start_search(
     info: EngineInfo,
     max_logprobs: int,
 ) -> BeamSearch:
-    """A search that fits the engine.
+    """A search that fits the engine, and ends where a sound does that is added to tokens.
 
     Raises:
         ContextLengthError: prompt and output do not fit the context.
@@ -30,6 +31,9 @@ def start_search(
     """
     stop_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     start_ids = info.decoder_prompt(prompt.decoder_token_ids) if info.max_encoder_len else prompt.token_ids
+    most = None if prompt.media is None else prompt.media.num_output_tokens(len(start_ids))
+    if most is not None:
+        params = dataclasses.replace(params, max_tokens=min(params.max_tokens, most))
     search = BeamSearch(start_ids, params, stop_token_ids)
     if search.num_candidates > max_logprobs:
         raise RequestError(

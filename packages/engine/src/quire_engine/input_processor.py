@@ -315,8 +315,8 @@ class InputProcessor:
         """Parameters with which the output ends where a sound does that is added to it. Raises RequestError for media
         that this engine does not take."""
         self._check_media(media)
-        most = max((span.end - num_prompt_tokens for span in media.spans if span.embeds), default=0)
-        if most <= 0 or (params.max_tokens is not None and params.max_tokens <= most):
+        most = media.num_output_tokens(num_prompt_tokens)
+        if most is None or (params.max_tokens is not None and params.max_tokens <= most):
             return params
         return dataclasses.replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 

@@ -148,6 +148,11 @@ class PromptMedia:
         keys = tuple((span.start, span.end, span.item.key) for span in self.spans)
         return (*keys, (0, self.prefix_len, self.prefix_key)) if self.prefix_len else keys
 
+    def num_output_tokens(self, num_prompt_tokens: int) -> int | None:
+        """Tokens behind the prompt for which there is sound that is added to them; None where none is."""
+        most = max((span.end - num_prompt_tokens for span in self.spans if span.embeds), default=0)
+        return most if most > 0 else None
+
     def as_cross_attended(self) -> PromptMedia:
         """These media in a prompt whose tokens attend to them by cross attention (Llama 3.2 Vision): each to the last
         item before it, and to those that stand right before that one; what follows the prompt, to the last ones."""

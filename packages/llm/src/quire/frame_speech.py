@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.sounds import extractor_settings, longest_sound_s
-from quire.speech_questions import RATE, compression_ratio, is_unspaced
+from quire.speech_questions import RATE, check_window, compression_ratio, is_unspaced
 from quire_interfaces import PoolingParams, RequestError, Tokenizer
 from quire_models.config import ModelConfig
 from quire_speech import Segment, TokenLogprob, TranscriptionOptions, Word
@@ -51,6 +51,7 @@ class FrameSpeech:
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
         """Raises RequestError where options are for models of other kinds."""
+        check_window(self.window_s, model)
         refused = {
             "task": (options.task != "transcribe", "does not translate"),
             "prompt": (bool(options.prompt), "reads nothing but sound; leave prompt out"),

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RATE", "SpeechQuestion", "SpeechQuestions", "compression_ratio", "is_unspaced"]
+__all__ = ["RATE", "SpeechQuestion", "SpeechQuestions", "check_window", "compression_ratio", "is_unspaced"]
 
 RATE = 16_000
 """Samples a second of what is asked about."""
 _WINDOW_S = 30.0
+_SHORTEST_S = 0.6
+"""Shortest bound of a stretch: a little more than that of a turn (`VoiceSettings.max_speech_s`)."""
 _MAX_TOKENS = 448
 """More than anybody says in half a minute."""
 _QUESTION = "Transcribe the speech word for word. Answer with the text alone."
@@ -139,6 +141,7 @@ class SpeechQuestions:
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
         """Raises RequestError where options are for models of other kinds."""
+        check_window(self.window_s, model)
         if self._model_type in _HEARS_ALONE:
             if options.task == "translate" and not self.can_translate:
                 raise RequestError(f"{model} does not translate", param="task", code="unsupported")
@@ -306,6 +309,17 @@ class SpeechQuestions:
             avg_logprob=logprob / max(len(token_ids), 1),
             compression_ratio=compression_ratio(text),
             no_speech_prob=0.0,
+        )
+
+
+def check_window(window_s: float, model: str) -> None:
+    """Raises RequestError where the longest stretch of a request is too short for speech."""
+    if window_s < _SHORTEST_S:
+        raise RequestError(
+            f"{model} reads at most {window_s:.3g} s of sound at once here, and speech takes at least {_SHORTEST_S:g} "
+            "s: start it with a larger --max-num-batched-tokens or --max-model-len",
+            param="model",
+            code="unsupported",
         )
 
 
