@@ -40,8 +40,8 @@ class MediaSource:
     value: Any = None
     """Encoded bytes; an image of Pillow or uint8 [height, width, 3]; a video as uint8 [frames, height, width, 3] or a
     list of images, or a pair of those and a mapping with `fps`, `frames_indices` and `total_num_frames`; a sound as
-    float [samples] or [samples, channels] at the rate of the processor, or a pair of that and its samples in a
-    second."""
+    float [samples], [samples, channels] or [channels, samples], of which there are fewer channels, at the rate of the
+    processor, or a pair of that and its samples in a second."""
     is_embeds: bool = False
     """Whether the value is the embeddings themselves: float [N, W], or what `torch.save` or `numpy.save` writes, as
     bytes or in base64."""
@@ -207,8 +207,8 @@ def _load_samples(value: Any) -> LoadedMedia:
     array = np.asarray(value) if hasattr(value, "__array__") else value
     if not isinstance(array, np.ndarray):
         raise MediaError(f"{type(value).__name__} is no audio that is read", code="unsupported_media")
-    if array.ndim == 2 and array.dtype.kind == "f":  # as soundfile reads it
-        array = array.mean(axis=1)
+    if array.ndim == 2 and array.dtype.kind == "f":  # channels behind samples, as soundfile reads it, or before them
+        array = array.mean(axis=0 if array.shape[0] < array.shape[1] else 1)
     if array.ndim != 1 or array.dtype.kind != "f" or not array.size:
         raise _wrong_array(Modality.AUDIO, array)
     fields = {} if rate is None else {"rate": rate}

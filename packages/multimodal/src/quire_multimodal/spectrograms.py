@@ -30,7 +30,7 @@ def mono_samples(value: Any, native: float, rate: int) -> NDArray[np.float32]:
     """A sound that Python has decoded, as samples of one channel.
 
     Args:
-        value: Floats [samples], or [samples, channels].
+        value: Floats [samples], [samples, channels] or [channels, samples].
         native: Samples in a second that there are.
         rate: Samples in a second that there are to be.
 
