@@ -57,7 +57,8 @@ OTHER_FORMATS: tuple[tuple[str, str], ...] = (
     ("model_index.json", "is a pipeline of the Diffusers library, which makes pictures, sound or video"),
     (
         "params.json",
-        "is in the format of its makers, which `resolve_model` opens (params.json beside consolidated.safetensors)",
+        "is in the format of its makers (params.json): Mistral's, with consolidated.safetensors beside, is read with "
+        "load_format auto or mistral (`resolve_model`); of others, download the files for Transformers",
     ),
     ("*.gguf", "has GGUF files; give the path of one of them"),
     ("*.safetensors", "has weights but no config.json; download that file from where they come from, too"),

@@ -21,7 +21,7 @@ __all__ = ["quantized_embedding"]
 def quantized_embedding(ids: Tensor, weights: LinearWeights, size: int, dtype: torch.dtype) -> Tensor:
     """Rows of a quantized table, dequantized and rounded to `dtype`: op `embedding` with the table as it is kept.
 
-    ids [T] int64, weights a table [V, size] in any form that ops of one linear layer take -> [T, size] of `dtype`."""
+    ids [T] int64, weights a table [V, size] in any form that `LinearWeights` names -> [T, size] of `dtype`."""
     if weights.scale is None:
         table = weights.weight
     elif is_in_blocks(weights):
