@@ -246,6 +246,9 @@ def test_it_ends_when_it_is_closed(vocabulary):
     trials.close()
     trials.close()
     assert process.returncode == 0
+    with pytest.raises(RequestError, match="the engine is closed"):  # as a thread that was late may ask
+        trials.run(GrammarSpec("regex", "b"), 30)
+    assert trials._process is None
 
 
 def test_what_another_engine_had_compiled_waits_for_no_trial(backend):

@@ -69,6 +69,7 @@ class TrialProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._is_closed = False
 
     def run(
         self, spec: GrammarSpec, timeout_s: float, *, most_s: float | None = None, may_disturb: bool = True
@@ -97,8 +98,9 @@ class TrialProcess:
         return f"the whole of it, {len(spec.text)} characters"
 
     def close(self) -> None:
-        """End the process; trials under way end with their deadline. Idempotent."""
+        """End the process, for good; trials under way end with their deadline. Idempotent."""
         with self._lock:
+            self._is_closed = True
             channel, process = self._channel, self._process
             self._channel = self._process = None
         if channel is not None:
@@ -163,6 +165,8 @@ class TrialProcess:
     def _order(self, theirs: socket.socket) -> None:
         """Have a child serve the other end; the process is started when it is not there."""
         with self._lock:
+            if self._is_closed:
+                raise RequestError("structured_outputs cannot be compiled any more: the engine is closed")
             for _ in range(2):
                 try:
                     channel = self._channel = self._channel or self._start()
