@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from quire_models import ARCHITECTURES
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -69,3 +70,11 @@ def test_table_is_fresh() -> None:
     """`quire verify --table docs/models.md` writes it anew."""
     assert read_digests(TABLE) == {architecture: digest(architecture) for architecture in CASES}
     assert set(ARCHITECTURES) <= set(CASES)
+
+
+def test_a_digest_is_of_the_case_as_it_was_made() -> None:
+    """Transformers adds `partial_rotary_factor` to the rotation that Mistral 4's configuration is given."""
+    before, case = digest("Mistral4ForCausalLM"), CASES["Mistral4ForCausalLM"]
+    getattr(transformers, case.config)(**case.fields)
+    assert "partial_rotary_factor" in case.fields["rope_parameters"]
+    assert digest("Mistral4ForCausalLM") == before

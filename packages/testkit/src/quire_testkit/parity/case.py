@@ -42,6 +42,11 @@ class ParityCase:
     """Parameters whose names contain one of these stay as the class starts them."""
     uses_cache: bool = field(default=True, repr=False)
     """Transformers decodes with its cache. False where that gives this class other logits than without one."""
+    as_written: str = field(init=False, repr=False, compare=False)
+    """The case as it was made: some configuration classes add to the objects that they are given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "as_written", repr(self))
 
 
 def case(

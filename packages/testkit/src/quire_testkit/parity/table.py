@@ -66,7 +66,8 @@ and of the fallbacks one for each way in which the backend treats a network.
 
 def digest(architecture: str) -> str:
     """Of the files of the architecture's family, or of the fallback backend, and of its case."""
-    state = hashlib.sha256(repr(CASES.get(architecture)).encode())
+    case = CASES.get(architecture)
+    state = hashlib.sha256(str(None if case is None else case.as_written).encode())
     entry = architecture_entry(_text_architecture(architecture) or architecture)
     root = Path(quire_models.__file__).parent
     family = entry.family or entry.model_type
