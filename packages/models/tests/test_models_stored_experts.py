@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
 def test_experts_stay_in_blocks(tmp_path: Path) -> None:
     make(tmp_path, "nvfp4")
     model = load(tmp_path, dtype="bfloat16")
-    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
+    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]  # a sparse layer
     kept: list[Any] = [layer.stack_weights() for layer in (*experts.gate, *experts.up, *experts.down)]
     if op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name == "reference":
         pytest.skip("nothing multiplies with weights in blocks here")
@@ -126,7 +126,7 @@ def test_experts_in_two_forms_run_one_by_one(tmp_path: Path) -> None:
 def test_a_token_does_not_depend_on_the_others_of_its_step(name: str, tmp_path: Path) -> None:
     make(tmp_path, name)
     model = load(tmp_path, dtype="bfloat16")
-    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]
+    experts = model.layers[1].feed_forward.experts  # type: ignore[attr-defined]  # a sparse layer
     x, weights = torch.randn(40, WIDE.fields["hidden_size"]).bfloat16(), torch.rand(40, 3)
     ids = torch.stack([torch.randperm(WIDE.fields["num_experts"])[:3] for _ in range(40)])
     together = experts(x, ids, weights)
