@@ -7,6 +7,7 @@ environment of their own, to prove that a package works with nothing but what it
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -304,11 +305,24 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Write requirements.lock anew from the resolution (hashes, no index addresses)."""
-    session.run(
-        "uv", "export", "--quiet", "--all-packages", "--all-groups", "--no-emit-workspace", "--no-annotate",
-        "--no-header", "--output-file", "requirements.lock", external=True,
-    )  # fmt: skip
+    """Resolve the newest versions, and write them to requirements.lock (hashes, no index addresses) and pyproject.toml."""
+    constraints = re.compile(r"(?<=^constraint-dependencies = \[\n).*?(?=^\])", re.MULTILINE | re.DOTALL)
+    project = ROOT / "pyproject.toml"
+    kept = project.read_text()
+    project.write_text(constraints.sub("", kept))
+    try:
+        session.run("uv", "lock", "--quiet", "--upgrade", external=True)
+        session.run(
+            "uv", "export", "--quiet", "--all-packages", "--all-groups", "--no-emit-workspace", "--no-annotate",
+            "--no-header", "--output-file", "requirements.lock", external=True,
+        )  # fmt: skip
+    except BaseException:
+        project.write_text(kept)
+        raise
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line.removesuffix(" \\") for line in lines if not line.startswith(" ")]
+    project.write_text(constraints.sub(lambda _: "".join(f'    "{pin}",\n' for pin in pins), kept))
+    session.run("uv", "lock", "--quiet", external=True)
 
 
 @nox.session

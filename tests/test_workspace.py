@@ -58,9 +58,12 @@ def test_pins_name_no_index() -> None:
 
 
 def test_the_workspace_runs_on_the_pinned_versions() -> None:
-    """`uv run` resolves anew, as of the date in pyproject.toml; that gives what requirements.lock pins."""
+    """`uv run` resolves anew, with the constraints in pyproject.toml; that gives what requirements.lock pins."""
     lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [Requirement(line.removesuffix(" \\")) for line in lines if not line.startswith(" ")]
+    pinned = [line.removesuffix(" \\") for line in lines if not line.startswith(" ")]
+    constraints = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["constraint-dependencies"]
+    assert constraints == pinned, "requirements.lock and pyproject.toml differ: run nox -s lock"
+    pins = [Requirement(line) for line in pinned]
     assert len(pins) > 100
     installed = {distribution.name.lower().replace("_", "-") for distribution in importlib.metadata.distributions()}
     others = []
