@@ -305,7 +305,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Resolve the newest versions, and write them to requirements.lock (hashes, no index addresses) and pyproject.toml."""
+    """Resolve the newest versions; write them to requirements.lock (hashes, no index addresses) and pyproject.toml."""
     constraints = re.compile(r"(?<=^constraint-dependencies = \[\n).*?(?=^\])", re.MULTILINE | re.DOTALL)
     project = ROOT / "pyproject.toml"
     kept = project.read_text()
