@@ -30,7 +30,7 @@ LOCAL_IMPORTS = {
     "quire.kernel_builds": "loads torch",
     "quire.plan": "what goes with hidden states in files, where these are asked for",
     "quire.speech_methods": "loads numpy",
-    "quire.stretches": "loads numpy",
+    "quire.speech_chunks": "loads numpy",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
     "quire.expert_parallel": "loads torch",

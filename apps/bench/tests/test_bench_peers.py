@@ -35,11 +35,12 @@ class Machine:
     """One whose memory gets faster with each look, and whose looks take a while."""
 
     limits = MACHINE
+    look_s = 0.1
     looks = 0
 
     def sample(self, rate: str) -> float:
         self.looks += 1
-        time.sleep(0.2)
+        time.sleep(self.look_s)
         return {"read": 1e9, "multiply": 1e11}[rate] * self.looks
 
     def __enter__(self) -> Machine:
@@ -47,6 +48,10 @@ class Machine:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+class SlowMachine(Machine):
+    look_s = 1.0
 
 
 def test_beside_transformers(
@@ -185,9 +190,10 @@ def test_the_machine_is_looked_at_while_an_engine_runs(fake: Callable[..., Engin
         "decode,prefill,memory",
         repeats=2,
         on_figure=lambda situation, engine, figure: figures.append((situation.name, engine, figure)),
+        open_probe=SlowMachine,
     )
-    # 4 tokens take 80 ms; with a look of 200 ms, which does not count, they would be 14 a second.
-    assert 20 < (result.median("decode", "quire") or 0) < 60
+    # 4 tokens take 80 ms, or more on a busy machine; a look, which does not count, would take a second more.
+    assert (result.median("decode", "quire") or 0) > 4
     decode = next(each for each in result.situations if each.name == "decode")
     assert decode.bound == "read"
     rounds = result.rates["decode"]["quire"]

@@ -22,7 +22,7 @@ from quire_speech import Segment, TranscriptionOptions
 
 ENCODE_S, TOKEN_S, TOKENS_PER_S = 0.35, 0.015, 4.0
 PAUSE_S, SILENCE_S, TICK_S = 0.3, 0.5, 0.1
-"""Silence after which a turn is transcribed and after which it ends, and the length of a piece of sound."""
+"""Silence after which a turn is transcribed and after which it ends, and the length of a block of sound."""
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -62,10 +62,10 @@ class OneStepAtATime:
         await asyncio.shield(asyncio.ensure_future(run()))
 
     async def transcribe(
-        self, pieces: Any, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+        self, blocks: Any, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment, None]:
         self.num_asked += 1
-        seconds = sum([len(piece) async for piece in pieces]) / RATE
+        seconds = sum([len(block) async for block in blocks]) / RATE
         await self._step(ENCODE_S)
         for _ in range(int(seconds * TOKENS_PER_S)):
             await self._step(TOKEN_S)

@@ -1,6 +1,6 @@
 """Speech over HTTP: forms of OpenAI's client and of vLLM's, every format, streams, and what is refused.
 
-The model is a tiny random one that hears in conversations; its words are those of Transformers for the same stretches.
+The model is a tiny random one that hears in conversations; its words are those of Transformers for the same chunks.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def windows() -> list[tuple[float, NDArray[np.float32]]]:
 
 @pytest.fixture(scope="module")
 def texts(model: MediaModel, windows: list[tuple[float, NDArray[np.float32]]]) -> list[str]:
-    """Of each stretch, by Transformers."""
+    """Of each chunk, by Transformers."""
     rendered = f"<|im_start|>user\n<|AUDIO|>{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
     tokens = [model.expected(rendered, NUM_TOKENS, audio=[samples]) for _, samples in windows]
     return [model.processor.tokenizer.decode(each, skip_special_tokens=True).strip() for each in tokens]
@@ -94,7 +94,7 @@ def post(server: Any, data: bytes = WAV, path: str = PATH, name: str = "speech.w
     return response
 
 
-def test_transcriptions_are_the_texts_of_the_stretches(server: Any, texts: list[str]) -> None:
+def test_transcriptions_are_the_texts_of_the_speech_chunks(server: Any, texts: list[str]) -> None:
     assert len(texts) == 2
     answer = post(server).json()
     assert answer == {"text": " ".join(texts), "usage": {"type": "duration", "seconds": 8}}

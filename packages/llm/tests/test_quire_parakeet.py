@@ -195,7 +195,7 @@ def test_sentences_become_segments() -> None:
     heard = speech.segments(2.0, 16_000 * 4, rows, TranscriptionOptions(word_timestamps=True))
     assert [(each.text, each.start_s, each.end_s) for each in heard] == [
         (" Yes.", 2.0 + 0.8, 2.0 + 21 * 0.08),
-        (" Ada came?", 2.0 + 2.4, 6.0),  # not beyond the stretch
+        (" Ada came?", 2.0 + 2.4, 6.0),  # not beyond the chunk
     ]
     assert isinstance(heard[0], Segment)
     assert [[word.text for word in each.words or ()] for each in heard] == [["Yes."], [" Ada", " came?"]]

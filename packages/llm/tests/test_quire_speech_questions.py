@@ -1,5 +1,5 @@
 """Models that hear in conversations transcribe: asked as Transformers' processors ask them, with the tokens of
-Transformers for the same stretch."""
+Transformers for the same chunk."""
 
 from __future__ import annotations
 

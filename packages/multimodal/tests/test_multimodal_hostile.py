@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import soundfile
 from multimodal_samples import encoded, random_image, sound, tone, video
 
-from quire_multimodal import MediaConfig, MediaError
+from quire_multimodal import MediaConfig, MediaError, mono_samples
 from quire_multimodal.bounds import container_format
 from quire_multimodal.decode import decode_audio, decode_image, decode_video
 
@@ -168,6 +169,18 @@ def test_sounds(kind: str) -> None:
     assert failure.value.code == "media_too_large"
     same = decode_audio(sound(0.5, 16_000, "FLAC"), 16_000, BOUNDS)
     np.testing.assert_allclose(same, tone(0.5), atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_no_numbers_are_refused(bad: float) -> None:
+    samples = tone(0.1)
+    samples[700] = bad
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format="WAV", subtype="FLOAT")
+    with pytest.raises(MediaError, match="infinite or no numbers"):
+        decode_audio(file.getvalue(), 16_000, BOUNDS)
+    with pytest.raises(MediaError, match="infinite or no numbers"):
+        mono_samples(samples, 16_000, 16_000)
 
 
 def track(kind: str, codec: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Recordings as pieces of samples: what another library wrote, of any length, or a reason why there are none."""
+"""Recordings as blocks of samples: what another library wrote, of any length, or a reason why there are none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encoded(samples: NDArray[np.float32], rate: int, form: str, subtype: str | N
 
 
 def read(data: bytes, max_seconds: float = 60.0) -> NDArray[np.float32]:
-    return np.concatenate(list(SoundFile(io.BytesIO(data), max_seconds=max_seconds).pieces(0.5)))
+    return np.concatenate(list(SoundFile(io.BytesIO(data), max_seconds=max_seconds).blocks(0.5)))
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def pool() -> Iterator[SoundPool]:
     pool.close()
 
 
-def opened(pool: SoundPool, data: bytes, max_seconds: float = 60.0, piece_s: float = 5.0) -> OpenSound:
+def opened(pool: SoundPool, data: bytes, max_seconds: float = 60.0, block_s: float = 5.0) -> OpenSound:
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()  # and its position is at the end
-        return pool.open(file.fileno(), max_seconds=max_seconds, piece_s=piece_s)
+        return pool.open(file.fileno(), max_seconds=max_seconds, block_s=block_s)
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC"])
@@ -113,16 +113,16 @@ def test_damaged_packets_among_good_ones_are_left_out() -> None:
 def test_a_process_reads_one_file_after_another(pool: SoundPool) -> None:
     samples = np.round(tone(4, 3.0) * 32767) / 32768
     data = encoded(samples, RATE, "FLAC", "PCM_16")
-    first = opened(pool, data, piece_s=1.0)
+    first = opened(pool, data, block_s=1.0)
     assert first.duration_s == pytest.approx(3.0)
-    pieces = list(first)
+    blocks = list(first)
     first.close()
-    assert len(pieces) > 1
-    assert np.array_equal(np.concatenate(pieces), samples.astype(np.float32))
+    assert len(blocks) > 1
+    assert np.array_equal(np.concatenate(blocks), samples.astype(np.float32))
     process = next(iter(pool._all)).process
     with pytest.raises(MediaError, match="no sound that can be read"):
         opened(pool, b"words")
-    abandoned = opened(pool, data, piece_s=0.5)
+    abandoned = opened(pool, data, block_s=0.5)
     next(iter(abandoned))
     for number in (signal.SIGINT, signal.SIGTERM):  # which reach every process of a terminal or a service
         process.send_signal(number)
@@ -132,16 +132,16 @@ def test_a_process_reads_one_file_after_another(pool: SoundPool) -> None:
 
     async def whole() -> NDArray[np.float32]:
         sound = opened(pool, data)
-        pieces = [piece async for piece in sound]
+        blocks = [block async for block in sound]
         sound.close()
-        return np.concatenate(pieces)
+        return np.concatenate(blocks)
 
     assert np.array_equal(asyncio.run(whole()), samples.astype(np.float32))
     assert {each.process for each in pool._all} == {process}
 
 
 def test_a_process_that_dies_takes_its_file_with_it(pool: SoundPool) -> None:
-    sound = opened(pool, wav_file(tone(1, 30.0)), piece_s=0.5)
+    sound = opened(pool, wav_file(tone(1, 30.0)), block_s=0.5)
     next(iter(sound))
     sound._worker.process.kill()
     with pytest.raises(MediaError, match="broke down"):
@@ -160,8 +160,8 @@ def test_memory_does_not_grow_with_the_length(pool: SoundPool) -> None:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     num_samples, after_first = 0, 0
-    for piece in sound:
-        num_samples += len(piece)
+    for block in sound:
+        num_samples += len(block)
         after_first = after_first or resident_bytes()
     assert num_samples == len(silence)
     assert resident_bytes() - after_first < 16 << 20  # of 115 MB that it is as floats

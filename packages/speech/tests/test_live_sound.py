@@ -1,4 +1,4 @@
-"""Sound of a line: G.711 as FFmpeg decodes it, resampling as soxr does it, whatever the pieces."""
+"""Sound of a line: G.711 as FFmpeg decodes it, resampling as soxr does it, whatever the blocks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_rates_keep_tones_and_times(rate: int) -> None:
     assert abs(len(whole) - 2 * RATE) <= 1
     middle = slice(RATE // 10, 2 * RATE - RATE // 10)
     assert np.abs(whole[middle] - expected[middle]).max() < 2e-3
-    resampler, pieces, at = Resampler(rate), [], 0
+    resampler, blocks, at = Resampler(rate), [], 0
     for size in [1, 7, 160, 1000] * 100:
-        pieces.append(resampler.feed(sound[at : at + size]))
+        blocks.append(resampler.feed(sound[at : at + size]))
         at += size
-    pieces.append(resampler.feed(sound[at:]))
-    pieces.append(resampler.finish())
-    assert np.allclose(np.concatenate(pieces), whole, atol=1e-6)
+    blocks.append(resampler.feed(sound[at:]))
+    blocks.append(resampler.finish())
+    assert np.allclose(np.concatenate(blocks), whole, atol=1e-6)
 
 
 def test_what_is_above_the_new_rate_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""Recordings that come in pieces, and windows of them."""
+"""Recordings that come in blocks, and windows of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from quire_speech.recording import Recording
 
 
 @pytest.mark.parametrize("num_samples", [0, 10, 160, 161, 200, 400, 401, 1_000, 112_033])
-def test_pieces_give_the_bits_of_the_whole(num_samples: int) -> None:
+def test_blocks_give_the_bits_of_the_whole(num_samples: int) -> None:
     generator = np.random.default_rng(num_samples)
     samples = (0.1 * generator.standard_normal(num_samples)).astype(np.float32)
-    whole, pieces, place = Recording.of(samples, 80, 1000), Recording(80, 1000), 0
+    whole, blocks, place = Recording.of(samples, 80, 1000), Recording(80, 1000), 0
     while place < num_samples:
         size = int(generator.integers(1, 5_000 if num_samples > 5_000 else 60))
-        pieces.add(samples[place : place + size])
+        blocks.add(samples[place : place + size])
         place += size
-    pieces.finish()
-    assert whole.num_known == pieces.num_known == num_samples // 160
-    assert np.array_equal(whole.window(0), pieces.window(0))
+    blocks.finish()
+    assert whole.num_known == blocks.num_known == num_samples // 160
+    assert np.array_equal(whole.window(0), blocks.window(0))
     followed = np.concatenate([samples, np.zeros(560, np.float32)])
     expected = log_mel(followed, 80)[:, : num_samples // 160]
     assert np.array_equal(whole.window(0)[:, : expected.shape[1]], expected[:, :1000])

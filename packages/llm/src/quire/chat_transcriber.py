@@ -1,7 +1,7 @@
 """Transcribing with models that hear in conversations (Qwen2-Audio, Qwen3-ASR, Voxtral, ...), and with those that
-hear alone (Moonshine, Canary, ...): each stretch of speech is a question with a sound, whose answer is its text.
+hear alone (Moonshine, Canary, ...): each chunk of speech is a question with a sound, whose answer is its text.
 
-Such models tell no times: a segment is a stretch.
+Such models tell no times: a segment is a chunk.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from quire.media import HeldMedia, MediaFront, media_sources
 from quire.prompts import parse_prompt_async
+from quire.speech_chunks import segments_of_chunks
 from quire.speech_questions import SpeechQuestions
-from quire.stretches import segments_of_stretches
 from quire.transcribers import Hearing
 from quire_engine import AsyncEngine
 from quire_interfaces import QuireError, RequestOptions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import Pieces
+    from quire.transcribers import AudioBlocks
 
 __all__ = ["ChatTranscriber"]
 
@@ -51,7 +51,7 @@ class ChatTranscriber:
         self.can_translate = self._questions.can_translate
 
     async def transcribe(
-        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+        self, blocks: AudioBlocks, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment, None]:
         """As `Transcriber` says."""
         self._questions.check(options, self._engine.info.model)
@@ -59,7 +59,7 @@ class ChatTranscriber:
         async def hear(start_s: float, samples: NDArray[np.float32]) -> list[Segment]:
             return [await self._heard(start_s, samples, options, request_options, hearing)]
 
-        heard = segments_of_stretches(pieces, self._questions.window_s, hear)
+        heard = segments_of_chunks(blocks, self._questions.window_s, hear)
         async with contextlib.aclosing(heard) as segments:
             async for segment in segments:
                 yield segment

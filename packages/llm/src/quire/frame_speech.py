@@ -1,5 +1,5 @@
 """Transcripts of models whose tokens come with the frames of the sound that they were heard in (Parakeet): texts of
-stretches of speech with times of sentences and of words. Knows no engine.
+chunks of speech with times of sentences and of words. Knows no engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TRANSCRIBE", "FrameSpeech"]
 
 TRANSCRIBE = PoolingParams(task="transcribe")
-"""What a request for a stretch asks for."""
+"""What a request for a chunk asks for."""
 _WINDOW_S = 30.0
 _SENTENCE_ENDS = tuple(".?!…。？！")
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -32,7 +32,7 @@ _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pen
 
 
 class FrameSpeech:
-    """Stretches of speech as requests, and their answers as segments.
+    """Chunks of speech as requests, and their answers as segments.
 
     Args:
         folder: Of the checkpoint, whose feature extractor says how far apart frames are.
@@ -47,7 +47,7 @@ class FrameSpeech:
         self._frame_s = hop * stride / RATE
         self._tokenizer = tokenizer
         self.window_s = min(_WINDOW_S, longest_sound_s(folder, model, num_frames))
-        """Longest stretch of a request."""
+        """Longest chunk of a request."""
 
     def check(self, options: TranscriptionOptions, model: str) -> None:
         """Raises RequestError where options are for models of other kinds."""
@@ -67,13 +67,13 @@ class FrameSpeech:
                 raise RequestError(f"{model} {reason}", param=param, code="unsupported")
 
     def prompt(self, samples: NDArray[np.float32]) -> dict[str, Any]:
-        """A prompt that is a stretch, samples [S]."""
+        """A prompt that is a chunk, samples [S]."""
         return {"multi_modal_data": {"audio": (samples, RATE)}}
 
     def segments(
         self, start_s: float, num_samples: int, rows: Sequence[Sequence[float]], options: TranscriptionOptions
     ) -> list[Segment]:
-        """A stretch as segments, one for each sentence: it ends with the word behind which a sentence ends.
+        """A chunk as segments, one for each sentence: it ends with the word behind which a sentence ends.
 
         Args:
             start_s: Where it begins.

@@ -1,4 +1,4 @@
-"""Transcribing over asyncio with models whose tokens come with their frames (Parakeet): each stretch of speech is one
+"""Transcribing over asyncio with models whose tokens come with their frames (Parakeet): each chunk of speech is one
 request, whose answer has all of its tokens."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.frame_speech import TRANSCRIBE, FrameSpeech
 from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.prompts import Prompt
-from quire.stretches import segments_of_stretches
+from quire.speech_chunks import segments_of_chunks
 from quire.transcribers import Hearing
 from quire_interfaces import PoolingParams, RequestOptions
 from quire_speech import Segment, TranscriptionOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import Pieces
+    from quire.transcribers import AudioBlocks
 
     Encode = Callable[[Prompt, PoolingParams, RequestOptions], Coroutine[Any, Any, PoolingRequestOutput[PoolingOutput]]]
 
@@ -42,7 +42,7 @@ class FrameTranscriber:
         self._encode, self._model, self._speech = encode, model, speech
 
     async def transcribe(
-        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+        self, blocks: AudioBlocks, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment, None]:
         """As `Transcriber` says."""
         self._speech.check(options, self._model)
@@ -56,7 +56,7 @@ class FrameTranscriber:
 
         if options.language is not None:
             hearing.language, hearing.language_probability = options.language, 1.0
-        heard = segments_of_stretches(pieces, self._speech.window_s, hear)
+        heard = segments_of_chunks(blocks, self._speech.window_s, hear)
         async with contextlib.aclosing(heard) as segments:
             async for segment in segments:
                 yield segment

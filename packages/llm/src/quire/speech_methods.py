@@ -100,7 +100,7 @@ class SpeechMethods(ABC):
 
     @cached_property
     def _hears(self) -> bool:
-        """Whether the model is asked about sounds, stretch by stretch."""
+        """Whether the model is asked about sounds, chunk by chunk."""
         is_decoder = self.engine_info.runner == "generate" and not self.model_config.num_mel_bins
         return is_decoder and self.media is not None and "audio" in self.media.placeholders
 
@@ -156,7 +156,7 @@ class SpeechMethods(ABC):
         """One of `count` recordings."""
         assert self._speech is not None
         with naming_prompt(index, count, "recordings"):
-            recording, pieces = self._opened(source)
+            recording, blocks = self._opened(source)
             requests = self._speech.requests()
             steps, answer = self._transcriber(recording, options).run(), None
             try:
@@ -164,8 +164,8 @@ class SpeechMethods(ABC):
                     step = steps.send(answer)
                     answer = None
                     if isinstance(step, quire_speech.MoreSound):
-                        piece = next(pieces, None)
-                        recording.finish() if piece is None else recording.add(piece)
+                        block = next(blocks, None)
+                        recording.finish() if block is None else recording.add(block)
                     elif not isinstance(step, Segment):
                         answer = self._answer(step, requests)
             except StopIteration as end:
@@ -182,13 +182,13 @@ class SpeechMethods(ABC):
     def _transcribe_by_questions(
         self, index: int, source: Any, options: TranscriptionOptions, count: int
     ) -> Transcription:
-        """One of `count` recordings, each stretch of speech as a question."""
+        """One of `count` recordings, each chunk of speech as a question."""
         longest_s = longest_sound_s(self.model_folder, self.model_config, self.engine_info.max_encoder_len)
         questions = SpeechQuestions(self.model_folder, self.renderer.tokenizer, longest_s)
         with naming_prompt(index, count, "recordings"):
             questions.check(options, self.engine_info.model)
             segments, language, num_samples = list[Segment](), options.language or "", 0
-            for num_new, windows in self._stretches(source, questions.window_s):
+            for num_new, windows in self._speech_chunks(source, questions.window_s):
                 num_samples += num_new
                 asked = [questions.ask(each, options) for _, each in windows]
                 if not asked:
@@ -213,14 +213,14 @@ class SpeechMethods(ABC):
     def _transcribe_by_frames(
         self, index: int, source: Any, options: TranscriptionOptions, count: int
     ) -> Transcription:
-        """One of `count` recordings, each stretch of speech as a pooled request."""
+        """One of `count` recordings, each chunk of speech as a pooled request."""
         from quire.frame_speech import TRANSCRIBE
 
         frames, segments, num_samples = self._frames, list[Segment](), 0
         assert frames is not None
         with naming_prompt(index, count, "recordings"):
             frames.check(options, self.engine_info.model)
-            for num_new, windows in self._stretches(source, frames.window_s):
+            for num_new, windows in self._speech_chunks(source, frames.window_s):
                 num_samples += num_new
                 prompts = [frames.prompt(each) for _, each in windows]
                 outputs = self.encode(prompts, TRANSCRIBE, use_tqdm=False) if prompts else []
@@ -229,16 +229,16 @@ class SpeechMethods(ABC):
                     segments += [dataclasses.replace(each, index=len(segments) + each.index) for each in heard]
         return _transcription(segments, options.language or "", num_samples)
 
-    def _stretches(self, source: Any, window_s: float) -> Iterator[tuple[int, list[tuple[float, Any]]]]:
-        """Of each piece of a recording, the number of its samples, and the stretches of speech that end in it: seconds
+    def _speech_chunks(self, source: Any, window_s: float) -> Iterator[tuple[int, list[tuple[float, Any]]]]:
+        """Of each block of a recording, the number of its samples, and the chunks of speech that end in it: seconds
         where one begins, and its samples. Raises MediaError."""
         # Most models do not hear: numpy is loaded for those that do.
         from quire_speech.voice_activity import SpeechWindows
 
         cutter = SpeechWindows(window_s)
-        samples, pieces = self._pieces(source)
-        for piece in pieces if samples is None else [samples]:
-            yield len(piece), cutter.feed(piece)
+        samples, blocks = self._blocks(source)
+        for block in blocks if samples is None else [samples]:
+            yield len(block), cutter.feed(block)
         yield 0, cutter.finish()
 
     def _answer(self, step: Any, requests: WindowRequests) -> Any:
@@ -262,13 +262,13 @@ class SpeechMethods(ABC):
         return output
 
     def _opened(self, source: Any) -> tuple[Recording, Iterator[Any]]:
-        """A recording, and the pieces that are still to come. Raises MediaError."""
+        """A recording, and the blocks that are still to come. Raises MediaError."""
         assert self._speech is not None
-        samples, pieces = self._pieces(source)
-        return self._speech.recording(samples), pieces
+        samples, blocks = self._blocks(source)
+        return self._speech.recording(samples), blocks
 
-    def _pieces(self, source: Any) -> tuple[Any, Iterator[Any]]:
-        """Samples of one channel, or None and pieces of them. Raises MediaError."""
+    def _blocks(self, source: Any) -> tuple[Any, Iterator[Any]]:
+        """Samples of one channel, or None and blocks of them. Raises MediaError."""
         samples = _samples(source)
         if samples is not None:
             return samples, iter(())
@@ -276,7 +276,7 @@ class SpeechMethods(ABC):
         if self.media is not None:
             max_seconds = self.media.preparer.config.media_max_seconds
         sound = quire_multimodal.SoundFile(file, max_seconds=max_seconds)
-        return None, _pieces_of(sound, file)
+        return None, _blocks_of(sound, file)
 
 
 def _transcription(segments: list[Segment], language: str, num_samples: int) -> Transcription:
@@ -290,9 +290,9 @@ def _transcription(segments: list[Segment], language: str, num_samples: int) -> 
     )
 
 
-def _pieces_of(sound: Any, file: Any) -> Iterator[Any]:
+def _blocks_of(sound: Any, file: Any) -> Iterator[Any]:
     with file:
-        yield from sound.pieces()
+        yield from sound.blocks()
 
 
 def _file(source: Any) -> Any:

@@ -29,7 +29,7 @@ RATE = 16_000
 """Samples a second of what is asked about."""
 _WINDOW_S = 30.0
 _SHORTEST_S = 0.6
-"""Shortest bound of a stretch: a little more than that of a turn (`VoiceSettings.max_speech_s`)."""
+"""Shortest bound of a chunk: a little more than that of a turn (`VoiceSettings.max_speech_s`)."""
 _MAX_TOKENS = 448
 """More than anybody says in half a minute."""
 _QUESTION = "Transcribe the speech word for word. Answer with the text alone."
@@ -87,7 +87,7 @@ _REQUEST_TEMPLATES = {
 
 
 class SpeechQuestion(NamedTuple):
-    """What is asked about a stretch of speech."""
+    """What is asked about a chunk of speech."""
 
     messages: list[dict[str, Any]]
     is_begun: bool = False
@@ -128,7 +128,7 @@ class SpeechQuestions:
         """That a request may name; more become so many. None where a wrong one is refused."""
         chunk_s = float(extractor_settings(folder).get("chunk_length") or _WINDOW_S)
         self.window_s = min(_WINDOW_S, chunk_s, longest_s)
-        """Longest stretch that one question is about."""
+        """Longest chunk that one question is about."""
         if self._model_type in _SOUND_ALONE:  # its context is that of a window
             decoder = config.get("decoder_config") or config
             context = int(decoder.get("max_position_embeddings") or _CONTEXTS[self._model_type])
@@ -290,7 +290,7 @@ class SpeechQuestions:
         options: TranscriptionOptions,
         language: str,
     ) -> Segment:
-        """A stretch of so many samples with its text, `index`th of its recording.
+        """A chunk of so many samples with its text, `index`th of its recording.
 
         Args:
             logprob: Of all tokens.
@@ -313,7 +313,7 @@ class SpeechQuestions:
 
 
 def check_window(window_s: float, model: str) -> None:
-    """Raises RequestError where the longest stretch of a request is too short for speech."""
+    """Raises RequestError where the longest chunk of a request is too short for speech."""
     if window_s < _SHORTEST_S:
         raise RequestError(
             f"{model} reads at most {window_s:.3g} s of sound at once here, and speech takes at least {_SHORTEST_S:g} "

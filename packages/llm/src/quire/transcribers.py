@@ -1,6 +1,6 @@
 """What transcribes a recording with a served model: the one seam between models that hear and whoever has a recording.
 
-A transcriber gets sound piece by piece and gives segments as they are heard. Knows no route and no file.
+A transcriber gets sound block by block and gives segments as they are heard. Knows no route and no file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Pieces = AsyncIterator[NDArray[np.float32]]
+    AudioBlocks = AsyncIterator[NDArray[np.float32]]
 
 __all__ = ["Hearing", "TextDelta", "Transcriber", "segments_of", "text_of_segments", "transcription_of"]
 
@@ -52,14 +52,14 @@ class Transcriber(Protocol):
     has_word_timestamps: bool
 
     def transcribe(
-        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+        self, blocks: AudioBlocks, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment | TextDelta, None]:
         """The segments of a recording, in order, as soon as each is certain. Closing it ends its requests. Where
         `hearing.wants_deltas`, a segment may be told of by parts of its text before; where a window had to be heard
         again, the segment may say something else, and counts.
 
         Args:
-            pieces: Float32 [samples] at 16 kHz, one channel; read no faster than they are heard.
+            blocks: Float32 [samples] at 16 kHz, one channel; read no faster than they are heard.
             options: How.
             request_options: What else the engine is told of each request.
             hearing: Filled in as things become known.

@@ -1,4 +1,4 @@
-"""Transcribing with Whisper over asyncio: sound comes piece by piece, segments go out as they are heard."""
+"""Transcribing with Whisper over asyncio: sound comes block by block, segments go out as they are heard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire_interfaces import OutputKind, RenderedPrompt, RequestOptions, Samplin
 from quire_speech import Segment, TokenLogprob, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
-    from quire.transcribers import Hearing, Pieces
+    from quire.transcribers import AudioBlocks, Hearing
     from quire_speech import Decode, Decoded, Recording, Step
 
 __all__ = ["WhisperTranscriber"]
@@ -39,14 +39,14 @@ class WhisperTranscriber:
         self.has_word_timestamps = bool(front.vocabulary.alignment_heads) and engine.info.aligns_words
 
     async def transcribe(
-        self, pieces: Pieces, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
+        self, blocks: AudioBlocks, options: TranscriptionOptions, request_options: RequestOptions, hearing: Hearing
     ) -> AsyncGenerator[Segment | TextDelta, None]:
         """As `Transcriber` says."""
         request_options = dataclasses.replace(request_options, output_kind=OutputKind.FINAL_ONLY)
         recording, requests = self._front.recording(), self._front.requests()
         transcriber = self._front.transcriber(recording, options, aligns_words=self._engine.info.aligns_words)
         steps, answer = transcriber.run(), None
-        source = aiter(pieces)
+        source = aiter(blocks)
         try:
             while True:
                 step = await asyncio.to_thread(_advance, steps, answer)
@@ -140,10 +140,10 @@ def _advance(steps: Any, answer: Any) -> Step | Transcription:
 
 
 async def _hear(recording: Recording, source: Any) -> None:
-    """Add the next piece."""
+    """Add the next block."""
     try:
-        piece = await anext(source)
+        block = await anext(source)
     except StopAsyncIteration:
         await asyncio.to_thread(recording.finish)
     else:
-        await asyncio.to_thread(recording.add, piece)
+        await asyncio.to_thread(recording.add, block)

@@ -23,7 +23,16 @@ from quire_multimodal.bounds import check_audio, check_image, check_video, conta
 from quire_multimodal.config import MediaConfig
 from quire_multimodal.errors import MediaError
 
-__all__ = ["VideoFrames", "decode_audio", "decode_image", "decode_sound_track", "decode_video", "resample", "to_rgb"]
+__all__ = [
+    "VideoFrames",
+    "check_samples",
+    "decode_audio",
+    "decode_image",
+    "decode_sound_track",
+    "decode_video",
+    "resample",
+    "to_rgb",
+]
 
 _WHITE = (255, 255, 255)
 Samples = NDArray[np.float32]
@@ -95,7 +104,14 @@ def decode_audio(data: bytes, rate: int, config: MediaConfig) -> Samples:
     samples, native = _read_sound(data, config)
     if not len(samples):
         raise MediaError("the sound has no samples")
+    check_samples(samples)
     return resample(samples, native, rate)
+
+
+def check_samples(samples: NDArray[Any]) -> None:
+    """Raises MediaError where a sound has samples that are no numbers: a float file or an array may hold them."""
+    if not np.isfinite(samples).all():
+        raise MediaError("the sound has samples that are infinite or no numbers (NaN)")
 
 
 def resample(samples: Samples, native: float, rate: int) -> Samples:

@@ -1,4 +1,4 @@
-"""Sounds of any length, from a file to pieces of samples, with a memory that does not grow with the length.
+"""Sounds of any length, from a file to blocks of samples, with a memory that does not grow with the length.
 
 Where `decode` reads a sound of a prompt whole, this reads recordings of hours. Every container goes through PyAV, to 16
 bits, as other programs read speech. Runs in a process of its own (`sound_worker`): files come from strangers.
@@ -30,7 +30,7 @@ class SoundFile:
     Args:
         file: Seekable; FFmpeg is given no name, so that it opens nothing else.
         max_seconds: Longest sound.
-        rate: Samples in a second that pieces are to have.
+        rate: Samples in a second that blocks are to have.
 
     Raises:
         MediaError: no sound, too long a one, a damaged file, or the extra that reads it is not installed.
@@ -97,16 +97,16 @@ class SoundFile:
     def _too_long(self) -> MediaError:
         return MediaError(f"the sound is longer than the {self._max_seconds:g} s allowed", code="media_too_large")
 
-    def pieces(self, piece_s: float = 5.0) -> Iterator[NDArray[np.float32]]:
-        """The samples, float32 [samples] from -1 to 1, the mean of all channels, in pieces.
+    def blocks(self, block_s: float = 5.0) -> Iterator[NDArray[np.float32]]:
+        """The samples, float32 [samples] from -1 to 1, the mean of all channels, in blocks.
 
         Args:
-            piece_s: About how long each is; the last one may be shorter.
+            block_s: About how long each is; the last one may be shorter.
 
         Raises:
             MediaError: not a packet can be decoded, or there is more than its length and bounds allow.
         """
-        wanted, most = int(piece_s * self._rate), int(self._max_seconds * self._rate)
+        wanted, most = int(block_s * self._rate), int(self._max_seconds * self._rate)
         collected: list[NDArray[np.float32]] = []
         num_collected = num_samples = 0
         try:

@@ -71,7 +71,7 @@ class OpenSound:
         pool: Whose process decodes it.
         worker: The process.
         duration_s: Length, as its packets say.
-        timeout_s: Longest time that a piece may take.
+        timeout_s: Longest time that a block may take.
     """
 
     def __init__(self, pool: SoundPool, worker: _Worker, duration_s: float, timeout_s: float) -> None:
@@ -80,14 +80,14 @@ class OpenSound:
         self._is_over = self._is_closed = False
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        """Pieces, float32 [samples]; blocks. Raises MediaError."""
-        while (piece := self._next()) is not None:
-            yield piece
+        """Blocks, float32 [samples]; waits. Raises MediaError."""
+        while (block := self._next()) is not None:
+            yield block
 
     async def __aiter__(self) -> AsyncGenerator[NDArray[np.float32], None]:
         """The same without keeping the event loop from its work."""
-        while (piece := await asyncio.to_thread(self._next)) is not None:
-            yield piece
+        while (block := await asyncio.to_thread(self._next)) is not None:
+            yield block
 
     def _next(self) -> NDArray[np.float32] | None:
         if self._is_over or self._is_closed:
@@ -117,22 +117,22 @@ class SoundPool:
         self._lock = threading.Lock()
 
     def open(
-        self, file: int, *, max_seconds: float, rate: int = 16_000, piece_s: float = 5.0, timeout_s: float = 120.0
+        self, file: int, *, max_seconds: float, rate: int = 16_000, block_s: float = 5.0, timeout_s: float = 120.0
     ) -> OpenSound:
-        """Begin with a file; blocks.
+        """Begin with a file; waits.
 
         Args:
             file: Descriptor of a seekable file; it may be closed as soon as this returns.
             max_seconds: Longest sound.
-            rate: Samples in a second that pieces are to have.
-            piece_s: About how long a piece is.
+            rate: Samples in a second that blocks are to have.
+            block_s: About how long a block is.
             timeout_s: Longest time that one answer may take.
 
         Raises:
             MediaError: no sound, too long a one, or a damaged file.
         """
         worker = self._take()
-        message = {"do": "open", "max_seconds": max_seconds, "rate": rate, "piece_s": piece_s}
+        message = {"do": "open", "max_seconds": max_seconds, "rate": rate, "block_s": block_s}
         try:
             answer, _ = worker.ask(message, timeout_s, file)
         except BaseException:

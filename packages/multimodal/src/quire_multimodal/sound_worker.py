@@ -1,6 +1,6 @@
 """A process that decodes recordings: `python -m quire_multimodal.sound_worker FD`, asked over a socket by `sound_pool`.
 
-One file at a time; each of its pieces is asked for, so that whoever reads slowly makes it wait. A file comes as an open
+One file at a time; each of its blocks is asked for, so that whoever reads slowly makes it wait. A file comes as an open
 descriptor: this process needs no name and no right to read anything else.
 """
 
@@ -33,17 +33,17 @@ def main() -> None:
     os.dup2(2, 1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY_BYTES, hard))
-    pieces: Iterator[NDArray[np.float32]] = iter(())
+    blocks: Iterator[NDArray[np.float32]] = iter(())
     try:
         while True:
             message, _ = receive(connection)
             try:
                 if message["do"] == "open":
-                    answer, pieces = _opened(connection, message)
+                    answer, blocks = _opened(connection, message)
                     data = b""
                 else:
-                    piece = next(pieces, None)
-                    answer, data = {"is_last": piece is None}, b"" if piece is None else piece.tobytes()
+                    block = next(blocks, None)
+                    answer, data = {"is_last": block is None}, b"" if block is None else block.tobytes()
             except MediaError as error:
                 answer, data = {"error": str(error), "code": error.code}, b""
             send(connection, answer, data)
@@ -55,7 +55,7 @@ def _opened(connection: socket.socket, message: dict[str, Any]) -> tuple[dict[st
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     file = os.fdopen(descriptors[0], "rb")
     sound = SoundFile(file, max_seconds=message["max_seconds"], rate=message["rate"])
-    return {"duration_s": sound.duration_s}, sound.pieces(message["piece_s"])
+    return {"duration_s": sound.duration_s}, sound.blocks(message["block_s"])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quire_interfaces import Modality
 from quire_multimodal.config import MediaConfig
-from quire_multimodal.decode import to_rgb
+from quire_multimodal.decode import check_samples, to_rgb
 from quire_multimodal.errors import MediaError
 from quire_multimodal.fetch import fetch_media
 
@@ -211,5 +211,6 @@ def _load_samples(value: Any) -> LoadedMedia:
         array = array.mean(axis=0 if array.shape[0] < array.shape[1] else 1)
     if array.ndim != 1 or array.dtype.kind != "f" or not array.size:
         raise _wrong_array(Modality.AUDIO, array)
+    check_samples(array)
     fields = {} if rate is None else {"rate": rate}
     return LoadedMedia(np.ascontiguousarray(array, np.float32).tobytes(), "samples", fields)

@@ -1,7 +1,7 @@
-"""Sound as it comes over a line: PCM of 16 bits and G.711, in pieces of any length, to float32 [samples] at 16 kHz.
+"""Sound as it comes over a line: PCM of 16 bits and G.711, in blocks of any length, to float32 [samples] at 16 kHz.
 
 G.711 (ITU-T): 8 bits a sample at 8 kHz, logarithmic, in two laws. Other rates are resampled by a windowed sinc whose
-state goes from piece to piece, so that pieces give what the whole gives.
+state goes from block to block, so that blocks give what the whole gives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def a_law() -> Samples:
 
 
 class Resampler:
-    """From one rate to another, piece by piece.
+    """From one rate to another, block by block.
 
     Args:
         rate: Samples in a second that come.

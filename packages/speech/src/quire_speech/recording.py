@@ -18,7 +18,7 @@ SILENCE = -8.0
 
 
 class Recording:
-    """Samples come in pieces, spectrograms of windows go out. Not thread-safe.
+    """Samples come in blocks, spectrograms of windows go out. Not thread-safe.
 
     A window is told from silence by the loudest frame of all that was heard so far, and by that of the whole recording
     where it was there from the start (`of`), as in OpenAI's Whisper.

@@ -107,7 +107,7 @@ class LiveConnection:
         self._turns_start_s = 0.0
         """Where in the session the detector began."""
         self._buffer: list[Any] = []
-        """Pieces of sound that belong to no turn yet: all since the last one, or with a detector the latest."""
+        """Blocks of sound that belong to no turn yet: all since the last one, or with a detector the latest."""
         self._buffer_start = self._num_samples = 0
         """Samples of the session before the buffer, and so far."""
         self._turn: LiveTurn | None = None
@@ -345,19 +345,19 @@ class LiveConnection:
         """The sound up to here, counted from the session's beginning, belongs to the turn."""
         assert self._turn is not None
         while self._buffer and self._buffer_start < until:
-            piece = self._buffer.pop(0)
-            taken = piece[: until - self._buffer_start]
-            if len(taken) < len(piece):
-                self._buffer.insert(0, piece[len(taken) :])
+            block = self._buffer.pop(0)
+            taken = block[: until - self._buffer_start]
+            if len(taken) < len(block):
+                self._buffer.insert(0, block[len(taken) :])
             self._buffer_start += len(taken)
             self._turn.add(taken)
 
     def _forget(self, until: int) -> None:
         """The sound up to here belongs to no turn."""
         while self._buffer and self._buffer_start < until:
-            piece = self._buffer.pop(0)
-            rest = piece[until - self._buffer_start :]
-            self._buffer_start += len(piece) - len(rest)
+            block = self._buffer.pop(0)
+            rest = block[until - self._buffer_start :]
+            self._buffer_start += len(block) - len(rest)
             if len(rest):
                 self._buffer.insert(0, rest)
 

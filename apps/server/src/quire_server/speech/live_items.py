@@ -106,7 +106,7 @@ class LiveTurn:
         self.hearing = Hearing()
         self._transcriber, self._options, self._request_options = transcriber, options, request_options
         self._tell_delta, self._pace = tell_delta, pace
-        self._pieces: list[NDArray[np.float32]] = []
+        self._blocks: list[NDArray[np.float32]] = []
         self.num_samples = 0
         self._said = self._before = ""
         """What was told of its text, and the transcript before."""
@@ -120,7 +120,7 @@ class LiveTurn:
 
     def add(self, samples: NDArray[np.float32]) -> None:
         """More of its sound."""
-        self._pieces.append(samples)
+        self._blocks.append(samples)
         self.num_samples += len(samples)
         self._grown.set()
 
@@ -214,11 +214,11 @@ class LiveTurn:
             await self._tell_delta(self, new)
 
     def _heard(self, options: TranscriptionOptions) -> AsyncGenerator[Segment, None]:
-        pieces = list(self._pieces)
+        blocks = list(self._blocks)
 
         async def sound() -> AsyncGenerator[Any, None]:
-            for piece in pieces:
-                yield piece
+            for block in blocks:
+                yield block
 
         self.hearing = Hearing()
         return segments_of(self._transcriber.transcribe(sound(), options, self._request_options, self.hearing))

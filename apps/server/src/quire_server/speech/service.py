@@ -1,6 +1,6 @@
 """OpenAI's routes of speech: a form with a recording in, its text out, whole or as it is heard.
 
-The file goes to disk as it arrives, and from there piece by piece through a decoding process to the model: little of a
+The file goes to disk as it arrives, and from there block by block through a decoding process to the model: little of a
 recording is in memory at any time. A client that leaves ends all of it.
 """
 
@@ -147,7 +147,7 @@ class SpeechService:
             request_options = dataclasses.replace(context.request_options(body), output_kind=OutputKind.FINAL_ONLY)
             hearing = Hearing(wants_deltas=bool(body.stream) and body.response_format in ("json", "text"))
             recording = Recording(sound, body.voice(), keeps_samples=diarizer is not None)
-            segments = recording.segments(transcriber.transcribe(recording.pieces(), options, request_options, hearing))
+            segments = recording.segments(transcriber.transcribe(recording.blocks(), options, request_options, hearing))
             if not body.stream:
                 heard = await unless_disconnected(request, _all(segments))
                 if diarizer is not None:
@@ -209,7 +209,7 @@ class _Sound:
 
     def __init__(self, service: SpeechService, opened: quire_multimodal.OpenSound) -> None:
         self._service, self._opened = service, opened
-        self._pieces: list[NDArray[np.float32]] | None = None
+        self._blocks: list[NDArray[np.float32]] | None = None
 
     @property
     def duration_s(self) -> float:
@@ -219,19 +219,19 @@ class _Sound:
     async def read_if_short(self) -> _Sound:
         if self._opened.duration_s <= SHORT_S:
             try:
-                self._pieces = [piece async for piece in self._opened]
+                self._blocks = [block async for block in self._opened]
             finally:
                 self._opened.close()
         return self
 
-    async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
+    async def blocks(self) -> AsyncGenerator[NDArray[np.float32], None]:
         try:
-            if self._pieces is not None:
-                for piece in self._pieces:
-                    yield piece
+            if self._blocks is not None:
+                for block in self._blocks:
+                    yield block
                 return
-            async for piece in self._opened:
-                yield piece
+            async for block in self._opened:
+                yield block
         except MediaError as error:
             raise error.at("file") from None
 
@@ -267,16 +267,16 @@ class Recording:
         """Length of what was read."""
         return self._num_samples / 16_000
 
-    async def pieces(self) -> AsyncGenerator[NDArray[np.float32], None]:
+    async def blocks(self) -> AsyncGenerator[NDArray[np.float32], None]:
         """What the model is to hear."""
-        async for piece in self._sound.pieces():
-            self._num_samples += len(piece)
+        async for block in self._sound.blocks():
+            self._num_samples += len(block)
             if self.samples is not None:
-                self.samples.append(piece)
+                self.samples.append(block)
             if self._filter is None:
-                yield piece
+                yield block
                 continue
-            for part in await asyncio.to_thread(self._filter.feed, piece):
+            for part in await asyncio.to_thread(self._filter.feed, block):
                 yield part
         for part in () if self._filter is None else self._filter.finish():
             yield part
@@ -324,8 +324,8 @@ async def _diarized(
     def diarized() -> dict[str, Any]:
         import numpy as np
 
-        pieces = recording.samples or [np.zeros(0, np.float32)]
-        speakers = diarizer(np.concatenate(pieces), transcription.segments, known_names)
+        blocks = recording.samples or [np.zeros(0, np.float32)]
+        speakers = diarizer(np.concatenate(blocks), transcription.segments, known_names)
         return diarized_transcript(transcription, speakers)
 
     try:

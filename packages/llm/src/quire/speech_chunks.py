@@ -1,4 +1,4 @@
-"""Recordings as stretches of speech, several of which are heard at a time: found by the voice detector, so that silence
+"""Recordings as chunks of speech, several of which are heard at a time: found by the voice detector, so that silence
 asks nothing."""
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import Pieces
+    from quire.transcribers import AudioBlocks
 
-__all__ = ["segments_of_stretches"]
+__all__ = ["segments_of_chunks"]
 
 _MAX_AT_A_TIME = 4
 
 
-async def segments_of_stretches(
-    pieces: Pieces, window_s: float, hear: Callable[[float, NDArray[np.float32]], Coroutine[Any, Any, list[Segment]]]
+async def segments_of_chunks(
+    blocks: AudioBlocks,
+    window_s: float,
+    hear: Callable[[float, NDArray[np.float32]], Coroutine[Any, Any, list[Segment]]],
 ) -> AsyncGenerator[Segment, None]:
-    """The segments of all stretches, in order and counted from 0. Closing it ends what is heard.
+    """The segments of all chunks, in order and counted from 0. Closing it ends what is heard.
 
     Args:
-        pieces: The recording.
-        window_s: Longest stretch.
-        hear: (where a stretch begins in seconds, samples [S]) -> its segments.
+        blocks: The recording.
+        window_s: Longest chunk.
+        hear: (where a chunk begins in seconds, samples [S]) -> its segments.
     """
     from quire_speech.voice_activity import SpeechWindows
 
@@ -47,8 +49,8 @@ async def segments_of_stretches(
         return heard
 
     try:
-        async for piece in pieces:
-            begin(await asyncio.to_thread(cutter.feed, piece))
+        async for block in blocks:
+            begin(await asyncio.to_thread(cutter.feed, block))
             while running and (running[0].done() or len(running) >= _MAX_AT_A_TIME):
                 for segment in await first():
                     yield segment
