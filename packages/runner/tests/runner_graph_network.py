@@ -66,7 +66,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) 
     max_logits, greedy = logits.amax(-1), logits.max(-1).indices
     log2 = log2_weights(logits, max_logits, table.inv_temperature[rows])
     order = logits.sort(dim=-1, descending=True, stable=True).indices
-    rank = torch.arange(logits.shape[1])
+    rank = torch.arange(logits.shape[1], device=logits.device)
     passes = (log2.gather(1, order) >= table.min_log2[rows, None]) & (rank < table.top_k[rows, None])
     weights = torch.where(passes, integer_weights(log2).gather(1, order), 0)
     before = weights.cumsum(1) - weights
@@ -81,14 +81,14 @@ def sample_masked(
     logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Op `sample_masked`, with a table of bits."""
-    bits = (bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    bits = (bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32, device=bitmask.device)) & 1
     excluded = (bits.flatten(1)[mask_of, : logits.shape[1]] == 0) & (mask_of >= 0)[:, None]
     return sample(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
 
 
 def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
     """Op `penalize`, with tables over the vocabulary."""
-    history, place = token_ids[rows].long(), torch.arange(token_ids.shape[1])
+    history, place = token_ids[rows].long(), torch.arange(token_ids.shape[1], device=token_ids.device)
     known = place <= positions[:, None]
     seen = torch.zeros_like(logits).scatter_add_(1, history, known.float()) > 0
     output = known & (place >= table.num_prompt_tokens[rows, None])
@@ -103,11 +103,11 @@ def paged_attention(
 ) -> Tensor:
     """Op `paged_attention` over the whole width of the block tables, in float64, with lengths read on the device."""
     assert not any(value is not None for value in no.values())
-    ends, token = layout.query_start_loc[1:].long(), torch.arange(query.shape[0])
+    ends, token = layout.query_start_loc[1:].long(), torch.arange(query.shape[0], device=query.device)
     entry = torch.searchsorted(ends, token, right=True)
     position = layout.seq_lens.long()[entry] - ends[entry] + token
     found = kv_cache[layout.block_table.long()[entry]].transpose(3, 4)  # [T, B, 2, block_size, Hkv, D]
-    place = torch.arange(found.shape[1] * found.shape[3])
+    place = torch.arange(found.shape[1] * found.shape[3], device=query.device)
     seen = place <= position[:, None]
     if sliding_window is not None:
         seen = seen & (place > position[:, None] - sliding_window)
