@@ -185,7 +185,7 @@ def test_downloads_have_code_only_where_it_is_trusted(
     """A hub of one repository gives the files that are asked for."""
     published = ["config.json", "model.safetensors", "tokenizer.json", "modeling_own.py", "own.tiktoken"]
 
-    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
         assert name == "owner/name"
         for file in filter_repo_objects(published, allow_patterns=allow_patterns):
             (tmp_path / file).touch()

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from hub_server import COMMIT, hub_of
 from models_gguf_small import write
 
 from quire_interfaces import CheckpointError
 from quire_models import resolve_model
 from quire_models.gguf.choice import model_files, quantization_of
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
@@ -159,48 +155,11 @@ def test_a_repository_that_is_not_here_says_what_to_do(cache):
         resolve_model("owner/other:Q8_0", modelscope=True)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The hub's answers about one repository, owner/name, whose files lie in `root`."""
-
-    root: Path
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        path, model = self.path.partition("?")[0], "/api/models/owner/name"
-        names = [file.relative_to(self.root).as_posix() for file in self.root.rglob("*") if file.is_file()]
-        status, data = 200, b""
-        if path.startswith(f"{model}/tree/"):
-            data = json.dumps([{"type": "file", "oid": COMMIT, "size": 1, "path": name} for name in names]).encode()
-        elif path.startswith(f"{model}/"):
-            siblings = [{"rfilename": name} for name in names]
-            data = json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": siblings}).encode()
-        elif path.startswith("/owner/name/resolve/"):
-            data = (self.root / path.split("/", 5)[5]).read_bytes()
-        else:
-            status = 404
-        self.send_response(status)
-        for name, value in (("Content-Length", len(data)), ("X-Repo-Commit", COMMIT)):
-            self.send_header(name, str(value))
-        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.end_headers()
-        if with_body:
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_only_the_named_file_is_downloaded_and_then_needs_no_network(tmp_path):
     root = tmp_path / "root"
     (root / "Q8_0").mkdir(parents=True)
     for name in ("x-Q4_0.gguf", "Q8_0/x-Q8_0.gguf"):
         write(root / name)
-    handler = type("Handler", (Hub,), {"root": root})
     code = (
         "import sys, os; from quire_models import resolve_model\n"
         "try: print(os.readlink(resolve_model(sys.argv[1]) / 'model.gguf'))\n"
@@ -213,13 +172,11 @@ def test_only_the_named_file_is_downloaded_and_then_needs_no_network(tmp_path):
         done = subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        there = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    with hub_of(root) as endpoint:
+        there = {"HF_ENDPOINT": endpoint}
         assert "owner/name has 2 GGUF files: Q4_0, Q8_0; name one" in resolved("owner/name", **there)
         found = resolved("owner/name:Q8_0", **there)
         assert found.endswith(f"snapshots/{COMMIT}/Q8_0/x-Q8_0.gguf")
         assert "cannot get model 'owner/other' from the hub" in resolved("owner/other:Q8_0", **there)
-        server.shutdown()
     assert not list((tmp_path / "hub").rglob("x-Q4_0.gguf"))
     assert resolved("owner/name:Q8_0", HF_HUB_OFFLINE="1") == resolved("owner/name", HF_HUB_OFFLINE="1") == found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hub_server import COMMIT, hub_of
 
 from quire_interfaces import CheckpointError
 from quire_models import resolve_model
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -48,3 +50,24 @@ def test_cached_model_needs_no_network(offline: Path) -> None:
     refs.mkdir()
     (refs / "main").write_text(COMMIT)
     assert resolve_model("owner/name") == snapshot
+
+
+@pytest.mark.parametrize("mistral", [False, True])
+def test_weights_in_two_formats_are_downloaded_once(mistral: bool, tmp_path: Path) -> None:
+    """Mistral AI's repositories have the same weights for Transformers and in their own format."""
+    root = tmp_path / "root"
+    root.mkdir()
+    index, own = "model.safetensors.index.json", "consolidated.safetensors"
+    for name in ("config.json", "params.json", index, "model-00001-of-00001.safetensors", own):
+        (root / name).write_text("{}")
+    code = (
+        "import sys; from quire_models import resolve_model\n"
+        "try: resolve_model('owner/name', mistral=bool(sys.argv[1]))\n"
+        "except Exception as error: print(error)\n"  # params.json says nothing
+    )
+    with hub_of(root) as endpoint:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
+        command = [sys.executable, "-c", code, "yes" if mistral else ""]
+        subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=True)
+    expected = {own} if mistral else {"model-00001-of-00001.safetensors"}
+    assert {file.name for file in (tmp_path / "hub").rglob("*.safetensors")} == expected

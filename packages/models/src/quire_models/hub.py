@@ -11,7 +11,7 @@ from pathlib import Path
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
-from quire_models.made_folder import is_mistral_format
+from quire_models.made_folder import WEIGHTS, is_mistral_format
 from quire_models.unsupported import nearest_path_hint
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
@@ -81,7 +81,8 @@ def resolve_model(
     else:
         patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
         patterns += CODE_FILE_PATTERNS if with_code else ()
-        folder = _named_model(str(name_or_path), revision, patterns, modelscope=modelscope)
+        other = "model*.safetensors" if mistral else WEIGHTS
+        folder = _named_model(str(name_or_path), revision, patterns, other, modelscope=modelscope)
     if not mistral and (pickled or not is_mistral_format(folder)):
         return folder
     from quire_models.mistral_format.folder import mistral_folder  # most starts do without
@@ -89,11 +90,12 @@ def resolve_model(
     return mistral_folder(folder)
 
 
-def _named_model(name: str, revision: str | None, patterns: list[str], *, modelscope: bool) -> Path:
+def _named_model(name: str, revision: str | None, patterns: list[str], other: str, *, modelscope: bool) -> Path:
     """The folder of a model that no path names: of GGUF files with a tag, or on the hub. Raises as `resolve_model`.
 
     Args:
         patterns: The files to download.
+        other: Weights that many repositories have a second time, in a format that is not read then.
     """
     asked, tag = name, None
     if tagged := _TAGGED.fullmatch(name):
@@ -114,9 +116,10 @@ def _named_model(name: str, revision: str | None, patterns: list[str], *, models
             )
         return _from_modelscope(name, revision, patterns)
     if tag is None:
-        folder = _from_hugging_face(name, revision, patterns)
-        if holds_weights(folder):
-            return folder
+        for ignored in (other, None):
+            folder = _from_hugging_face(name, revision, patterns, ignored)
+            if holds_weights(folder):
+                return folder
         if any((folder / each).is_file() for each in _VOCABULARIES):
             return _of_ctranslate2(_from_hugging_face(name, revision, [*patterns, BIN_NAME]))
     files, cached = _files_on_hugging_face(name, revision)
@@ -178,12 +181,12 @@ def _files_on_hugging_face(name: str, revision: str | None) -> tuple[list[str], 
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()], folder
 
 
-def _from_hugging_face(name: str, revision: str | None, patterns: list[str]) -> Path:
+def _from_hugging_face(name: str, revision: str | None, patterns: list[str], ignored: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
     except LocalEntryNotFoundError as error:
         cause = "it is not in the hub's cache here, and the hub cannot be reached"
         raise CheckpointError(_advice(name, revision, cause)) from error
