@@ -67,6 +67,7 @@ class Engine:
         kv_cache_dtype: str | None = None,
         linear_method: str = "plain",
         has_adapter: bool = False,
+        num_drafts: int = 0,
         max_step_tokens: int | None = None,
     ) -> None:
         """Args:
@@ -74,6 +75,8 @@ class Engine:
         kv_cache_dtype: Of keys and values; None for the network's own.
         linear_method: How weights are kept.
         has_adapter: Every request uses the same adapter, of rank 16, in all layers that may have one.
+        num_drafts: Tokens that each decode verifies behind its last one, as the n-gram drafter and draft models propose
+            them; here they are guesses, nearly all of which are wrong.
         max_step_tokens: None for a prompt's.
         """
         from quire_kv_cache import plan_kv_cache
@@ -94,7 +97,7 @@ class Engine:
             adapters = AdapterRuntime(self.network.adapters, _OneAdapter(self.network.adapters))
         self.linear_method, self.has_adapter = linear_method, has_adapter
         self.num_seqs, self.length, self.block = num_seqs, length, 16
-        self.sampling = sampling or {"temperature": 0}
+        self.sampling, self.num_drafts = sampling or {"temperature": 0}, num_drafts
         self.width = -(-(length + 256) // self.block)
         specs = config.kv_cache_specs(self.block, kv_cache_dtype or dtype)
         self.token_bytes = sum(spec.block_bytes for spec in specs.values()) / self.block
@@ -104,18 +107,28 @@ class Engine:
             "max_num_seqs": num_seqs,
             "max_model_len": length + 256,
             "max_num_batched_tokens": max_step_tokens or length,
+            "num_speculative_tokens": num_drafts,
+            "cuda_graph_sizes": (num_seqs * (1 + num_drafts),),
         }
         self.runner = ModelRunner.for_model(
-            self.network, plan, RunnerConfig(device=device, dtype=dtype, cuda_graph_sizes=(num_seqs,), **settings),
+            self.network, plan, RunnerConfig(device=device, dtype=dtype, **settings),
             grammars=_AllButOne(), adapters=adapters,
         )  # fmt: skip
         self.runner.warm_up(capture_s=30.0)
         self.config, self._step = config, 0
 
     def step(
-        self, rows: list[int], starts: list[int], counts: list[int], *, new: bool = False, samples: Any = None
+        self,
+        rows: list[int],
+        starts: list[int],
+        counts: list[int],
+        *,
+        new: bool = False,
+        samples: Any = None,
+        drafts: dict[int, list[int]] | None = None,
     ) -> Any:
-        """Launch a step; what it returns waits for it. samples: Which rows do; None for all."""
+        """Launch a step; what it returns waits for it, and gives the tokens of each row. samples: Which rows do; None
+        for all. drafts: Row -> its last tokens of the step, to be verified."""
         from quire_interfaces import SchedulerOutput
 
         self._step += 1
@@ -129,12 +142,16 @@ class Engine:
                 samples=samples or [True] * len(rows),
                 total_num_scheduled_tokens=sum(counts),
                 new_rows=[self._new(row) for row in rows] if new else [],
+                draft_token_ids=drafts or {},
             )
         )
 
-        def finished() -> None:
-            if failed := read().failed_rows:
-                raise RuntimeError(f"rows failed: {failed}")
+        def finished() -> list[list[int]]:
+            result = read()
+            if result.failed_rows:
+                raise RuntimeError(f"rows failed: {result.failed_rows}")
+            tokens: list[list[int]] = result.sampled_token_ids
+            return tokens
 
         return finished
 
@@ -157,33 +174,36 @@ class Engine:
         return time.perf_counter() - start
 
     def decode_s(self, num_steps: int) -> tuple[float, float]:
-        """Seconds of a decode step of all rows, the median of five runs, launched one ahead of what is read; and how
-        long launching one takes the host."""
+        """Seconds of a decode step of all rows, the median of five runs, launched one ahead of what is read (with
+        drafts, when it has been read where they end); and how long launching one takes the host."""
         rows, samples, host = list(range(self.num_seqs)), [], 0.0
         for row in rows:
             self.step([row], [0], [self.length], new=True)()
-        position = self.length
+        positions = [self.length] * self.num_seqs
         for timed in (False, True, True, True, True, True):
             count = num_steps if timed else 8
             start, before = time.perf_counter(), None
             for _ in range(count):
                 begin = time.perf_counter()
-                read = self.step(rows, [position] * self.num_seqs, [1] * self.num_seqs)
+                read = self.step(rows, positions, [1 + self.num_drafts] * self.num_seqs, drafts=self._drafts(rows))
                 host += (time.perf_counter() - begin) * timed
-                position += 1
+                if self.num_drafts or not timed:
+                    positions = [place + len(tokens) for place, tokens in zip(positions, read(), strict=True)]
+                    if not timed and self.runner.graphs is not None:
+                        self.runner.graphs.wait()
+                    continue
+                positions = [place + 1 for place in positions]
                 if before is not None:
                     before()
-                if not timed:
-                    read()
-                    if self.runner.graphs is not None:
-                        self.runner.graphs.wait()
-                    before = None
-                else:
-                    before = read
+                before = read
             if before is not None:
                 before()
             samples += [(time.perf_counter() - start) / count] * timed
         return statistics.median(samples), host / (5 * num_steps)
+
+    def _drafts(self, rows: list[int]) -> dict[int, list[int]]:
+        guesses = [(self._step * self.num_drafts + i) % self.config.vocab_size for i in range(self.num_drafts)]
+        return dict.fromkeys(rows, guesses) if self.num_drafts else {}
 
     def mixed_s(self, num_tokens: int) -> float:
         """Seconds of a step in which one row reads so many tokens of its prompt and all others decode: the median of

@@ -17,6 +17,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "a penalty": {"sampling": {"temperature": 0, "presence_penalty": 0.5}},
     "a grammar": {"sampling": {"temperature": 0, "structured_outputs": "[a-z]*"}},
     "an adapter": {"has_adapter": True},
+    "3 drafts verified": {"num_drafts": 3},
     "KV cache in int8": {"kv_cache_dtype": "int8"},
     "KV cache in fp8": {"kv_cache_dtype": "fp8_e4m3"},
     "KV cache in int4": {"kv_cache_dtype": "int4"},
@@ -48,8 +49,8 @@ def run_steps(
     reported: Callable[..., AbstractContextManager[None]],
     only: Callable[[str], bool],
 ) -> None:
-    """Decode steps of every kind, each beside what reading weights, keys and values takes, and beside greedy ones of
-    the same requests; and steps in which a piece of a prompt is read beside decodes.
+    """Decode steps of every kind, each beside what reading weights, keys and values once takes, and beside greedy ones
+    of the same requests; and steps in which a piece of a prompt is read beside decodes.
 
     Args:
         decodes: Shape, requests, context, and the kinds of steps; empty for all.

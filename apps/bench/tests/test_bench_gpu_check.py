@@ -53,10 +53,10 @@ def test_kernels_and_steps_are_measured_with_the_tensor_side_alone(tmp_path: Pat
 
 
 def test_steps_of_every_kind_are_measured_and_draws_compared(tmp_path: Path) -> None:
-    only = "greedy,a penalty,a grammar,an adapter,cache in int8,weights in int4,mixed"
+    only = "greedy,a penalty,a grammar,an adapter,drafts,cache in int8,weights in int4,mixed"
     figures = run(tmp_path, "steps", "draws", interpret="0", only=only)
     whats = [figure["what"] for figure in figures if "of_limit" in figure]
-    assert len(whats) == 7
+    assert len(whats) == 8
     for kind in only.split(","):
         assert sum(kind in what for what in whats) == 1, kind
     draws = [figure for figure in figures if figure["part"] == "draws" and "right" in figure]
