@@ -15,11 +15,14 @@ import pytest
 import torch
 from models_gguf_writer import blocks, write_gguf
 from models_paged_driver import PagedDriver
+from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models import DecoderLM, ModelConfig, load_model, resolve_model
 from quire_models.checkpoint_files import open_checkpoint
+from quire_models.draft_heads.eagle import EagleHead
+from quire_models.draft_heads.eagle_config import read_eagle_config
 from quire_models.gguf.header import BLOCKS, read_header
 from quire_models.ledger import weight_ledger
 from quire_models.mixer_spec import LatentSelfAttentionSpec
@@ -280,6 +283,44 @@ def test_memory_is_that_of_the_file(name: str, kind: str, tmp_path: Path) -> Non
     assert sum(ledger.values()) == pytest.approx(kept, rel=0.02)
     ids = torch.tensor([0, 1, 5, 511])
     assert torch.equal(network.embedding(ids), oracle.model.embed_tokens.weight[ids].bfloat16())
+    if "moe" not in name:
+        check_head_reads_blocks(tmp_path / "head", network, kept)
+
+
+def check_head_reads_blocks(folder: Path, target: DecoderLM, kept: int) -> None:
+    """An EAGLE-3 head without an embedding of its own looks rows up in the target's blocks.
+
+    Args:
+        folder: Made, for the head.
+        kept: Bytes of the target alone.
+    """
+    folder.mkdir()
+    config = target.config
+    fields = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size, "draft_vocab_size": config.vocab_size, "num_hidden_layers": 1,
+        "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields))
+    size = config.hidden_size
+    shapes = {
+        "fc": (size, 3 * size), "lm_head": (config.vocab_size, size), "norm": (size,),
+        "midlayer.self_attn.q_proj": (256, 2 * size), "midlayer.self_attn.k_proj": (128, 2 * size),
+        "midlayer.self_attn.v_proj": (128, 2 * size), "midlayer.self_attn.o_proj": (size, 256),
+        "midlayer.mlp.gate_proj": (64, size), "midlayer.mlp.up_proj": (64, size), "midlayer.mlp.down_proj": (size, 64),
+        "midlayer.input_layernorm": (size,), "midlayer.hidden_norm": (size,),
+        "midlayer.post_attention_layernorm": (size,),
+    }  # fmt: skip
+    save_file({f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    head = load_model(read_eagle_config(folder, "eagle3"), folder, dtype="bfloat16")
+    assert isinstance(head, EagleHead)
+    own = bytes_of(head)
+    head.join(target)
+    ids = torch.tensor([0, 1, 5, 511])
+    assert torch.equal(head.embed(ids), target.embedding.rows_of(ids))
+    assert bytes_of([target.embedding, target.layers, target._lm_head, head]) < kept + own + 1e6
 
 
 @pytest.mark.parametrize("kind", GGML_TYPES)

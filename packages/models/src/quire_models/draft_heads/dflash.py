@@ -51,6 +51,5 @@ class DFlashHead(EagleHead):
 
     def fill(self, batch: ForwardBatch) -> Tensor:
         """States [T, H] of blocks, `input_ids` [T] of which are the last known tokens and mask tokens."""
-        assert self._embedding is not None, "join was not called"
         cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
-        return self._through_layers(self._embed(batch.input_ids, self._embedding), cos, sin, batch)
+        return self._through_layers(self.embed(batch.input_ids), cos, sin, batch)

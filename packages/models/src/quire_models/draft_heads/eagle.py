@@ -23,7 +23,7 @@ from quire_models.build import build_feed_forward, build_layer, build_mixer
 from quire_models.draft_heads.eagle_config import EagleConfig, EagleSpec, default_feature_layers
 from quire_models.draft_heads.head import DraftHead
 from quire_models.layers.decoder_lm import DecoderLM, rotary_tables
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Embedding, Linear
 from quire_models.layers.network import Network
 from quire_models.layers.norm import make_norm
 from quire_models.layers.scope import Scope
@@ -85,7 +85,8 @@ class EagleHead(DraftHead):
         self._lm_head_op = scope.op(ops.lm_head)
         self._argmax = scope.op(ops.lm_head_argmax)
         self._embed = scope.op(ops.embedding)
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | Embedding | None = None
+        """The head's own table, or the target's where it has none."""
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, scope)
         if self._is_eagle3:
             self.midlayer = _Eagle3Layer(spec, scope / "midlayer")
@@ -159,7 +160,8 @@ class EagleHead(DraftHead):
                 f"tokens, the model has {theirs.hidden_size} and {theirs.vocab_size}"
             )
         if self._embedding is None:
-            self._embedding = target.embedding.part(None)
+            theirs_in_blocks = target.embedding.stored is not None and not target.embedding.rank_rows
+            self._embedding = target.embedding if theirs_in_blocks else target.embedding.part(None)
         if self._head is None:
             if config.hidden_size != theirs.hidden_size or config.draft_vocab_size != theirs.vocab_size:
                 raise CheckpointError("the EAGLE head has no lm_head.weight, and the model's does not fit it")
@@ -193,12 +195,18 @@ class EagleHead(DraftHead):
         Returns:
             [T, H] states.
         """
-        assert self._embedding is not None, "join was not called"
         cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
-        embedded = self._embed(batch.input_ids, self._embedding)
+        embedded = self.embed(batch.input_ids)
         if self._is_eagle3:
             return self._through_layers(self.midlayer(embedded, states, cos, sin, batch), cos, sin, batch)
         return self._through_layers(self._project(torch.cat((embedded, states), dim=-1)), cos, sin, batch)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [T] -> [T, H]."""
+        assert self._embedding is not None, "join was not called"
+        if isinstance(self._embedding, Embedding):
+            return self._embedding.rows_of(ids)
+        return self._embed(ids, self._embedding)
 
     def _through_layers(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         residual: Tensor | None = None
