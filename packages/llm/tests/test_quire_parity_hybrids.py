@@ -59,6 +59,23 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "hy-v4-all-tokens": (
+        "HYV4ForCausalLM",
+        {
+            "index_topk": 40,
+            "mlp_layer_types": None,
+            "indexer_types": None,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
 }
 """Name -> architecture, and fields that differ from its case."""
 

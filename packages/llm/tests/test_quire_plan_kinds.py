@@ -38,6 +38,7 @@ KINDS: dict[str, set[type[KVCacheSpec]]] = {
     "Llama4ForCausalLM": {FullAttentionSpec, ChunkedLocalSpec},
     "DeepseekV3ForCausalLM": {LatentAttentionSpec},
     "DeepseekV32ForCausalLM": {LatentAttentionSpec},
+    "HYV4ForCausalLM": {LatentAttentionSpec},
     "T5ForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
     "BartForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
     "Mamba2ForCausalLM": {MambaSpec},

@@ -35,6 +35,7 @@ KINDS = [
     "Gemma3ForCausalLM",  # windows, tied embedding
     "GPT2LMHeadModel",  # biases everywhere
     "GptOssForCausalLM",  # sinks
+    "HYV4ForCausalLM",  # sinks and gates of sparse latent attention, several channels
     "LlamaForCausalLM",
     "MixtralForCausalLM",
     "MptForCausalLM",
@@ -54,8 +55,8 @@ OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
 head there, and a shared expert is added before the sum is rounded."""
 
 NEVER_IN_ONE_CALL = {
-    "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "MptForCausalLM", "RwkvForCausalLM",
-    "MambaForCausalLM",
+    "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "HYV4ForCausalLM", "MptForCausalLM",
+    "RwkvForCausalLM", "MambaForCausalLM",
 }  # fmt: skip
 """Networks whose layers no rank computes in one call."""
 

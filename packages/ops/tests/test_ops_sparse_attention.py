@@ -91,6 +91,25 @@ def test_attention_reads_these_slots_alone(
     assert (got.float() - wanted.float()).abs().max() <= TOLERANCE[dtype] * wanted.float().abs().max()
 
 
+@pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
+def test_the_log_sum_exp_comes_with_it(workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_ops.sparse_attention.WORKSPACE", workspace)
+    layout, cache = step("chunks and decodes", 8)
+    tokens, size = sum(layout.query_lens), {"scale": 0.25, "rank": RANK}
+    query = torch.randn(tokens, HEADS, WIDTH)
+    found = ops.index_topk(torch.randn(tokens, 6, KEY), torch.randn(tokens, 6), cache[..., WIDTH:], layout, k=9)
+    slots = ops.position_slots(found, layout)
+    wanted = ops.sparse_latent_attention_with_lse(query, cache[..., :WIDTH], slots, **size)
+    assert torch.equal(wanted[0], ops.sparse_latent_attention(query, cache[..., :WIDTH], slots, **size))
+    first = cache[..., :WIDTH].flatten(0, 1)[slots[:, 0]]  # of the first token of each sequence, all there is
+    alone = (slots >= 0).sum(1) == 1
+    scores = torch.einsum("thw,tw->th", query, first) * 0.25
+    torch.testing.assert_close(wanted[1][alone], scores[alone])
+    for backend in serving(ops.sparse_latent_attention_with_lse):
+        for got, each in zip(backend.function(query, cache[..., :WIDTH], slots, **size), wanted, strict=True):
+            torch.testing.assert_close(got, each)
+
+
 def test_with_every_token_found_it_is_latent_attention() -> None:
     layout, cache = step("chunks and decodes", 8)
     tokens, size = sum(layout.query_lens), {"scale": 0.25, "rank": RANK}

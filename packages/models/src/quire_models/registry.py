@@ -146,6 +146,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteSWAForCausalLM": Architecture("granite_swa", "granite", "spec_of_swa"),
     "GteModel": Architecture("gte"),
     "HYV3ForCausalLM": Architecture("hy_v3"),
+    "HYV4ForCausalLM": Architecture("hy_v4"),
     "HeliumForCausalLM": Architecture("helium"),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense"),
     "HyperCLOVAXForCausalLM": Architecture("hyperclovax"),

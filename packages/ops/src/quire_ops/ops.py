@@ -32,7 +32,12 @@ from quire_ops.quantized_linear import block_linear, fp8_linear, grouped_linear,
 from quire_ops.recurrent import causal_conv1d, channel_delta_rule, gated_delta_rule, mamba2_scan, selective_scan, wkv
 from quire_ops.routing import route_experts
 from quire_ops.sampling import sample, sample_masked
-from quire_ops.sparse_attention import index_topk, position_slots, sparse_latent_attention
+from quire_ops.sparse_attention import (
+    index_topk,
+    position_slots,
+    sparse_latent_attention,
+    sparse_latent_attention_with_lse,
+)
 from quire_ops.step_inputs import decode_inputs, step_inputs
 
 __all__ = [
@@ -86,6 +91,7 @@ __all__ = [
     "sigmoid_and_mul",
     "silu_and_mul",
     "sparse_latent_attention",
+    "sparse_latent_attention_with_lse",
     "step_inputs",
     "w8a8_linear",
     "wkv",

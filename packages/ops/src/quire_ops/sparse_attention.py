@@ -22,6 +22,7 @@ __all__ = [
     "index_topk",
     "position_slots",
     "sparse_latent_attention",
+    "sparse_latent_attention_with_lse",
     "torch_index_topk",
     "torch_sparse_latent_attention",
 ]
@@ -76,6 +77,24 @@ def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, 
     return out
 
 
+@op
+def sparse_latent_attention_with_lse(
+    query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int
+) -> tuple[Tensor, Tensor]:
+    """`sparse_latent_attention`, and the log-sum-exp of each head's scores, by which `merge_attention_states` joins it
+    with scores of other things, such as sinks.
+
+    query [T, Hq, W], latent_cache [num_blocks, block_size, W], slots [T, K] int64 -> [T, Hq, rank] float32 and
+    [T, Hq] float32."""
+    out, lse = query.new_empty(*query.shape[:2], rank).float(), query.new_empty(query.shape[:2]).float()
+    for token, own in enumerate(slots.tolist()):
+        seen = torch.stack([latent_cache[divmod(slot, latent_cache.shape[1])] for slot in own if slot >= 0]).double()
+        scores = query[token].double() @ seen.T * scale
+        lse[token] = torch.logsumexp(scores, dim=-1)
+        out[token] = (torch.softmax(scores, dim=-1) @ seen[:, :rank]).float()
+    return out, lse
+
+
 def _tokens(layout: PagedLayout) -> Iterator[tuple[int, int, list[int]]]:
     """Each token of the step: its number, its position, and the blocks of its sequence."""
     token = 0
@@ -122,17 +141,36 @@ def torch_sparse_latent_attention(
     query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int
 ) -> Tensor:
     """The entries of a few tokens are gathered at a time."""
-    block_size, out = latent_cache.shape[1], query.new_empty(*query.shape[:2], rank)
+    out = query.new_empty(*query.shape[:2], rank)
+    for part, rows, scores in _scored(query, latent_cache, slots, scale):
+        out[part] = torch.softmax(scores, dim=-1).to(query.dtype) @ rows[..., :rank]
+    return out
+
+
+@torch_backend_for(sparse_latent_attention_with_lse)
+def _torch_sparse_latent_attention_with_lse(
+    query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int
+) -> tuple[Tensor, Tensor]:
+    out = query.new_empty(*query.shape[:2], rank, dtype=torch.float32)
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+    for part, rows, scores in _scored(query, latent_cache, slots, scale):
+        lse[part] = torch.logsumexp(scores, dim=-1)
+        out[part] = torch.softmax(scores, dim=-1) @ rows[..., :rank].float()
+    return out, lse
+
+
+def _scored(query: Tensor, latent_cache: Tensor, slots: Tensor, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """A few tokens at a time: which they are, their entries [n, K, W], and scores [n, Hq, K] float32, -inf where there
+    is no entry."""
+    block_size = latent_cache.shape[1]
     unused = slots < 0
     slots = torch.where(unused, slots[:, :1], slots)  # whatever else is there is not read
     tokens = max(1, WORKSPACE // (slots.shape[1] * query.shape[2]))
     for begin in range(0, len(query), tokens):
         part = slice(begin, begin + tokens)
-        rows = latent_cache[slots[part] // block_size, slots[part] % block_size]  # [n, K, W]
-        scores = (query[part] @ rows.transpose(1, 2)).float() * scale  # [n, Hq, K]
-        shares = torch.softmax(scores.masked_fill_(unused[part, None], -torch.inf), dim=-1)
-        out[part] = shares.to(query.dtype) @ rows[..., :rank]
-    return out
+        rows = latent_cache[slots[part] // block_size, slots[part] % block_size]
+        scores = (query[part] @ rows.transpose(1, 2)).float() * scale
+        yield part, rows, scores.masked_fill_(unused[part, None], -torch.inf)
 
 
 def _sequences(layout: PagedLayout) -> list[PrefillSequence]:

@@ -14,7 +14,7 @@ from quire_models.families.glm4_moe import grouped_moe, grouped_network
 from quire_models.mixer_spec import IndexerSpec, LatentSelfAttentionSpec
 from quire_models.spec import NetworkSpec, recast
 
-__all__ = ["KINDS", "SparseLatentSelfAttentionSpec", "spec", "spec_of_glm5"]
+__all__ = ["KINDS", "SparseLatentSelfAttentionSpec", "indexed_attentions", "indexed_layers", "spec", "spec_of_glm5"]
 
 KINDS = {"full": True, "shared": False, "F": True, "S": False}
 """Name of a layer's kind in GLM-5 -> it has an indexer of its own."""
@@ -29,31 +29,44 @@ class SparseLatentSelfAttentionSpec(LatentSelfAttentionSpec):
 
 def spec(config: Fields) -> NetworkSpec:
     """Every layer has an indexer."""
-    return _network(config, None, interleaved=False)
+    return _network(config, (True,) * config.integer("num_hidden_layers", minimum=1), interleaved=False)
 
 
 def spec_of_glm5(config: Fields) -> NetworkSpec:
     """Layers may share what an indexer found; heads of the indexer are rotated as those of the attention."""
     layers = config.integer("num_hidden_layers", minimum=1)
-    return _network(config, _indexed_layers(config, layers), interleaved=True)
+    return _network(config, indexed_layers(config, layers), interleaved=True)
 
 
-def _network(config: Fields, indexed: Sequence[bool] | None, *, interleaved: bool) -> NetworkSpec:
-    """The network of DeepSeek-V3 with indexers. Queries have a latent, which an indexer reads, too.
-
-    Args:
-        indexed: Per layer, whether it has an indexer of its own; None for all.
-        interleaved: See `IndexerSpec`.
-
-    Raises:
-        CheckpointError: No such latent, or an indexer whose heads are narrower than what is rotated.
-    """
+def _network(config: Fields, indexed: Sequence[bool], *, interleaved: bool) -> NetworkSpec:
+    """The network of DeepSeek-V3 with indexers; see `indexed_attentions`."""
     config.fixed("topk_method", "noaux_tc")
     config.fixed("scoring_func", "sigmoid")
     config.fixed("moe_layer_freq", 1)
     config.fixed("rope_interleave", True)
     sizes, attention = latent_attention(config)
     moe = grouped_moe(config, sizes)
+    mixers = indexed_attentions(
+        config, recast(SparseLatentSelfAttentionSpec, attention), indexed, interleaved=interleaved
+    )
+    sparse = None
+    if config.get("mlp_layer_types") is not None:
+        sparse = layer_kinds(config, "mlp_layer_types", sizes.num_layers, {"dense": False, "sparse": True})
+    return grouped_network(config, sizes, mixers, moe, dense_layers=3, sparse=sparse)
+
+
+def indexed_attentions(
+    config: Fields, attention: SparseLatentSelfAttentionSpec, indexed: Sequence[bool], *, interleaved: bool
+) -> list[SparseLatentSelfAttentionSpec]:
+    """The attention of each layer, with an indexer. Queries have a latent, which an indexer reads, too.
+
+    Args:
+        indexed: Per layer, whether it has an indexer of its own.
+        interleaved: See `IndexerSpec`.
+
+    Raises:
+        CheckpointError: No such latent, or an indexer whose heads are narrower than what is rotated.
+    """
     if attention.q_lora_rank is None:
         raise CheckpointError(
             f"{config.source}: q_lora_rank is missing; the index is computed from the queries' latent"
@@ -69,18 +82,12 @@ def _network(config: Fields, indexed: Sequence[bool] | None, *, interleaved: boo
             f"{config.source}: index_head_dim ({indexer.head_dim}) must be at least qk_rope_head_dim "
             f"({attention.rotary_dim})"
         )
-    mixers = [
-        recast(SparseLatentSelfAttentionSpec, replace(attention, indexer=replace(indexer, is_shared=not is_indexed)))
-        for is_indexed in indexed or (True,) * sizes.num_layers
-    ]
-    sparse = None
-    if config.get("mlp_layer_types") is not None:
-        sparse = layer_kinds(config, "mlp_layer_types", sizes.num_layers, {"dense": False, "sparse": True})
-    return grouped_network(config, sizes, mixers, moe, dense_layers=3, sparse=sparse)
+    return [replace(attention, indexer=replace(indexer, is_shared=not is_own)) for is_own in indexed]
 
 
-def _indexed_layers(config: Fields, layers: int) -> tuple[bool, ...]:
-    """As `indexer_types` or `index_topk_pattern` say, or every so many layers."""
+def indexed_layers(config: Fields, layers: int) -> tuple[bool, ...]:
+    """Per layer, whether it has an indexer of its own: as `indexer_types` or `index_topk_pattern` say, or every so many
+    layers."""
     name = "indexer_types" if config.get("indexer_types") is not None else "index_topk_pattern"
     kinds = config.get(name)
     if kinds is None:

@@ -6,6 +6,7 @@ Shape legend: T tokens of the step, M inner width.
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -57,6 +58,8 @@ class LimitedExperts(FusedExperts):
 class LimitedMoE:
     """x [T, I] -> [T, I]: what the router's experts make of each token, and the shared network's part, with limits."""
 
+    make_experts: ClassVar[type[LimitedExperts]] = LimitedExperts
+
     def __init__(self, spec: LimitedMoESpec, scope: Scope) -> None:
         """Args:
         scope: Scope of the layer.
@@ -65,7 +68,7 @@ class LimitedMoE:
         assert stacked is not None
         assert shared is not None
         self._router = make_router(spec, inner)
-        self._experts = (LimitedExperts if spec.limit else FusedExperts)(spec, inner / "experts")
+        self._experts = (self.make_experts if spec.limit else FusedExperts)(spec, inner / "experts")
         self._experts.accept_stacked(inner, stacked.names, inputs_first=stacked.inputs_first)
         self._shared: LimitedMLP | GatedMLP
         if isinstance(shared, LimitedMLPSpec):

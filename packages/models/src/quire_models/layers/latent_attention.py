@@ -147,7 +147,10 @@ class LatentAttention:
 
     def _output(self, attended: Tensor) -> Tensor:
         """[T, H, R] of attended latents -> [T, hidden_size]."""
-        values = self._multiply(attended, self._value).flatten(1)
+        return self._project(self._multiply(attended, self._value).flatten(1))
+
+    def _project(self, values: Tensor) -> Tensor:
+        """[T, H * V] -> [T, hidden_size]."""
         if self._group is not None:
             values = self._group.all_gather(values.contiguous(), dim=-1, sizes=self._rank_widths)
         return self._out(values)

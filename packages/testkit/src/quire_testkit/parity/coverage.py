@@ -32,7 +32,6 @@ REFUSED: Mapping[str, str] = {
     "Gemma4UnifiedAssistantForCausalLM": "drafts for another network, whose keys it reads",
     "Gemma4UnifiedForConditionalGeneration": "takes media without towers; its text is Gemma4UnifiedForCausalLM",
     "GitForCausalLM": "sees pictures, and attends to them in both directions",
-    "HYV4ForCausalLM": _SPARSE,
     "Inkling2ForCausalLM": _STATES,
     "InklingForCausalLM": _STATES,
     "MegatronBertForCausalLM": _OWN_ATTENTION,
