@@ -60,6 +60,7 @@ NETWORKS: dict[str, str] = {
     "JambaForCausalLM": "hybrid, experts",
     "Qwen3NextForCausalLM": "hybrid, experts",
     "FalconH1ForCausalLM": "attention beside states",
+    "InklingForCausalLM": "attention beside states, experts",
     "T5ForConditionalGeneration": "encoder-decoder",
     "BartForConditionalGeneration": "encoder-decoder",
     "PaliGemmaForConditionalGeneration": "images that see all of themselves",

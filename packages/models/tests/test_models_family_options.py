@@ -40,6 +40,10 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hyperclova-norms-in-front": ("HyperCLOVAXForCausalLM", {"use_post_norm": False}),
+    "inkling-padded-tables": (
+        "InklingForCausalLM",
+        {"vocab_size": 216, "unpadded_vocab_size": 200, "log_scaling_n_floor": None, "n_shared_experts": 1},
+    ),
     "olmo-without-positions": ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False, "rope_parameters": None}),
     "phimoe-longrope": (  # Transformers divides by the short factors in long texts, too
         "PhimoeForCausalLM",

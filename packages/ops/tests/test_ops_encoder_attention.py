@@ -101,3 +101,22 @@ def test_biased_paged_attention(backend: OpBackend, dtype: torch.dtype, furthest
         got = backend.function(query, cache, layout, scale=0.3, bias=bias)
         assert got.dtype == dtype
         assert (got.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+
+
+@pytest.mark.parametrize("backend", serving(ops.relative_paged_attention), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("extent", "window"), [(3, None), (64, None), (9, 9), (9, 12)])
+def test_relative_paged_attention(backend: OpBackend, dtype: torch.dtype, extent: int, window: int | None) -> None:
+    torch.manual_seed(extent)
+    mix = [(1, 17), (7, 25), (1, 40), (20, 20), (3, 4), (1, 1)]
+    layout, num_blocks = random_layout(random.Random(1), mix, 8, shuffle=True)
+    cache = poisoned_cache(layout, num_blocks, 2, 8, dtype)
+    query, relative = (torch.randn(sum(layout.query_lens), 4, size).to(dtype) for size in (8, 5))
+    biases = {"relative": relative, "profiles": torch.randn(5, extent).to(dtype)}
+    wanted = ref.relative_paged_attention(
+        query.double(), cache.double(), layout, scale=0.3, sliding_window=window, **biases
+    )
+    for _ in range(2):  # the second layer of a step finds what the first one worked out
+        got = backend.function(query, cache, layout, scale=0.3, sliding_window=window, **biases)
+        assert got.dtype == dtype
+        assert (got.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()

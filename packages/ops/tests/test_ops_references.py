@@ -118,6 +118,14 @@ def test_what_is_written_is_found_and_attended_to() -> None:
     mask = bias[:, distance.clamp(0, 3)].masked_fill(distance < 0, -torch.inf)
     wanted = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True).transpose(0, 1)
     assert torch.allclose(ops.biased_paged_attention(query, cache, whole, scale=scale, bias=bias), wanted)
+    relative, profiles = rand(length, 4, 3), rand(3, 5)  # of distances 0 to 4
+    mixed = (relative @ profiles).transpose(0, 1).gather(2, distance.clamp(0, 4).expand(4, -1, -1))
+    mask = mixed.masked_fill(distance > 4, 0.0).masked_fill((distance < 0) | (distance > 7), -torch.inf)
+    wanted = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True).transpose(0, 1)
+    biases = {"relative": relative, "profiles": profiles}
+    assert torch.allclose(
+        ops.relative_paged_attention(query, cache, whole, scale=scale, sliding_window=8, **biases), wanted
+    )
     rotated = torch.full_like(cache, torch.nan)
     one, none = torch.ones(length, 1, 8, dtype=DOUBLE), torch.zeros(length, 1, 8, dtype=DOUBLE)
     weight = rand(8)

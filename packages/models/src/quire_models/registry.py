@@ -150,6 +150,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HeliumForCausalLM": Architecture("helium"),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense"),
     "HyperCLOVAXForCausalLM": Architecture("hyperclovax"),
+    "InklingForCausalLM": Architecture("inkling_text", "inkling"),
     "JambaForCausalLM": Architecture("jamba"),
     "JinaEmbeddingsV3Model": Architecture("jina_embeddings_v3"),
     "KimiLinearForCausalLM": Architecture("kimi_linear"),

@@ -333,6 +333,8 @@ class CheckpointNames:
     """Ends of names of matrices that are stored [inputs, outputs]."""
     squeezed: tuple[str, ...] = ()
     """Names of vectors that are stored as one row."""
+    first_rows: tuple[tuple[str, int], ...] = ()
+    """(name, rows): tensors that may have further rows behind these, which are not loaded."""
     fused: tuple[FusedRows, ...] = ()
 
 

@@ -14,7 +14,7 @@ from quire_ops.kv_reference import decode_row
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 
-__all__ = ["biased_paged_attention", "paged_attention", "visible_places"]
+__all__ = ["biased_paged_attention", "paged_attention", "relative_paged_attention", "visible_places"]
 
 
 @op(trees=True)
@@ -49,7 +49,7 @@ def paged_attention(
         [T, Hq, D], dtype of query.
     """
 
-    def changed(scores: Tensor) -> Tensor:
+    def changed(scores: Tensor, token: int) -> Tensor:
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         if alibi_slopes is not None:
@@ -74,11 +74,38 @@ def biased_paged_attention(
     D].
     """
 
-    def changed(scores: Tensor) -> Tensor:
+    def changed(scores: Tensor, token: int) -> Tensor:
         distance = torch.arange(scores.shape[1] - 1, -1, -1)
         return scores + bias.double()[:, distance.clamp_max(bias.shape[1] - 1)]
 
     return _attend(query, kv_cache, layout, scale, kv_scale, changed)
+
+
+@op
+def relative_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    relative: Tensor,
+    profiles: Tensor,
+    sliding_window: int | None = None,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    """Attention of `paged_attention`, where each query adds relative[h] @ profiles[:, d] to the score of a key d tokens
+    before it, and nothing from M tokens on: biases by distance that each token mixes for itself (Inkling).
+
+    relative [T, Hq, R], profiles [R, M] -> [T, Hq, D]."""
+    extent = profiles.shape[1]
+
+    def changed(scores: Tensor, token: int) -> Tensor:
+        near = min(scores.shape[1], extent)
+        bias = torch.zeros_like(scores)
+        bias[:, scores.shape[1] - near :] = (relative[token].double() @ profiles.double())[:, :near].flip(1)
+        return scores + bias
+
+    return _attend(query, kv_cache, layout, scale, kv_scale, changed, sliding_window)
 
 
 def _attend(
@@ -87,11 +114,11 @@ def _attend(
     layout: PagedLayout,
     scale: float,
     kv_scale: Tensor | None,
-    changed: Callable[[Tensor], Tensor],
+    changed: Callable[[Tensor, int], Tensor],
     sliding_window: int | None = None,
 ) -> Tensor:
-    """One query token at a time, over exactly the tokens that it may see. changed: scores [Hq, L] -> [Hq, L] or, with a
-    score that has no value, [Hq, L + 1]."""
+    """One query token at a time, over exactly the tokens that it may see. changed: scores [Hq, L] and the number of the
+    token -> [Hq, L] or, with a score that has no value, [Hq, L + 1]."""
     out = torch.empty_like(query)
     group_size = query.shape[1] // kv_cache.shape[2]
     token = 0
@@ -103,7 +130,7 @@ def _attend(
             seen = pairs[torch.tensor(places) - first]  # [L, 2, Hkv, D]
             keys = seen[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
             values = seen[:, 1].repeat_interleave(group_size, dim=1)
-            scores = changed(torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale)
+            scores = changed(torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale, token)
             weights = torch.softmax(scores, dim=-1)[:, : len(seen)]
             out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
             token += 1

@@ -11,7 +11,7 @@ from typing import Any
 from quire_interfaces import ConfigError
 from quire_ops.activation_quant import add_rms_norm_quant, gate_quant
 from quire_ops.activations import activation, gelu_and_mul, sigmoid_and_mul, silu_and_mul
-from quire_ops.attention_ops import biased_paged_attention, paged_attention
+from quire_ops.attention_ops import biased_paged_attention, paged_attention, relative_paged_attention
 from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
 from quire_ops.encoder_attention import encoder_attention
@@ -81,6 +81,7 @@ __all__ = [
     "penalize",
     "position_slots",
     "quantized_embedding",
+    "relative_paged_attention",
     "rms_norm",
     "rope_and_write_kv",
     "rotary_embedding",

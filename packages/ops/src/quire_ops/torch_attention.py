@@ -21,7 +21,7 @@ from quire_ops.kv_format import decode_rows
 from quire_ops.layout import PagedLayout
 from quire_ops.table import torch_backend_for
 
-__all__ = ["GatherRows", "attend", "biased_paged_attention", "paged_attention"]
+__all__ = ["GatherRows", "attend", "biased_paged_attention", "paged_attention", "relative_paged_attention"]
 
 GatherRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Slots [L] -> the keys and values there, [L, Hkv, D] each, in the dtype of the queries."""
@@ -62,6 +62,23 @@ def biased_paged_attention(
 ) -> Tensor:
     plan = _plan(query, kv_cache, layout, None)
     return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, bias=bias)
+
+
+@torch_backend_for(attention_ops.relative_paged_attention)
+def relative_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    relative: Tensor,
+    profiles: Tensor,
+    sliding_window: int | None = None,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    plan = _plan(query, kv_cache, layout, sliding_window)
+    mixed = _MixedBias(relative, profiles.float())
+    return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, sliding_window, mixed=mixed)
 
 
 def _plan(query: Tensor, kv_cache: Tensor, layout: PagedLayout, sliding_window: int | None) -> AttentionPlan:
@@ -114,6 +131,22 @@ class _Cache(NamedTuple):
         """[tokens, Hkv, D] each."""
         pairs = self.pairs(slots, dtype)
         return pairs[:, 0], pairs[:, 1]
+
+
+class _MixedBias(NamedTuple):
+    """Biases by distance that each query mixes for itself."""
+
+    relative: Tensor
+    """[T, Hq, R]."""
+    profiles: Tensor
+    """[R, M] float32."""
+
+    def at(self, rows: slice, distance: Tensor) -> Tensor:
+        """[Hq, q, L] float32 of these queries, whose keys are so far before them: distance [q, L]."""
+        extent = self.profiles.shape[1]
+        by_distance = (self.relative[rows].float() @ self.profiles).transpose(0, 1)  # [Hq, q, M]
+        bias = by_distance.gather(2, distance.clamp(0, extent - 1).expand(len(by_distance), -1, -1))
+        return bias.masked_fill_(distance >= extent, 0.0)
 
 
 def _decode(query: Tensor, gather: GatherRows, group: DecodeGroup, scale: float) -> Tensor:
@@ -172,6 +205,7 @@ def _attend_unfused(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    mixed: _MixedBias | None = None,
 ) -> Tensor:
     """Attention with the scores in the open, because torch's fused operator has no soft cap, sinks, slopes or bias."""
     out = torch.empty_like(query)
@@ -197,10 +231,13 @@ def _attend_unfused(
             if alibi_slopes is not None:
                 positions = torch.arange(seq.kv_len, device=query.device)
                 scores -= alibi_slopes * (positions[context_len + begin : context_len + end, None] - positions)
-            if bias is not None:
+            if bias is not None or mixed is not None:
                 positions = torch.arange(seq.kv_len, device=query.device)
                 distance = positions[context_len + begin : context_len + end, None] - positions
-                scores += bias[:, :, distance.clamp(0, bias.shape[2] - 1)]
+                if bias is not None:
+                    scores += bias[:, :, distance.clamp(0, bias.shape[2] - 1)]
+                if mixed is not None:
+                    scores += mixed.at(rows, distance).view_as(scores)
             mask = _visible(context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device)
             scores = scores.masked_fill_(~mask, float("-inf"))
             if sinks is not None:

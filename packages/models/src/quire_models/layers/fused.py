@@ -42,6 +42,7 @@ def named_tensors(
         tensor = tensor.t()
     if name in rules.squeezed:
         tensor = torch.squeeze(tensor, 0)
+    tensor = tensor[: dict(rules.first_rows).get(name)] if rules.first_rows else tensor
     prefix, _, kind = name.rpartition(".")
     for rows in rules.fused:
         if prefix == rows.module or prefix.endswith(f".{rows.module}"):

@@ -33,7 +33,6 @@ REFUSED: Mapping[str, str] = {
     "Gemma4UnifiedForConditionalGeneration": "takes media without towers; its text is Gemma4UnifiedForCausalLM",
     "GitForCausalLM": "sees pictures, and attends to them in both directions",
     "Inkling2ForCausalLM": _STATES,
-    "InklingForCausalLM": _STATES,
     "MegatronBertForCausalLM": _OWN_ATTENTION,
     "MusicgenForCausalLM": "makes sound, several tokens at once",
     "MusicgenMelodyForCausalLM": "makes sound, several tokens at once",

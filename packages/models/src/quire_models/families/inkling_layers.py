@@ -1,0 +1,255 @@
+"""Modules that only Inkling has.
+
+Shape legend: T tokens of the step, C channels, Hq query heads, Hkv key-value heads, D head dimension, R numbers that
+mix profiles, E routed experts, S shared experts, K routed experts per token, I width of the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.build import build_feed_forward
+from quire_models.families.inkling import InklingLayerSpec, RelativeAttentionSpec, ScaledMLPSpec, SharedSinkMoESpec
+from quire_models.layers.activations import activation
+from quire_models.layers.add_norm import AddNorm, consumers_of
+from quire_models.layers.attention import head_norms
+from quire_models.layers.linear import Linear
+from quire_models.layers.merged_linear import MergedLinear
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import FusedExperts
+from quire_models.layers.norm import make_norm
+from quire_models.layers.rope_and_cache import RopeAndCache
+from quire_models.layers.routing import CorrectionBias, Router
+from quire_models.layers.scope import Scope
+from quire_models.mixer_spec import RecurrentSpec
+from quire_ops import PagedLayout, QuantizedTokens, ops
+
+__all__ = ["AddedConvolution", "InklingLayer", "RelativeAttention", "ScaledMLP", "SharedSinkMoE"]
+
+
+class AddedConvolution:
+    """x [T, C] float32 -> [T, C] float32: x and a short convolution of each of its channels. Their filters are
+    stored in one or several tensors."""
+
+    def __init__(self, scope: Scope, channels: dict[str, int], taps: int) -> None:
+        """Args:
+        channels: Name of a module in this scope -> how many of the channels it has the filters of, in their order.
+        """
+        wide = dataclasses.replace(scope, dtype=torch.float32)
+        self._convolve = wide.op(ops.causal_conv1d, taps=taps)
+        self._parts = [
+            (scope / name / "conv1d").parameter("weight", size, 1, taps, dtype=torch.float32)
+            for name, size in channels.items()
+        ]
+        self._weight: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        # Kernels read it tap by tap.
+        self._weight = torch.cat([part.take()[:, 0] for part in self._parts]).t().contiguous().t()
+
+    def __call__(self, x: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+        """`state` [num_blocks, taps - 1, C]: see `quire_ops.recurrent`."""
+        out: Tensor = self._convolve(x, self._weight, None, state, layout, activation=None)
+        return out + x
+
+
+class RelativeAttention:
+    """x [T, hidden_size] -> [T, hidden_size]: attention with biases by distance that each token mixes for itself, over
+    convolved keys and values."""
+
+    def __init__(self, spec: RelativeAttentionSpec, taps: int, index: int, scope: Scope) -> None:
+        """Args:
+        taps: Of the convolutions.
+        index: Number of its keys and values among the caches of a batch.
+        scope: Scope of the attention itself.
+        """
+        self._spec, self._index = spec, index
+        query, key, value, out = (Linear.of(scope, each) for each in spec.projections())
+        self._projections = MergedLinear(scope, query, key, value, Linear.of(scope, spec.relative()))
+        self._out = out
+        self._convolve = AddedConvolution(scope, {"k_sconv": spec.kv_size, "v_sconv": spec.kv_size}, taps)
+        self._cache = scope.attention(index, scale=spec.scale, sliding_window=spec.sliding_window)
+        self._write = RopeAndCache(self._cache, None, head_norms(spec, scope))
+        self._attend = scope.op(ops.relative_paged_attention)
+        self._parameter = (scope / "rel_logits_proj").parameter("proj", spec.relative_size, spec.extent)
+        self._profiles: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._profiles = self._parameter.take()
+
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x."""
+        return self._projections.layers
+
+    def __call__(self, x: Tensor | QuantizedTokens, state: Tensor, layout: PagedLayout, batch: ForwardBatch) -> Tensor:
+        """Args:
+        state: Of the convolutions, [num_blocks, taps - 1, 2 * Hkv * D] float32.
+        layout: Where sequences have it.
+        """
+        spec = self._spec
+        query, key, value, relative = self._projections(x)
+        convolved = self._convolve(torch.cat((key, value), dim=-1).float(), state, layout).to(key.dtype)
+        query = query.unflatten(-1, (-1, spec.head_dim))  # [T, Hq, D]
+        key, value = (part.unflatten(-1, (-1, spec.head_dim)) for part in convolved.chunk(2, dim=-1))
+        query = self._write(query, key, value, key, key, batch)  # no rotation
+        relative = relative.unflatten(-1, (-1, spec.relative_size))  # [T, Hq, R]
+        if spec.growth_floor is not None:
+            growth = self._growth(batch.positions, spec.growth_floor)
+            query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
+        cache, places = batch.of_layer(self._index)
+        attended = self._attend(
+            query,
+            cache,
+            places,
+            scale=spec.scale,
+            relative=relative,
+            profiles=self._profiles,
+            sliding_window=spec.sliding_window,
+            kv_scale=self._cache.kv_scale,
+        )
+        return self._out(attended.flatten(1))
+
+    def _growth(self, positions: Tensor, floor: float) -> Tensor:
+        """[T] -> [T, 1, 1] float32. In float64 before, since the last bit of torch's logarithms follows where in the
+        step a number stands."""
+        grown = torch.log(((positions + 1).double() / floor).clamp_min(1.0))
+        return (1 + self._spec.growth_scale * grown).float()[:, None, None]
+
+
+class ScaledMLP:
+    """x [T, I] -> [T, I]: a gated network, and a learned factor of what it gives."""
+
+    def __init__(self, spec: ScaledMLPSpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        inner = scope / spec.name
+        self._network = GatedMLP(spec, inner)
+        name, width = inner.prefix, spec.intermediate_size
+
+        def split(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+            yield f"{name}gate_proj.weight", tensor[0::2]
+            yield f"{name}up_proj.weight", tensor[1::2]
+
+        inner.packed("w13_dn.weight", (2 * width, spec.hidden_size), split)
+        self._parameter = inner.parameter("global_scale", 1)
+        self._scale: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._scale = self._parameter.take()
+
+    @property
+    def consumers(self) -> Sequence[Linear]:
+        """The linear layers that take x."""
+        return self._network.consumers
+
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
+        return self._network(x) * self._scale
+
+
+class SharedSinkMoE:
+    """x [T, I] -> [T, I]: what the chosen experts and the shared ones make of each token, all weighed by the router."""
+
+    def __init__(self, spec: SharedSinkMoESpec, scope: Scope) -> None:
+        """Args:
+        scope: Scope of the layer.
+        """
+        inner, self._spec = scope / spec.name, spec
+        gate = inner / spec.router
+        self._bias = CorrectionBias(gate, "e_score_correction_bias", spec.num_routed)
+        self._parameter = gate.parameter("global_scale", 1, dtype=torch.float32)
+        self._sigmoid = activation(scope, "sigmoid")
+        self._router = Router(gate, spec.hidden_size, spec.num_experts, self._select)
+        self._experts = FusedExperts(spec, inner / "experts")
+        self._accept(inner, spec)
+        self._scale: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._scale = self._parameter.take() * self._spec.routing.scale
+
+    def _accept(self, scope: Scope, spec: SharedSinkMoESpec) -> None:
+        """Take what checkpoints bring: stacked matrices of all routed experts, and of all shared ones, as Transformers
+        names them and as published, where the rows of gate and up take turns."""
+        gate, up, down = spec.names
+        size, inner, routed, shared = spec.hidden_size, spec.intermediate_size, spec.num_routed, spec.num_shared
+
+        def split(tensor: Tensor, first: int, roles: tuple[str, ...], by_turns: bool) -> Iterator[tuple[str, Tensor]]:
+            for expert, matrix in enumerate(tensor, start=first):
+                parts = (matrix[0::2], matrix[1::2]) if by_turns else matrix.chunk(len(roles))
+                for role, rows in zip(roles, parts, strict=True):
+                    yield f"{scope.prefix}experts.{expert}.{role}.weight", rows
+
+        for name, first, roles, by_turns in (
+            ("experts.gate_up_proj", 0, (gate, up), False),
+            ("experts.w13_weight", 0, (gate, up), True),
+            ("experts.down_proj", 0, (down,), False),
+            ("experts.w2_weight", 0, (down,), False),
+            ("shared_experts.gate_proj", routed, (gate,), False),
+            ("shared_experts.up_proj", routed, (up,), False),
+            ("shared_experts.shared_w13_weight", routed, (gate, up), True),
+            ("shared_experts.down_proj", routed, (down,), False),
+            ("shared_experts.shared_w2_weight", routed, (down,), False),
+        ):
+            matrix = (size, inner) if roles == (down,) else (len(roles) * inner, size)
+            count = shared if first else routed
+            scope.packed(name, (count, *matrix), partial(split, first=first, roles=roles, by_turns=by_turns))
+
+    def _select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, E + S] -> ids and weights [T, K + S]: of the K best experts, and of all shared ones."""
+        spec = self._spec
+        routed, shared, chosen = spec.num_routed, spec.num_shared, spec.routing.top_k - spec.num_shared
+        scores = self._sigmoid(logits)
+        best = (scores[:, :routed] + self._bias.value).topk(chosen, dim=-1).indices
+        every = torch.arange(routed, routed + shared, device=logits.device).expand(len(logits), -1)
+        ids = torch.cat((best, every), dim=-1)
+        weights = scores.gather(1, ids)
+        return ids, weights / weights.sum(dim=-1, keepdim=True) * self._scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._experts(x, *self._router(x))
+
+
+class InklingLayer:
+    """x + conv(attention(norm(x))), then x + conv(feed_forward(norm(x)))."""
+
+    def __init__(self, spec: InklingLayerSpec, index: int, scope: Scope) -> None:
+        """Args:
+        index: Number of its keys and values among the caches of a batch; the states of its convolutions are next.
+        scope: Scope of the layer.
+        """
+        attention, convolutions = spec.mixers
+        assert isinstance(attention, RelativeAttentionSpec)
+        assert isinstance(convolutions, RecurrentSpec)
+        assert spec.input_norm is not None
+        assert spec.feed_forward is not None
+        assert spec.feed_forward_norm is not None
+        hidden, taps = attention.hidden_size, convolutions.states[0].shape[0] + 1
+        self._index = index + 1
+        self.attention = RelativeAttention(attention, taps, index, scope / attention.name)
+        self.input_norm = AddNorm(make_norm(spec.input_norm, scope), self.attention.consumers)
+        self.attention_convolution = AddedConvolution(scope, {"attn_sconv": hidden}, taps)
+        self.feed_forward = build_feed_forward(spec.feed_forward, scope)
+        self.feed_forward_norm = AddNorm(make_norm(spec.feed_forward_norm, scope), consumers_of(self.feed_forward))
+        self.feed_forward_convolution = AddedConvolution(scope, {"mlp_sconv": hidden}, taps)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        (of_attention, of_layer, of_feed_forward), layout = batch.states_of_layer(self._index)
+        normed, stream = self.input_norm(x, residual)
+        out = self.attention(normed, of_attention, layout, batch)
+        out = self.attention_convolution(out.float(), of_layer, layout).to(x.dtype)
+        normed, stream = self.feed_forward_norm(out, stream)
+        out = self.feed_forward(normed)
+        return self.feed_forward_convolution(out.float(), of_feed_forward, layout).to(x.dtype), stream
