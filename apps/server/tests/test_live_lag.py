@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.transcribers import Hearing
+from quire.speech.transcribers import Hearing
 from quire_interfaces import RequestOptions
 from quire_server.speech.live_items import RATE, LiveTurn
 from quire_server.speech.live_pace import LivePace

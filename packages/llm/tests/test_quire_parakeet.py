@@ -180,7 +180,7 @@ def test_adapters_are_refused(model: Model) -> None:
 
 
 def test_sentences_become_segments() -> None:
-    from quire.frame_speech import FrameSpeech
+    from quire.speech.frames import FrameSpeech
 
     pieces = {1: "Yes", 2: ".", 3: " Ada", 7: " ", 4: " ca", 5: "me", 6: "?"}
 

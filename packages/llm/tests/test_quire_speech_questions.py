@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestError
-from quire.speech_questions import SpeechQuestions
+from quire.speech.questions import SpeechQuestions
 from quire_speech import TranscriptionOptions
 from quire_speech.voice_activity import SpeechWindows
 from quire_testkit.media_files import RATE, tone, wav_file

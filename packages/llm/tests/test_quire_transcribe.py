@@ -15,8 +15,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from quire import LLM, AsyncLLM, QuireConfig
-from quire.transcribers import Hearing
-from quire.whisper_transcriber import WhisperTranscriber
+from quire.speech.transcribers import Hearing
+from quire.speech.whisper_transcriber import WhisperTranscriber
 from quire_interfaces import RequestError, RequestOptions
 from quire_speech import Segment, Transcription, TranscriptionOptions
 from quire_testkit.real_checkpoints import WHISPER_TINY_EN, real_checkpoint

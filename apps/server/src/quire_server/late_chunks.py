@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.late_chunking import join_chunks, split_vectors
+from quire.pooling.late_chunking import join_chunks, split_vectors
 from quire_interfaces import QuireError
 from quire_server.context import in_thread_when
 from quire_server.input_types import prompt_of_input_type

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from quire.pooling_outputs import PoolingRequestOutput
+from quire.pooling.outputs import PoolingRequestOutput
 from quire_interfaces import QuireError, RequestError
 from quire_server.pooling_answers import PluginAnswer
 from quire_server.pooling_call import PoolingCall

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from quire.pooling_prompts import PromptOptions
+from quire.pooling.prompts import PromptOptions
 from quire_interfaces import POOLING_TASKS, PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
 from quire_server.protocol import SMALL_LIST, LenientBody

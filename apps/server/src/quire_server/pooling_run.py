@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from quire.media import HeldMedia
-from quire.pooling_batch import pool_batch
-from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
+from quire.pooling.batch import pool_batch
+from quire.pooling.prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire_engine import PooledRequestOutput
 from quire_interfaces import (
     ContextLengthError,

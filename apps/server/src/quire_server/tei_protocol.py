@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from quire.pooling_prompts import PromptOptions
+from quire.pooling.prompts import PromptOptions
 from quire_interfaces import PoolingParams, PoolingTask, RequestError
 from quire_server.config import MAX_PROMPTS
 from quire_server.pooling_protocol import CommonFields, PoolingInput

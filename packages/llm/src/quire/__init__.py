@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.lora_request import LoRARequest
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.plan import MemoryPlan, make_plan
-    from quire.pooling_outputs import (
+    from quire.pooling.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
         EmbeddingOutput,
@@ -91,14 +91,14 @@ _MODULE_OF = {
     "MemoryPlan": "quire.plan",
     "QuireConfig": "quire.config",
     "make_plan": "quire.plan",
-    "ClassificationOutput": "quire.pooling_outputs",
-    "ClassificationRequestOutput": "quire.pooling_outputs",
-    "EmbeddingOutput": "quire.pooling_outputs",
-    "EmbeddingRequestOutput": "quire.pooling_outputs",
-    "PoolingOutput": "quire.pooling_outputs",
-    "PoolingRequestOutput": "quire.pooling_outputs",
-    "ScoringOutput": "quire.pooling_outputs",
-    "ScoringRequestOutput": "quire.pooling_outputs",
+    "ClassificationOutput": "quire.pooling.outputs",
+    "ClassificationRequestOutput": "quire.pooling.outputs",
+    "EmbeddingOutput": "quire.pooling.outputs",
+    "EmbeddingRequestOutput": "quire.pooling.outputs",
+    "PoolingOutput": "quire.pooling.outputs",
+    "PoolingRequestOutput": "quire.pooling.outputs",
+    "ScoringOutput": "quire.pooling.outputs",
+    "ScoringRequestOutput": "quire.pooling.outputs",
     "BeamSearchParams": "quire_engine",
     "CompletionOutput": "quire.outputs",
     "Logprob": "quire_engine",

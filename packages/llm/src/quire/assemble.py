@@ -26,7 +26,8 @@ from quire.live_config import Reconfigure
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.pipeline_parallel import num_steps_in_flight, with_table_at_end
 from quire.plan import MemoryPlan, make_plan
-from quire.poolers import (
+from quire.pooling.parts import build_pooling_parts
+from quire.pooling.poolers import (
     PoolingChoice,
     choose_pooling,
     converted_overrides,
@@ -34,7 +35,6 @@ from quire.poolers import (
     network_overrides,
     read_pooler_spec,
 )
-from quire.pooling_parts import build_pooling_parts
 from quire.prompt_embeds import check_prompt_embeds
 from quire.rank_groups import RankGroups
 from quire.routed_experts import ExpertsScheduler

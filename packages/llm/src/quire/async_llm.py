@@ -19,16 +19,16 @@ from quire.data_parallel import has_remote_engines, pool_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
-from quire.poolers import read_pooler_spec
-from quire.pooling_batch import pool_batch
-from quire.pooling_calls import Errors, check_errors
-from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from quire.pooling_prompts import PoolingPrompt, PoolingPrompts, PromptOptions
+from quire.pooling.batch import pool_batch
+from quire.pooling.calls import Errors, check_errors
+from quire.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from quire.pooling.poolers import read_pooler_spec
+from quire.pooling.prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
 from quire.rank_config import rank_config
-from quire.sounds import longest_sound_s
-from quire.transcribers import Transcriber
-from quire.transcribing import SpeechFront, speech_front
+from quire.speech.sounds import longest_sound_s
+from quire.speech.transcribers import Transcriber
+from quire.speech.transcribing import SpeechFront, speech_front
 from quire_engine import (
     AsyncEngine,
     EngineInfo,
@@ -183,12 +183,12 @@ class AsyncLLM:
     def _make_transcriber(self, info: EngineInfo, model: ModelConfig) -> Transcriber | None:
         # Most servers hear nothing, and others have one of these.
         if self.speech is not None and self._engine is not None:
-            from quire.whisper_transcriber import WhisperTranscriber
+            from quire.speech.whisper_transcriber import WhisperTranscriber
 
             return WhisperTranscriber(self.speech, self._engine, self.config.model.max_logprobs)
         if "transcribe" in info.pooling_tasks:
-            from quire.frame_speech import FrameSpeech
-            from quire.frame_transcriber import FrameTranscriber
+            from quire.speech.frame_transcriber import FrameTranscriber
+            from quire.speech.frames import FrameSpeech
 
             speech = FrameSpeech(self.folder, model, self.renderer.tokenizer, info.max_encoder_len)
             return FrameTranscriber(self.encode, info.model, speech)
@@ -197,7 +197,7 @@ class AsyncLLM:
             return None
         if model.num_mel_bins:  # a Whisper that lacks tokens
             return None
-        from quire.chat_transcriber import ChatTranscriber
+        from quire.speech.chat_transcriber import ChatTranscriber
 
         longest_s = longest_sound_s(self.folder, model, info.max_encoder_len)
         return ChatTranscriber(self.engine, self.renderer, media, self.folder, longest_s)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.config import QuireConfig
 from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan
-from quire.poolers import PoolingChoice
+from quire.pooling.poolers import PoolingChoice
 from quire_interfaces import Executor, SchedulerStats
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec

@@ -15,7 +15,7 @@ from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan, format_bytes
-from quire.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
+from quire.pooling.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
 from quire_engine import EngineInfo
 from quire_interfaces import Modality
 from quire_interfaces.platforms import platform_of

@@ -21,16 +21,16 @@ from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
 from quire.per_prompt import one_each
-from quire.poolers import read_pooler_spec
-from quire.pooling_calls import PoolingCalls
-from quire.pooling_methods import PoolingMethods
-from quire.pooling_prompts import PoolingPrompts
+from quire.pooling.calls import PoolingCalls
+from quire.pooling.methods import PoolingMethods
+from quire.pooling.poolers import read_pooler_spec
+from quire.pooling.prompts import PoolingPrompts
 from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts, release_media
 from quire.queue_methods import Messages, QueueMethods
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire.sleep_tags import checked_tags
-from quire.speech_methods import SpeechMethods
+from quire.speech.methods import SpeechMethods
 from quire.transfer_params import check_transfer
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search

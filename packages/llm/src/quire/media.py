@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import quire_multimodal  # names are loaded when they are used: a server of texts loads neither numpy nor Pillow
 from quire.config import QuireConfig
 from quire.media_embeds import EmbedsItem, embeds_of_part, embeds_of_value
-from quire.sounds import sound_preparer
+from quire.speech.sounds import sound_preparer
 from quire_interfaces import CheckpointError, Modality, PromptMedia
 from quire_models.config import ModelConfig
 from quire_multimodal import MediaConfig, MediaError

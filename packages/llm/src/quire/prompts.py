@@ -10,7 +10,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from quire.media import HeldMedia, MediaFront, prompt_sources
 from quire.prompt_embeds import EmbedsPrompt, prepare_prompt_embeds, prepare_prompt_embeds_now
-from quire.sounds import render_sound_prompt, sound_fields
+from quire.speech.sounds import render_sound_prompt, sound_fields
 from quire_interfaces import PreparedMedia, QuireError, RenderedPrompt, RequestError
 
 __all__ = [

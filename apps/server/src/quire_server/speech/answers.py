@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from quire.transcribers import Hearing, TextDelta, text_of_segments, transcription_of
+from quire.speech.transcribers import Hearing, TextDelta, text_of_segments, transcription_of
 from quire_server.logprobs import LOWEST
 from quire_server.responses import json_response, sse
 from quire_server.speech.request import SpeechRequest

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from quire.transcribers import Transcriber
+from quire.speech.transcribers import Transcriber
 from quire_interfaces import OutputKind, QuireError, RequestError, RequestOptions
 from quire_observability import current_request_id
 from quire_server.context import ServerContext

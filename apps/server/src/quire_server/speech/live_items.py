@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from quire.transcribers import Hearing, Transcriber, segments_of, text_of_segments
+from quire.speech.transcribers import Hearing, Transcriber, segments_of, text_of_segments
 from quire_interfaces import RequestOptions
 from quire_server.speech.live_pace import LivePace
 from quire_speech import Segment, TranscriptionOptions

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.async_llm import AsyncLLM
-from quire.transcribers import Hearing, TextDelta, Transcriber, segments_of, transcription_of
+from quire.speech.transcribers import Hearing, TextDelta, Transcriber, segments_of, transcription_of
 from quire_engine import EngineInfo
 from quire_interfaces import OutputKind, OverloadedError, RequestError
 from quire_multimodal import MediaError

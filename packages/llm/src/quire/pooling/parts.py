@@ -17,7 +17,7 @@ from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.engine_report import with_pooling
 from quire.live_config import Reconfigure
-from quire.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
+from quire.pooling.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, Executor, Modality
 from quire_kv_cache import NoKVCache

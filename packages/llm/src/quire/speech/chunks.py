@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import AudioBlocks
+    from quire.speech.transcribers import AudioBlocks
 
 __all__ = ["segments_of_chunks"]
 

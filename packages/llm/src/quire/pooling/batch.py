@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.pooling_prompts import PoolingPrompt
+from quire.pooling.prompts import PoolingPrompt
 from quire_engine import AsyncEngine, EngineInfo, PooledRequestOutput
 from quire_interfaces import QuireError, RequestOptions
 

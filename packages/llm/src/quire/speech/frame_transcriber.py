@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from quire.frame_speech import TRANSCRIBE, FrameSpeech
-from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from quire.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from quire.prompts import Prompt
-from quire.speech_chunks import segments_of_chunks
-from quire.transcribers import Hearing
+from quire.speech.chunks import segments_of_chunks
+from quire.speech.frames import TRANSCRIBE, FrameSpeech
+from quire.speech.transcribers import Hearing
 from quire_interfaces import PoolingParams, RequestOptions
 from quire_speech import Segment, TranscriptionOptions
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import AudioBlocks
+    from quire.speech.transcribers import AudioBlocks
 
     Encode = Callable[[Prompt, PoolingParams, RequestOptions], Coroutine[Any, Any, PoolingRequestOutput[PoolingOutput]]]
 
@@ -27,7 +27,7 @@ __all__ = ["FrameTranscriber"]
 
 
 class FrameTranscriber:
-    """`quire.transcribers.Transcriber` by pooled requests.
+    """`quire.speech.transcribers.Transcriber` by pooled requests.
 
     Args:
         encode: `AsyncLLM.encode` of a model with the task "transcribe".

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from quire.media import HeldMedia, MediaFront, content_sources, prompt_sources
-from quire.pooling_pairs import pair_content, pair_sources, side_text
+from quire.pooling.pairs import pair_content, pair_sources, side_text
 from quire.prompts import Prompt, taking
 from quire_interfaces import PoolingParams, PromptMedia, RenderedPrompt, RequestError, RequestOptions
 from quire_pooling import PoolerSpec

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import quire_multimodal  # its names are loaded when they are used
 from quire.media import MediaPart
-from quire.sounds import extractor_settings
+from quire.speech.sounds import extractor_settings
 from quire_interfaces import CheckpointError, Modality, RequestError, SamplingParams, Tokenizer, wrong_value
 from quire_speech import LANGUAGES, Segment, TranscriptionOptions, language_code
 

@@ -21,16 +21,16 @@ from quire.lora_request import LoRAChoice
 from quire.per_prompt import one_each
 from quire.prompts import ParsedPrompt, naming_prompt
 from quire.shared_engine import OfflineRequest, SharedEngine
-from quire.sounds import longest_sound_s
-from quire.speech_questions import RATE, SpeechQuestions
-from quire.transcribing import SpeechFront, WindowRequests, speech_front
+from quire.speech.questions import RATE, SpeechQuestions
+from quire.speech.sounds import longest_sound_s
+from quire.speech.transcribing import SpeechFront, WindowRequests, speech_front
 from quire_engine import BeamSearchParams, EngineInfo, RequestOutput
 from quire_interfaces import PoolingParams, QuireError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_speech import Segment, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
-    from quire.frame_speech import FrameSpeech
     from quire.media import MediaFront
+    from quire.speech.frames import FrameSpeech
     from quire_models.config import ModelConfig
     from quire_renderers import ChatRenderer
     from quire_speech import Recording
@@ -94,7 +94,7 @@ class SpeechMethods(ABC):
         info = self.engine_info
         if "transcribe" not in info.pooling_tasks:
             return None
-        from quire.frame_speech import FrameSpeech  # of use to few models
+        from quire.speech.frames import FrameSpeech  # of use to few models
 
         return FrameSpeech(self.model_folder, self.model_config, self.renderer.tokenizer, info.max_encoder_len)
 
@@ -214,7 +214,7 @@ class SpeechMethods(ABC):
         self, index: int, source: Any, options: TranscriptionOptions, count: int
     ) -> Transcription:
         """One of `count` recordings, each chunk of speech as a pooled request."""
-        from quire.frame_speech import TRANSCRIBE
+        from quire.speech.frames import TRANSCRIBE
 
         frames, segments, num_samples = self._frames, list[Segment](), 0
         assert frames is not None

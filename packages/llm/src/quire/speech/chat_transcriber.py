@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from quire.media import HeldMedia, MediaFront, media_sources
 from quire.prompts import parse_prompt_async
-from quire.speech_chunks import segments_of_chunks
-from quire.speech_questions import SpeechQuestions
-from quire.transcribers import Hearing
+from quire.speech.chunks import segments_of_chunks
+from quire.speech.questions import SpeechQuestions
+from quire.speech.transcribers import Hearing
 from quire_engine import AsyncEngine
 from quire_interfaces import QuireError, RequestOptions
 from quire_renderers import ChatRenderer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire.transcribers import AudioBlocks
+    from quire.speech.transcribers import AudioBlocks
 
 __all__ = ["ChatTranscriber"]
 

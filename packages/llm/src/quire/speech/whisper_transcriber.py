@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import quire_speech
 from quire.logprob_bound import resolved_max_logprobs
-from quire.transcribers import TextDelta
-from quire.transcribing import SpeechFront, WindowRequests
+from quire.speech.transcribers import TextDelta
+from quire.speech.transcribing import SpeechFront, WindowRequests
 from quire_engine import AsyncEngine, BeamSearchParams, RequestOutput
 from quire_interfaces import OutputKind, RenderedPrompt, RequestOptions, SamplingParams
 from quire_speech import Segment, TokenLogprob, Transcription, TranscriptionOptions
 
 if TYPE_CHECKING:
-    from quire.transcribers import AudioBlocks, Hearing
+    from quire.speech.transcribers import AudioBlocks, Hearing
     from quire_speech import Decode, Decoded, Recording, Step
 
 __all__ = ["WhisperTranscriber"]
 
 
 class WhisperTranscriber:
-    """`quire.transcribers.Transcriber` by an engine that runs Whisper.
+    """`quire.speech.transcribers.Transcriber` by an engine that runs Whisper.
 
     Args:
         front: Of the model.

@@ -11,14 +11,14 @@ from typing import Any, TypeVar, Unpack
 
 from quire.lora_request import LoRAChoice, LoRARequest
 from quire.per_prompt import one_each
-from quire.pooling_calls import CallOptions, LazyRequests, PoolingCalls, paired_prompts, similarity_outputs
-from quire.pooling_outputs import (
+from quire.pooling.calls import CallOptions, LazyRequests, PoolingCalls, paired_prompts, similarity_outputs
+from quire.pooling.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from quire.pooling_prompts import PromptOptions, as_prompts
+from quire.pooling.prompts import PromptOptions, as_prompts
 from quire.prompts import Prompt
 from quire.shared_engine import SharedEngine
 from quire_engine import EngineInfo

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar, overload
 
 from quire.lora_request import LoRAChoice, LoRARequest
-from quire.pooling_batch import num_in_flight
-from quire.pooling_outputs import PoolingRequestOutput
-from quire.pooling_prompts import PoolingPrompts, PromptOptions
+from quire.pooling.batch import num_in_flight
+from quire.pooling.outputs import PoolingRequestOutput
+from quire.pooling.prompts import PoolingPrompts, PromptOptions
 from quire.progress import ProgressChoice, progress
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import EngineInfo, PooledRequestOutput

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.sounds import extractor_settings, longest_sound_s
-from quire.speech_questions import RATE, check_window, compression_ratio, is_unspaced
+from quire.speech.questions import RATE, check_window, compression_ratio, is_unspaced
+from quire.speech.sounds import extractor_settings, longest_sound_s
 from quire_interfaces import PoolingParams, RequestError, Tokenizer
 from quire_models.config import ModelConfig
 from quire_speech import Segment, TokenLogprob, TranscriptionOptions, Word

@@ -1,0 +1,1 @@
+"""Embeddings, classes and scores: inputs as pooled requests, and their outputs."""

@@ -1,0 +1,1 @@
+"""Transcribing with a served model: recordings as requests, and their answers as segments."""
