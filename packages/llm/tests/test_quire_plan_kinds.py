@@ -39,6 +39,7 @@ KINDS: dict[str, set[type[KVCacheSpec]]] = {
     "DeepseekV3ForCausalLM": {LatentAttentionSpec},
     "DeepseekV32ForCausalLM": {LatentAttentionSpec},
     "HYV4ForCausalLM": {LatentAttentionSpec},
+    "AXK2ForCausalLM": {LatentAttentionSpec},
     "T5ForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
     "BartForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
     "Mamba2ForCausalLM": {MambaSpec},

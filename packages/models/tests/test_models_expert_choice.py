@@ -42,3 +42,25 @@ def test_the_choice_is_the_rule(architecture: str) -> None:
     for ids, weights in (choice(logits.clone()), choose_experts(logits, bias, choice.rule)):
         assert torch.equal(ids, wanted_ids)
         torch.testing.assert_close(weights, wanted, rtol=5e-6, atol=1e-7)
+
+
+def test_experts_of_other_groups_may_count_as_zero() -> None:
+    """A.X K2: a token chooses them before those that the bias makes less than zero."""
+    from transformers import AXK2Config
+    from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
+
+    fields = CASES["AXK2ForCausalLM"].fields
+    model = build_model(ModelConfig.from_dict({"architectures": ["AXK2ForCausalLM"], **fields}), dtype="float32")
+    load_dummy_weights(model)
+    network = model.layers[-1].feed_forward
+    generator = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(8, 64, generator=generator) / 4, torch.randn(40, 64, generator=generator)
+    oracle = AXK2TopkRouter(AXK2Config(**fields))
+    for bias in (torch.zeros(8), torch.linspace(-1.2, 0.1, 8)):
+        network.router.weight = oracle.weight.data = weight
+        network.choice._bias.value = oracle.e_score_correction_bias = bias
+        _, weights, ids = oracle(x)
+        own_ids, own = network.router(x)
+        order = ids.argsort(dim=-1)
+        assert torch.equal(own_ids.sort(dim=-1).values, ids.gather(1, order))
+        torch.testing.assert_close(own.gather(1, own_ids.argsort(dim=-1)), weights.gather(1, order))

@@ -23,6 +23,7 @@ from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
 KINDS = [
+    "AXK2ForCausalLM",  # gates of latent attention from the queries' latent, gated norms
     "BailingHybridForCausalLM",  # Kimi's delta attention, gates of latent attention's heads
     "BambaForCausalLM",  # attention beside Mamba-2
     "BloomForCausalLM",  # linear biases of the heads' scores
@@ -55,8 +56,8 @@ OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
 head there, and a shared expert is added before the sum is rounded."""
 
 NEVER_IN_ONE_CALL = {
-    "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "HYV4ForCausalLM", "MptForCausalLM",
-    "RwkvForCausalLM", "MambaForCausalLM",
+    "AXK2ForCausalLM", "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "HYV4ForCausalLM",
+    "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM",
 }  # fmt: skip
 """Networks whose layers no rank computes in one call."""
 

@@ -95,7 +95,10 @@ def build_layer(spec: LayerSpec, index: int, scope: Scope) -> DecoderLayer:
         return own
 
     def norm(of: NormSpec | None) -> Callable[[Tensor], Tensor] | None:
-        return None if of is None else make_norm(of, scope)
+        if of is None or not of.built_by:
+            return None if of is None else make_norm(of, scope)
+        own: Callable[[Tensor], Tensor] = class_of(of.built_by)(of, within(scope, of.name))
+        return own
 
     mixer = build_mixer(spec.mixers[0], index, scope) if spec.mixers else None
     feed_forward = None if spec.feed_forward is None else build_feed_forward(spec.feed_forward, scope)

@@ -254,6 +254,12 @@ class LatentSelfAttentionSpec:
     def weights(self) -> Iterator[Weight]:
         yield from inside(self.name, self._weights())
 
+    @property
+    def query_up(self) -> LinearSpec:
+        """From the queries' latent to the queries."""
+        assert self.q_lora_rank is not None
+        return self.projection("q_b_proj", self.q_lora_rank, self.head_dim)
+
     def projection(self, name: str, inputs: int, width: int) -> LinearSpec:
         """A linear layer with `width` outputs for each head."""
         heads, outputs = self.heads, self.num_heads * width
@@ -280,7 +286,7 @@ class LatentSelfAttentionSpec:
         else:
             yield from linear("q_a_proj", hidden, self.q_lora_rank, self.bias)
             yield from norm("q_a_layernorm", self.q_lora_rank)
-            yield from self.projection("q_b_proj", self.q_lora_rank, self.head_dim).weights("attention")
+            yield from self.query_up.weights("attention")
         yield from linear("kv_a_proj_with_mqa", hidden, rank + self.rotary_dim, self.bias)
         yield from norm("kv_a_layernorm", rank)
         # Absorbed into queries and outputs, so that it stays as numbers whatever the linear method is.

@@ -94,6 +94,7 @@ def _network_of(plugin: Plugin, config: Fields) -> NetworkSpec:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "AlbertModel": Architecture("albert"),
+    "AXK2ForCausalLM": Architecture("axk2"),
     "ApertusForCausalLM": Architecture("apertus"),
     "ArceeForCausalLM": Architecture("arcee"),
     "BailingHybridForCausalLM": Architecture("bailing_hybrid", "kimi_linear", "spec_of_bailing"),

@@ -115,6 +115,8 @@ class NormSpec:
     """Those weights are one tensor per head (StableLM), not one tensor."""
     over_heads: bool = False
     """All heads of a token are normalised together (OLMo 2); `size` is their total width."""
+    built_by: ClassVar[str] = ""
+    """"module:class" of a family whose norm is its own; empty for the shared ones."""
 
     def weights(self) -> Iterator[Weight]:
         """Weight and bias, as far as there are any."""

@@ -25,7 +25,7 @@ DEFAULTS = {
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "n_shared_experts": 1, "routed_scaling_factor": 2.827,
     "index_topk_freq": 4, "index_skip_topk_offset": 2, "rope_interleave": False,
 }  # fmt: skip
-"""What Transformers leaves out of config.json."""
+"""Of the class, where config.json does not say."""
 
 PUBLISHED_NAMES = (
     (".hc_pre.hc_", ".hc_"), (".hc_attn_layer.hc_", ".attn_hc."), (".hc_mlp_layer.hc_", ".ffn_hc."),

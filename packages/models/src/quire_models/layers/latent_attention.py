@@ -59,7 +59,7 @@ class LatentAttention:
         else:
             down = Linear(scope / "q_a_proj", hidden, spec.q_lora_rank, bias=spec.bias)
             self._query_norm = RMSNorm(scope / "q_a_layernorm", spec.q_lora_rank, LATENT_NORM_EPS)
-            self._query = Linear.of(scope, spec.projection("q_b_proj", spec.q_lora_rank, spec.head_dim))
+            self._query = Linear.of(scope, spec.query_up)
         latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + spec.rotary_dim, bias=spec.bias)
         self._down = MergedLinear(scope, down, latent, *beside)
         """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
@@ -140,7 +140,10 @@ class LatentAttention:
 
     def _queries(self, latent: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, R + P], as they meet the rows of the cache."""
-        query = self._query(latent).unflatten(-1, (self._spec.num_heads, -1))
+        return self._absorb_key(self._query(latent).unflatten(-1, (self._spec.num_heads, -1)), cos, sin)
+
+    def _absorb_key(self, query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, H, N + P] -> [T, H, R + P]."""
         plain, rotated = query.split((self._spec.qk_nope_head_dim, self._spec.rotary_dim), dim=-1)
         absorbed = self._multiply(plain, self._key)  # [T, H, R]
         return torch.cat((absorbed, self._rotate(rotated, cos, sin)), dim=-1)

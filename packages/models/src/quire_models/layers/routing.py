@@ -24,7 +24,12 @@ Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def choose_experts(
-    logits: Tensor, bias: Tensor | None, rule: RoutingRule, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
+    logits: Tensor,
+    bias: Tensor | None,
+    rule: RoutingRule,
+    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
+    *,
+    outside: float = -torch.inf,
 ) -> tuple[Tensor, Tensor]:
     """What op `route_experts` says, in float32 by torch's operators.
 
@@ -35,6 +40,7 @@ def choose_experts(
         logits: [T, E] float32.
         bias: [E] float32, added to scores when experts are chosen, and not to their weights; None for none.
         sigmoid: Gives a number the same bits wherever it stands, where a network promises that.
+        outside: Score of the experts of other groups, in the choice alone.
 
     Returns:
         topk_ids [T, K] int64, topk_weights [T, K] float32.
@@ -47,8 +53,8 @@ def choose_experts(
         groups = choice.unflatten(-1, (rule.num_groups, -1))
         goodness = groups.topk(rule.group_best, dim=-1).values.sum(dim=-1)  # [T, groups]
         best = goodness.topk(rule.topk_groups, dim=-1).indices
-        outside = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, best, False)
-        choice = groups.masked_fill(outside[:, :, None], float("-inf")).flatten(1)
+        others = torch.ones_like(goodness, dtype=torch.bool).scatter_(1, best, False)
+        choice = groups.masked_fill(others[:, :, None], outside).flatten(1)
     ids = choice.topk(rule.top_k, dim=-1).indices
     weights = scores.gather(1, ids)
     if rule.scoring == "softmax_of_chosen":

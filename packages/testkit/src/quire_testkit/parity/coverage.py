@@ -18,7 +18,6 @@ _ENCODED = "is one half of a network with an encoder"
 _SPARSE = "chooses what it attends to (sparse attention)"
 
 REFUSED: Mapping[str, str] = {
-    "AXK2ForCausalLM": _SPARSE,
     "BigBirdForCausalLM": _OWN_ATTENTION,
     "BltForCausalLM": "reads bytes in patches, by a network of its own",
     "CpmAntForCausalLM": "has biases by distance that it learns, in both directions of a prompt",

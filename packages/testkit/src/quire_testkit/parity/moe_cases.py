@@ -94,6 +94,16 @@ MOE_CASES: dict[str, ParityCase] = {
         index_topk=12,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
+    "AXK2ForCausalLM": case(
+        "AXK2Config",
+        without(LATENT_FIELDS, "head_dim"),
+        gated_norm_rank=6,
+        index_n_heads=8,
+        index_head_dim=20,
+        index_topk=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        weight_scale=0.1,
+    ),
     "GlmMoeDsaForCausalLM": case(
         "GlmMoeDsaConfig",
         without(LATENT_FIELDS, "head_dim"),
