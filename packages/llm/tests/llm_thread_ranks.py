@@ -18,10 +18,10 @@ from quire import AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 from quire.assemble import build_parts, build_rank_worker
 from quire.config import QuireConfig
 from quire.outputs import to_request_output
+from quire.parallel.rank_groups import RankGroups
+from quire.parallel.tensor_parallel_ranks import OtherRanks, RankWorker, rank_payloads
 from quire.plan import MemoryPlan
 from quire.prompts import parse_prompt_async
-from quire.rank_groups import RankGroups
-from quire.tensor_parallel_ranks import OtherRanks, RankWorker, rank_payloads
 from quire_distributed import Collectives, thread_group
 from quire_engine import EnginePool, InprocClient, ProcessClient
 from quire_interfaces import (

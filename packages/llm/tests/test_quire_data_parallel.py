@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncLLM, ConfigError, QuireConfig, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire.data_parallel import engine_ranks
-from quire.rank_config import rank_config
-from quire.tensor_parallel import config_of_ranks
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.rank_config import rank_config
+from quire.parallel.tensor_parallel import config_of_ranks
 from quire_engine import EnginePool, ProcessClient
 from quire_interfaces import OutputKind, RequestOptions
 
@@ -88,7 +88,7 @@ def test_contradictions_say_what_to_do(settings: dict[str, Any], remedy: str) ->
 
 
 def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.rank_config.split_cores", lambda setting, size: [((0, 2), 1), ((1, 3), 1)])
+    monkeypatch.setattr("quire.parallel.rank_config.split_cores", lambda setting, size: [((0, 2), 1), ((1, 3), 1)])
     config = QuireConfig.of(data_parallel_size=2, gpu_memory_utilization=0.6)
     parts = [rank_config(config, rank) for rank in range(2)]
     assert [part.runner.cpu_affinity for part in parts] == ["0,2", "1,3"]
@@ -103,7 +103,8 @@ def test_engines_of_one_host_get_parts_of_it(monkeypatch: pytest.MonkeyPatch) ->
     assert rank_config(alone, 3) == alone, "the host is its own"
     shared = QuireConfig.of(data_parallel_size=2, tensor_parallel_size=2)
     assert [rank_config(shared, rank).runner.num_threads for rank in range(2)] == [1, 1], "a core is a rank's at least"
-    monkeypatch.setattr("quire.rank_config.split_cores", lambda setting, size: [((0, 2, 4, 6), 4), ((1, 3, 5, 7), 4)])
+    split = [((0, 2, 4, 6), 4), ((1, 3, 5, 7), 4)]
+    monkeypatch.setattr("quire.parallel.rank_config.split_cores", lambda setting, size: split)
     parts = [config_of_ranks(rank_config(shared, rank)) for rank in range(2)]
     assert [(part.runner.num_threads, part.runner.cpu_affinity) for part in parts] == [(2, "none"), (2, "none")]
     staged = QuireConfig.of(data_parallel_size=2, pipeline_parallel_size=2)

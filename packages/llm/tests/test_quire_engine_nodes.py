@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from quire import AsyncLLM, QuireConfig, SamplingParams
-from quire.data_parallel import engine_ranks, pool_ranks
-from quire.engine_nodes import HostsPool, NodeListener, serve_engines
-from quire.rank_config import rank_config
+from quire.parallel.data_parallel import engine_ranks, pool_ranks
+from quire.parallel.engine_nodes import HostsPool, NodeListener, serve_engines
+from quire.parallel.rank_config import rank_config
 from quire_interfaces import ConfigError, RequestOptions
 from quire_testkit.fake_engine import FACTORY
 from quire_testkit.fake_runner import expected_output
@@ -26,8 +26,8 @@ NODE = """
 import sys, threading
 from quire import QuireConfig
 from quire.assemble import model_folder
-from quire.engine_nodes import serve_engines
-from quire.host_ranks import model_digest
+from quire.parallel.engine_nodes import serve_engines
+from quire.parallel.host_ranks import model_digest
 from quire_testkit.fake_engine import FACTORY
 config = QuireConfig.of(data_parallel_size=2, data_parallel_size_local=1, data_parallel_start_rank=1, headless=True,
                         data_parallel_rpc_port=int(sys.argv[1]), node_secret="of these hosts")

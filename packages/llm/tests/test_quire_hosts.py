@@ -27,7 +27,7 @@ NODE = """
 import sys, threading
 from pathlib import Path
 from quire import QuireConfig
-from quire.host_ranks import run_node
+from quire.parallel.host_ranks import run_node
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
 config = QuireConfig.of(model=str(folder), pipeline_parallel_size=2, nnodes=2, node_rank=1, master_port=port,
                         headless=True, node_secret="of these hosts", num_threads=1)

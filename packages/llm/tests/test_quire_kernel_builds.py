@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.kernel_builds import agreement_of, watch_kernels
-from quire.rank_groups import RankGroups
+from quire.parallel.rank_groups import RankGroups
 from quire_distributed import Collectives, Mesh, run_thread_ranks
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.config import QuireConfig
-from quire.pipeline_parallel import num_steps_in_flight
+from quire.parallel.pipeline_parallel import num_steps_in_flight
+from quire.parallel.tensor_parallel import config_of_ranks
 from quire.plan import make_plan
 from quire.stage_notes import stage_notes
-from quire.tensor_parallel import config_of_ranks
 from quire_demo_model import checkpoint_path
 from quire_interfaces import ConfigError
 from quire_models import ModelConfig

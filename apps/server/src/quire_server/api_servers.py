@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire import AsyncLLM, QuireConfig
-from quire.data_parallel import pool_ranks
+from quire.parallel.data_parallel import pool_ranks
 from quire_engine import EngineHub, EngineInfo, FrontAddresses
 from quire_engine.process import signal_name
 from quire_interfaces import ConfigError, EngineDeadError

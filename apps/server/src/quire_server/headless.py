@@ -9,11 +9,11 @@ from types import FrameType
 
 from quire import QuireConfig
 from quire.assemble import model_folder
-from quire.data_parallel import engine_ranks
 from quire.demo import seeing_demo
-from quire.engine_nodes import serve_engines
-from quire.host_ranks import model_digest, run_node
-from quire.hosts_config import check_hosts
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.engine_nodes import serve_engines
+from quire.parallel.host_ranks import model_digest, run_node
+from quire.parallel.hosts_config import check_hosts
 from quire_interfaces import ConfigError
 from quire_server.config import ServerConfig
 from quire_server.exit_status import ExitStatus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire import QuireConfig
-from quire.data_parallel import engine_ranks
+from quire.parallel.data_parallel import engine_ranks
 from quire_engine import EngineInfo
 from quire_observability import EngineMetrics
 

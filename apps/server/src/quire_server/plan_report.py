@@ -10,13 +10,13 @@ from typing import Any
 
 from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.memory_advice import flags_of, format_bytes
 from quire.named_gpus import named_gpu_bytes
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.rank_config import rank_config
 from quire.plan import MemoryPlan, advice, make_plan
 from quire.pooling.poolers import choose_pooling, longest_embedded_text, pooling_tasks, read_pooler_spec
-from quire.rank_config import rank_config
 from quire.stage_notes import stage_notes
 from quire_models.config import ModelConfig
 from quire_pooling import PoolerSpec

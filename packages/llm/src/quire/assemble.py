@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from quire.adapters import offered_adapters
 from quire.blueprint import Blueprint, DeviceSide, Report
-from quire.collective_rpc import RankCalls
 from quire.compilation import chosen_compilation
 from quire.config import ModelSettings, QuireConfig
-from quire.data_parallel import engine_ranks
 from quire.engine_report import engine_info, with_pooling
 from quire.kernel_builds import use_kernels
 from quire.kv_tier import check_tier
 from quire.kv_transfers import make_transfers
 from quire.live_config import Reconfigure
 from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
-from quire.pipeline_parallel import num_steps_in_flight, with_table_at_end
+from quire.parallel.collective_rpc import RankCalls
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.pipeline_parallel import num_steps_in_flight, with_table_at_end
+from quire.parallel.rank_groups import RankGroups
+from quire.parallel.tensor_parallel import config_of_ranks, mesh_of
+from quire.parallel.tensor_parallel_ranks import RankPayload, RankWorker, start_other_ranks
 from quire.plan import MemoryPlan, make_plan
 from quire.pooling.parts import build_pooling_parts
 from quire.pooling.poolers import (
@@ -36,10 +39,7 @@ from quire.pooling.poolers import (
     read_pooler_spec,
 )
 from quire.prompt_embeds import check_prompt_embeds
-from quire.rank_groups import RankGroups
 from quire.routed_experts import ExpertsScheduler
-from quire.tensor_parallel import config_of_ranks, mesh_of
-from quire.tensor_parallel_ranks import RankPayload, RankWorker, start_other_ranks
 from quire.weight_sleep import DeviceRebuild, KeptParts, StartDevice, device_fields
 from quire.worker import build_device_side, load_networks
 from quire_engine import EngineParts, KVEventPublisher

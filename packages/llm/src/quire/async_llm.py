@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from quire.assemble import FACTORY, build_renderer, media_folder, model_folder, read_model_config
 from quire.config import QuireConfig
-from quire.data_parallel import has_remote_engines, pool_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.media import MediaFront, media_front
+from quire.parallel.data_parallel import has_remote_engines, pool_ranks
+from quire.parallel.rank_config import rank_config
 from quire.pooling.batch import pool_batch
 from quire.pooling.calls import Errors, check_errors
 from quire.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling.poolers import read_pooler_spec
 from quire.pooling.prompts import PoolingPrompt, PoolingPrompts, PromptOptions
 from quire.prompts import Prompt, name_prompt, parse_prompt_async
-from quire.rank_config import rank_config
 from quire.speech.sounds import longest_sound_s
 from quire.speech.transcribers import Transcriber
 from quire.speech.transcribing import SpeechFront, speech_front
@@ -358,7 +358,7 @@ def make_client(
         return ProcessClient(name, data, config.engine, listener_of(rank), owner=owner)
 
     if has_remote_engines(config.data_parallel):
-        from quire.engine_nodes import make_hosts_pool
+        from quire.parallel.engine_nodes import make_hosts_pool
 
         return make_hosts_pool(config, make_engine, listener_of)
     return EnginePool(make_engine, ranks.size, config.engine, first_rank=ranks.first)

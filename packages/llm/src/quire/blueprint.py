@@ -20,7 +20,7 @@ from quire_pooling import PoolerSpec
 from quire_structured_output import GrammarGate
 
 if TYPE_CHECKING:
-    from quire.rank_groups import RankGroups
+    from quire.parallel.rank_groups import RankGroups
     from quire_lora import AdapterStore
     from quire_models import Network
     from quire_models.layers.expert_parallel import ExpertBalancer

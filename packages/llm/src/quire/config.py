@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.data_parallel import DataParallelConfig
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
-from quire.hosts_config import HostsConfig
-from quire.parallel_config import ParallelConfig
+from quire.parallel.config import ParallelConfig
+from quire.parallel.data_parallel import DataParallelConfig
+from quire.parallel.hosts_config import HostsConfig
 from quire.setting_fields import ConfigField, Origin, Sections, config_fields
 from quire.setting_text import parse_items, parse_text
 from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name

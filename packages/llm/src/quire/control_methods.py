@@ -23,7 +23,7 @@ class ControlMethods:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Have every rank do a call, one of a fixed list (`quire.collective_rpc.RANK_CALLS`).
+        """Have every rank do a call, one of a fixed list (`quire.parallel.collective_rpc.RANK_CALLS`).
 
         Args:
             method: Its name. Functions are not taken: ranks are other processes.

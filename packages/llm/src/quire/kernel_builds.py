@@ -13,7 +13,7 @@ from quire.config import QuireConfig
 from quire_interfaces import SchedulerStats
 
 if TYPE_CHECKING:
-    from quire.rank_groups import RankGroups
+    from quire.parallel.rank_groups import RankGroups
     from quire_runner import ModelRunner
 
 __all__ = ["agreement_of", "use_kernel_tables", "use_kernels", "watch_kernels"]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks
 from quire.media import MediaFront
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.rank_tiers import TierRank, merge_by, shared_digest
 from quire.plan import MemoryPlan
-from quire.rank_tiers import TierRank, merge_by, shared_digest
 from quire_engine import EngineInfo
 from quire_interfaces import (
     BlockMemory,
@@ -56,8 +56,8 @@ from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 
 if TYPE_CHECKING:
-    from quire.rank_groups import RankGroups
-    from quire.rank_tiers import RanksExecutor
+    from quire.parallel.rank_groups import RankGroups
+    from quire.parallel.rank_tiers import RanksExecutor
     from quire_models import Network
 
 __all__ = [

@@ -13,13 +13,13 @@ from quire.async_llm import make_detokenizer_factory
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
 from quire.control_methods import ControlMethods
-from quire.data_parallel import engine_ranks
 from quire.generation_config import generation_defaults
 from quire.kv_tier import connect_media
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire.lora_request import LoRAChoice, LoRARequest
 from quire.media import media_front, media_sources
 from quire.outputs import RequestOutput, to_request_output
+from quire.parallel.data_parallel import engine_ranks
 from quire.per_prompt import one_each
 from quire.pooling.calls import PoolingCalls
 from quire.pooling.methods import PoolingMethods

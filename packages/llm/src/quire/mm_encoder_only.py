@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
 from quire.engine_report import tower_format
 from quire.kv_tier import ENCODER_CACHE, start_digest, towers_fingerprint
+from quire.parallel.collective_rpc import CollectiveRPC
 from quire.plan import MemoryPlan
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError

@@ -19,8 +19,8 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
+from quire.parallel.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
 from quire.routed_experts_config import check_routed_experts
-from quire.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
 from quire_interfaces import (
     ConfigError,
     CrossAttentionSpec,

@@ -6,8 +6,8 @@ import dataclasses
 
 from quire.block_weights import keeps_blocks
 from quire.config import QuireConfig
+from quire.parallel.tensor_parallel import stage_of_rank
 from quire.plan import MemoryPlan, format_bytes
-from quire.tensor_parallel import stage_of_rank
 from quire_kv_cache import kv_plan_of_layers
 from quire_models.config import ModelConfig
 from quire_models.ledger import weight_ledger

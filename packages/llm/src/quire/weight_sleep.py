@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.blueprint import Blueprint, DeviceSide
-from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
+from quire.parallel.collective_rpc import CollectiveRPC
 from quire_distributed.executor import MultiprocExecutor
 from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_engine import EngineParts

@@ -15,16 +15,16 @@ from quire.alignment import alignment_pooler
 from quire.blueprint import Blueprint, DeviceSide, LoadedNetworks, Report
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
-from quire.expert_parallel import expert_parallel_of
 from quire.kernel_builds import agreement_of, use_kernels, watch_kernels
 from quire.kv_tier import needs_digest, open_tiers, start_digest, tier_setting
 from quire.logits_processors import named_processors
 from quire.logprob_bound import resolved_max_logprobs
-from quire.pipeline_parallel import tap_stage
-from quire.rank_groups import RankGroups
+from quire.parallel.expert_parallel import expert_parallel_of
+from quire.parallel.pipeline_parallel import tap_stage
+from quire.parallel.rank_groups import RankGroups
+from quire.parallel.tensor_parallel import interleaved
+from quire.parallel.tensor_parallel_ranks import OtherRanks
 from quire.routed_experts import runner_class
-from quire.tensor_parallel import interleaved
-from quire.tensor_parallel_ranks import OtherRanks
 from quire.weight_sleep import KeptParts
 from quire_interfaces import Executor, LogitsProcessor, SchedulerStats
 from quire_interfaces.platforms import platform_of

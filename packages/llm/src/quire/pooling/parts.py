@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from quire.collective_rpc import CollectiveRPC
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.engine_report import with_pooling
 from quire.live_config import Reconfigure
+from quire.parallel.collective_rpc import CollectiveRPC
 from quire.pooling.poolers import PoolingChoice, choose_pooling, longest_embedded_text, read_pooler_spec
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, Executor, Modality

@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from quire.parallel_config import ParallelConfig
+from quire.parallel.config import ParallelConfig
 from quire_interfaces import KVTransferOutput, SchedulerOutput
 from quire_kv_transfer import RankReports, TierStack, model_fingerprint
 

@@ -28,9 +28,9 @@ from zmq.utils import z85
 
 from quire.assemble import FACTORY, model_folder
 from quire.config import QuireConfig
-from quire.data_parallel import engine_ranks
-from quire.host_ranks import model_digest
-from quire.rank_config import rank_config
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.host_ranks import model_digest
+from quire.parallel.rank_config import rank_config
 from quire_distributed.signed_channel import SignedChannel, accept_channel, connect_channel
 from quire_engine import AddRequest, EngineListener, EngineOwner, EnginePool, MakeEngine, ProcessClient
 from quire_engine.child import ChildSpec, CurveKeys

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
-from quire.parallel_config import ParallelConfig
+from quire.parallel.config import ParallelConfig
 from quire_distributed.all2all_backends import DEVICE_LIBRARIES, refusal_of_backend
 from quire_interfaces import ConfigError, SchedulerStats
 from quire_models.config import ModelConfig

@@ -18,7 +18,7 @@ from quire_models.stages import stage_refusal
 from quire_spec_decode import HEAD_METHODS
 
 if TYPE_CHECKING:
-    from quire.rank_groups import RankGroups
+    from quire.parallel.rank_groups import RankGroups
     from quire_models import Network
     from quire_models.layers.stage_lm import StageLM
 

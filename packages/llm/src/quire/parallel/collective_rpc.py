@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.data_parallel import engine_ranks
-from quire.tensor_parallel import mesh_of
+from quire.parallel.data_parallel import engine_ranks
+from quire.parallel.tensor_parallel import mesh_of
 from quire_distributed.rank_executor import RankExecutor
 from quire_interfaces import Executor, RequestError, SchedulerOutput
 from quire_interfaces.platforms import platform_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
-from quire.tensor_parallel import ranks_of_host
+from quire.parallel.tensor_parallel import ranks_of_host
 from quire_distributed.host_ranks import start_ranks_of_hosts
 from quire_distributed.node import serve_node
 from quire_distributed.rank_handle import RankHandle

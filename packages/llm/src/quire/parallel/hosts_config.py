@@ -1,4 +1,4 @@
-"""Settings of engines whose ranks are on several hosts. Knows its own settings; starts nothing (`quire.host_ranks`)."""
+"""Settings of engines whose ranks are on several hosts. Starts nothing (`quire.parallel.host_ranks`)."""
 
 from __future__ import annotations
 

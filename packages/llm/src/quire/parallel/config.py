@@ -1,4 +1,4 @@
-"""Settings of the ranks that share one model. What goes with them, `quire.tensor_parallel` knows."""
+"""Settings of the ranks that share one model. What goes with them, `quire.parallel.tensor_parallel` knows."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 
 from quire.config import QuireConfig
-from quire.data_parallel import DataParallelConfig, engine_ranks
+from quire.parallel.data_parallel import DataParallelConfig, engine_ranks
 from quire_interfaces.platforms import platform_of
 from quire_runner.affinity import split_cores
 

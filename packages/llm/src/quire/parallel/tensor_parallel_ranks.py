@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import quire_distributed
-from quire.collective_rpc import RankCalls
 from quire.config import QuireConfig
-from quire.expert_parallel import BalancerStats
-from quire.host_ranks import are_elsewhere, start_ranks_elsewhere
 from quire.kv_tier import EngineTiers
+from quire.parallel.collective_rpc import RankCalls
+from quire.parallel.expert_parallel import BalancerStats
+from quire.parallel.host_ranks import are_elsewhere, start_ranks_elsewhere
+from quire.parallel.rank_groups import RankGroups
+from quire.parallel.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire.plan import MemoryPlan
-from quire.rank_groups import RankGroups
-from quire.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
 from quire_distributed.host_ranks import join_with

@@ -12,11 +12,11 @@ import os
 from quire.adapters import takes_adapters
 from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
-from quire.context_parallel import check_context_parallel
-from quire.expert_parallel import check_expert_parallel, experts_of_rank
-from quire.hosts_config import check_hosts
-from quire.parallel_config import ParallelConfig
-from quire.pipeline_parallel import check_stages
+from quire.parallel.config import ParallelConfig
+from quire.parallel.context_parallel import check_context_parallel
+from quire.parallel.expert_parallel import check_expert_parallel, experts_of_rank
+from quire.parallel.hosts_config import check_hosts
+from quire.parallel.pipeline_parallel import check_stages
 from quire_distributed import Mesh
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_interfaces.platforms import platform_of
