@@ -357,6 +357,19 @@ FAMILIES |= {
         QWEN_TOKENS | {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
         needs_torch=True,
     ),
+    "inkling_mm_model": Family(
+        "InklingProcessor",
+        image("InklingImageProcessor", size={"height": 14, "width": 14})
+        | {"feature_extractor": ("InklingFeatureExtractor", {"feature_size": 8})},
+        {
+            "image_token": "<|unused_200054|>",
+            "audio_token": "<|unused_200053|>",
+            "image_bos_token": "<|content_image|>",
+            "audio_bos_token": "<|content_audio_input|>",
+        },
+        padded=("audio_input_ids", "audio_input_ids_mask"),
+        needs_torch=True,
+    ),
     "aria": Family(
         "AriaProcessor",
         image("AriaImageProcessorPil", max_image_size=490, min_image_size=28),

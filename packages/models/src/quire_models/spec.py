@@ -271,6 +271,8 @@ class EmbeddingSpec:
     """Name of that table."""
     positions: PositionSpec | None = None
     norm: NormSpec | None = None
+    norms_media: bool = True
+    """The norm is of embeddings of media, too; otherwise of what tokens alone have (Inkling)."""
 
     def weights(self) -> Iterator[Weight]:
         """Everything but the table of tokens, which planners count by itself."""
@@ -338,6 +340,12 @@ class CheckpointNames:
     first_rows: tuple[tuple[str, int], ...] = ()
     """(name, rows): tensors that may have further rows behind these, which are not loaded."""
     fused: tuple[FusedRows, ...] = ()
+
+    def rename(self, name: str) -> str:
+        """A tensor's name by `renamed` alone."""
+        for old, new in self.renamed:
+            name = name.replace(old, new)
+        return name
 
 
 class SampleConvolution(NamedTuple):

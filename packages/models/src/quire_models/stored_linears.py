@@ -84,7 +84,7 @@ def with_stored_head(network: NetworkSpec, folder: Path, names: LanguageNames) -
     Args:
         names: What the language model calls the tensors.
     """
-    modules = {(names(name) or "").rpartition(".")[0] for name, _ in _headers(folder)}
+    modules = {network.checkpoint.rename(names(name) or "").rpartition(".")[0] for name, _ in _headers(folder)}
     tied = network.head.name not in modules
     return replace(network, head=replace(network.head, tied=tied)) if modules else network
 

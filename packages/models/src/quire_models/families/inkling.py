@@ -158,7 +158,8 @@ def spec(config: Fields) -> NetworkSpec:
     if config.get("dense_intermediate_size") is not None:
         config = config.named(moe_intermediate_size="intermediate_size", intermediate_size="dense_intermediate_size")
     config = config.with_default("conv_kernel_size", config.get("sconv_kernel_size"))
-    config = config.with_default("max_position_embeddings", config.get("model_max_length"))
+    if config.get("model_max_length") is not None:
+        config = config.named(max_position_embeddings="model_max_length")
     sizes = decoder_sizes(config, rotary=False, head_dim=128, context=131072)
     table = sizes.vocab_size
     # Rows of both tables behind the last token only pad them.
@@ -192,7 +193,7 @@ def spec(config: Fields) -> NetworkSpec:
     tables = ("model.embed_tokens.weight", "lm_head.weight")
     return sizes.network(
         map(layer_of, sizes.layers),
-        embedding=sizes.embedding(norm=sizes.rms_norm("embed_tokens.embed_norm")),
+        embedding=sizes.embedding(norm=sizes.rms_norm("embed_tokens.embed_norm"), norms_media=False),
         head=HeadSpec(factor=1 / config.number("logits_mup_width_multiplier", default=24.0, above=0.0)),
         checkpoint=CheckpointNames(
             ignored_prefixes=("model.mtp.",),
@@ -248,8 +249,8 @@ def _attention(config: Fields, sizes: DecoderSizes, *, slides: bool) -> Relative
 
 
 def _moe(config: Fields, sizes: DecoderSizes) -> SharedSinkMoESpec:
-    routed, per_token = expert_counts(config.with_default("n_routed_experts", 256), "n_routed_experts",
-                                      "num_experts_per_tok")  # fmt: skip
+    known = config.with_default("n_routed_experts", 256).with_default("num_experts_per_tok", 6)
+    routed, per_token = expert_counts(known, "n_routed_experts", "num_experts_per_tok")
     shared = config.integer("n_shared_experts", default=2, minimum=1)
     return SharedSinkMoESpec(
         hidden_size=sizes.hidden_size,

@@ -31,13 +31,13 @@ def named_tensors(
     """
     prefix = next((prefix for prefix in rules.removed_prefixes if name.startswith(prefix)), "")
     name = name.removeprefix(prefix)
-    if (renamed := _renamed(rules, name)) in head_tensors:
+    if (renamed := rules.rename(name)) in head_tensors:
         return ((renamed, tensor),)
     if name.startswith(rules.ignored_prefixes) or name.endswith(rules.ignored_suffixes):
         return ()
     if rules.default_prefix and not name.startswith((rules.default_prefix, f"{head}.")):
         name = rules.default_prefix + name
-    name = _renamed(rules, name)
+    name = rules.rename(name)
     if name.endswith(rules.transposed):
         tensor = tensor.t()
     if name in rules.squeezed:
@@ -50,12 +50,6 @@ def named_tensors(
             outer = prefix.rpartition(".")[0]
             return [(f"{outer}.{part}.{kind}", each) for part, each in parts.items()] or ((name, tensor),)
     return ((name, tensor),)
-
-
-def _renamed(rules: CheckpointNames, name: str) -> str:
-    for old, new in rules.renamed:
-        name = name.replace(old, new)
-    return name
 
 
 def _split(kind: str, tensor: Tensor, fused: FusedRows) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ class TokenEmbedding:
     __slots__ = (
         "_adds_media",
         "_norm",
+        "_norms_media",
         "_num_token_types",
         "_positions",
         "_project_in",
@@ -53,6 +54,7 @@ class TokenEmbedding:
         self._project_in = None if spec.project_in is None else Linear.of(scope, spec.project_in)
         self._projects_last = spec.projects_last
         factor, self._scales_media, self._adds_media = spec.factor, spec.scales_media, spec.adds_media
+        self._norms_media = spec.norms_media
         self.factor = float(torch.tensor(factor, dtype=scope.dtype)) if spec.is_factor_rounded else factor
         self._num_token_types = spec.num_token_types
         self._token_types: Embedding | None = None
@@ -82,6 +84,8 @@ class TokenEmbedding:
         x = self.table(ids if media is None else self._known_ids(ids, media), lora)
         if self._project_in is not None and not self._projects_last:
             x = self._project_in(x)
+        if self._norm is not None and not self._norms_media:
+            x = self._norm(x)
         if media is not None and self._scales_media:
             x = self._with_media(x, media)
         if self.factor != 1.0:
@@ -94,7 +98,7 @@ class TokenEmbedding:
             x = x + self._token_types(token_type_ids)
         if self._positions is not None:
             x = x + self._positions(positions)
-        x = x if self._norm is None else self._norm(x)
+        x = self._norm(x) if self._norm is not None and self._norms_media else x
         return self._project_in(x) if self._project_in is not None and self._projects_last else x
 
     def _known_ids(self, ids: Tensor, media: MediaEmbeds) -> Tensor:

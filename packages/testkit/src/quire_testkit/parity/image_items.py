@@ -141,6 +141,10 @@ def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
+def _of_inkling(index: int, values: Values) -> dict[str, Tensor]:
+    return {"pixel_values": values((6, 8)[index // 2 % 2], 2, 4, 4, 3)}
+
+
 def _of_gemma3n(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(1, 3, 64, 64)}
 
@@ -192,6 +196,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("Emu3",): _of_emu3,
     ("Fuyu",): _of_fuyu,
     ("Gemma3n",): _of_gemma3n,
+    ("Inkling",): _of_inkling,
     ("Gemma4For",): _positioned,
     ("GraniteDocling",): _padded_tiles,
     ("Ovis2",): _of_ovis2,

@@ -50,6 +50,8 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
         return {"input_features": values(1, 16, 60), "feature_attention_mask": heard}
     if architecture.startswith("Gemma3n"):
         return _of_gemma3n(values) if index % 2 else None
+    if architecture.startswith("Inkling"):
+        return _of_inkling(values) if index % 2 else None
     if architecture.startswith("Phi4Multimodal"):
         return _of_phi4(values) if index % 2 else None
     if architecture.startswith("VoxtralRealtime"):
@@ -70,6 +72,13 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
     if architecture.startswith("GraniteSpeech"):
         return {"input_features": values(1, 40, 16)}
     return None
+
+
+def _of_inkling(values: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """A sound that ends before its frames do, as numbers of bins."""
+    heard = torch.arange(12)[None] < 10
+    bins = (values(1, 12, 8).abs() * 6).int().clamp_max(15)
+    return {"audio_input_ids": bins, "audio_input_ids_mask": heard, EMBED_TOKENS: torch.full((10,), 191)}
 
 
 def _of_gemma3n(values: Callable[..., Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.media_parts import text, vision
+from quire_testkit.parity.recurrent_cases import INKLING_FIELDS
 
 __all__ = ["NATIVE_RESOLUTION_CASES"]
 
@@ -78,6 +79,17 @@ NATIVE_RESOLUTION_CASES: dict[str, ParityCase] = {
             "text_config": text("persimmon"),
             "tie_word_embeddings": False,
         },
+    ),
+    "InklingForConditionalGeneration": ParityCase(
+        config="InklingConfig",
+        fields={
+            "image_token_id": 190,
+            "audio_token_id": 191,
+            "vision_config": {"patch_size": 4, "temporal_patch_size": 2, "num_hidden_layers": 4},
+            "audio_config": {"n_mel_bins": 8, "mel_vocab_size": 16},
+            "text_config": text("inkling_text", **INKLING_FIELDS),
+        },
+        weight_scale=0.1,
     ),
     "Mistral3ForConditionalGeneration": ParityCase(
         config="Mistral3Config",

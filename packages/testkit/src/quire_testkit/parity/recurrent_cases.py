@@ -11,7 +11,7 @@ from typing import Any
 
 from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
-__all__ = ["RECURRENT_CASES"]
+__all__ = ["INKLING_FIELDS", "RECURRENT_CASES"]
 
 DELTA_FIELDS: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -41,6 +41,26 @@ _KIMI_FIELDS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "n_group": 4,
     "topk_group": 2,
+}
+
+INKLING_FIELDS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "swa_num_attention_heads": 6,
+    "swa_num_key_value_heads": 3,
+    "swa_head_dim": 8,
+    "sliding_window_size": 24,
+    "d_rel": 6,
+    "rel_extent": 40,
+    "log_scaling_n_floor": 20,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "route_scale": 2.0,
+    "logits_mup_width_multiplier": 3.0,
 }
 
 _recurrent = partial(case, tolerance=1e-3)
@@ -222,26 +242,7 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         uses_cache=False,
     ),
     "InklingForCausalLM": _recurrent(
-        "InklingTextConfig",
-        num_hidden_layers=4,
-        head_dim=16,
-        swa_num_attention_heads=6,
-        swa_num_key_value_heads=3,
-        swa_head_dim=8,
-        sliding_window_size=24,
-        d_rel=6,
-        rel_extent=40,
-        log_scaling_n_floor=20,
-        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
-        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        n_shared_experts=2,
-        moe_intermediate_size=24,
-        route_scale=2.0,
-        logits_mup_width_multiplier=3.0,
-        tolerance=1e-5,
-        weight_scale=0.1,
+        "InklingTextConfig", {**LLAMA_FIELDS, **INKLING_FIELDS}, tolerance=1e-5, weight_scale=0.1
     ),
     "RwkvForCausalLM": _recurrent(
         "RwkvConfig",
