@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from quire_interfaces import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec, StateTensor
+from quire_interfaces import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LatentAttentionSpec,
+    MambaSpec,
+    SlidingLatentSpec,
+    SlidingWindowSpec,
+    StateTensor,
+)
 
 SIZES = {"num_kv_heads": 1, "head_dim": 8, "dtype": "bfloat16"}
 
@@ -24,6 +32,9 @@ def test_a_window_wherever_it_begins(window: int) -> None:
         most = max(map(len, read[:num_tokens]))
         assert most <= spec.max_blocks(num_tokens) <= -(-num_tokens // 4)
     assert spec.max_blocks(40) == max(map(len, read))
+    latent = SlidingLatentSpec(block_size=4, sliding_window=window, width=24, dtype="bfloat16")
+    assert [latent.max_blocks(num) for num in range(1, 41)] == [spec.max_blocks(num) for num in range(1, 41)]
+    assert latent.block_bytes == LatentAttentionSpec(block_size=4, width=24, dtype="bfloat16").block_bytes == 192
 
 
 def test_a_chunk() -> None:

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_interfaces import ChunkedLocalSpec, ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire_interfaces import (
+    ChunkedLocalSpec,
+    ConfigError,
+    FullAttentionSpec,
+    KVCacheSpec,
+    SlidingLatentSpec,
+    SlidingWindowSpec,
+)
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
 from quire_kv_cache.groups import FullAttentionGroup, GroupPolicy, SlidingWindowGroup, make_group_policy
 from quire_kv_cache.prefix_index import PrefixIndex
@@ -24,6 +31,13 @@ def make(window: int | None, block_size: int) -> GroupPolicy:
     return make_group_policy(
         SlidingWindowSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype="bfloat16", sliding_window=window)
     )
+
+
+def test_latents_of_a_window_have_its_policy() -> None:
+    spec = SlidingLatentSpec(block_size=4, width=8, dtype="bfloat16", sliding_window=6)
+    policy, window = make_group_policy(spec), make(6, 4)
+    assert type(policy) is type(window)
+    assert [policy.first_read_block(end) for end in range(40)] == [window.first_read_block(end) for end in range(40)]
 
 
 def goes_on_after(window: int | None, block_size: int, present: set[int], num_blocks: int) -> bool:

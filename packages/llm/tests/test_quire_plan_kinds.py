@@ -20,6 +20,7 @@ from quire_interfaces import (
     MambaSpec,
     Request,
     SamplingParams,
+    SlidingLatentSpec,
     SlidingWindowSpec,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
@@ -38,6 +39,7 @@ KINDS: dict[str, set[type[KVCacheSpec]]] = {
     "Llama4ForCausalLM": {FullAttentionSpec, ChunkedLocalSpec},
     "DeepseekV3ForCausalLM": {LatentAttentionSpec},
     "DeepseekV32ForCausalLM": {LatentAttentionSpec},
+    "DeepseekV4ForCausalLM": {LatentAttentionSpec, SlidingLatentSpec},
     "HYV4ForCausalLM": {LatentAttentionSpec},
     "AXK2ForCausalLM": {LatentAttentionSpec},
     "T5ForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},

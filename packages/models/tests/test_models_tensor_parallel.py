@@ -31,6 +31,7 @@ KINDS = [
     "DeepseekV2ForCausalLM",  # queries without a latent
     "DeepseekV32ForCausalLM",  # sparse latent attention
     "DeepseekV3ForCausalLM",  # latent attention, experts in groups
+    "DeepseekV4ForCausalLM",  # compressed attention, hyper-connections
     "FalconForCausalLM",  # one key-value head
     "Gemma2ForCausalLM",  # soft caps
     "Gemma3ForCausalLM",  # windows, tied embedding
@@ -56,8 +57,8 @@ OP_BY_OP = {"Olmo2ForCausalLM", "Qwen2MoeForCausalLM"}
 head there, and a shared expert is added before the sum is rounded."""
 
 NEVER_IN_ONE_CALL = {
-    "AXK2ForCausalLM", "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "HYV4ForCausalLM",
-    "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM",
+    "AXK2ForCausalLM", "BailingHybridForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM",
+    "DeepseekV4ForCausalLM", "HYV4ForCausalLM", "MptForCausalLM", "RwkvForCausalLM", "MambaForCausalLM",
 }  # fmt: skip
 """Networks whose layers no rank computes in one call."""
 

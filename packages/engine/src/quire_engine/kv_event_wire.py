@@ -25,6 +25,7 @@ from quire_interfaces import (
     KVCacheSpec,
     LatentAttentionSpec,
     MambaSpec,
+    SlidingLatentSpec,
     SlidingWindowSpec,
 )
 
@@ -35,6 +36,7 @@ MEDIUM_DEVICE = "GPU"
 
 _KINDS: tuple[tuple[type[KVCacheSpec], str], ...] = (
     (SlidingWindowSpec, "sliding_window"),
+    (SlidingLatentSpec, "sliding_window"),
     (ChunkedLocalSpec, "chunked_local_attention"),
     (CrossAttentionSpec, "cross_attention"),
     (FullAttentionSpec, "full_attention"),
@@ -109,7 +111,7 @@ def _wire_event(event: KVCacheEvent, groups: Sequence[KVCacheGroup]) -> WireEven
             extra_keys=event.extra_keys if any(event.extra_keys) else None,
             group_idx=event.group,
             kv_cache_spec_kind=next((kind for base, kind in _KINDS if isinstance(spec, base)), "unknown"),
-            kv_cache_spec_sliding_window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
+            kv_cache_spec_sliding_window=getattr(spec, "sliding_window", None),
         )
     if isinstance(event, BlockRemoved):
         return WireBlockRemoved(block_hashes=event.block_hashes, medium=MEDIUM_DEVICE, group_idx=event.group)

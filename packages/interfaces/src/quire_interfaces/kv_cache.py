@@ -33,6 +33,7 @@ __all__ = [
     "LatentAttentionSpec",
     "MambaSpec",
     "PrefixCacheMiss",
+    "SlidingLatentSpec",
     "SlidingWindowSpec",
     "StateTensor",
     "kv_row_bytes",
@@ -110,6 +111,13 @@ class FullAttentionSpec(KVCacheSpec):
         return 2 * self.block_size // self.dcp_size * self.num_kv_heads * kv_row_bytes(self.dtype, self.head_dim)
 
 
+def _window_blocks(num_tokens: int, sliding_window: int, block_size: int) -> int:
+    """Blocks of a sequence whose tokens see a window."""
+    # The window may begin in the middle of a block, hence one more; while a prefill chunk is computed the blocks
+    # of the chunk itself are held too, which the coordinator adds.
+    return min(-(-num_tokens // block_size), -(-(sliding_window - 1) // block_size) + 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindowSpec(FullAttentionSpec):
     """Keys and values of the last `sliding_window` tokens (a token sees itself and sliding_window - 1 before it)."""
@@ -117,9 +125,7 @@ class SlidingWindowSpec(FullAttentionSpec):
     sliding_window: int
 
     def max_blocks(self, num_tokens: int) -> int:
-        # The window may begin in the middle of a block, hence one more; while a prefill chunk is computed the blocks
-        # of the chunk itself are held too, which the coordinator adds.
-        return min(-(-num_tokens // self.block_size), -(-(self.sliding_window - 1) // self.block_size) + 1)
+        return _window_blocks(num_tokens, self.sliding_window, self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +164,16 @@ class LatentAttentionSpec(KVCacheSpec):
     @property
     def block_bytes(self) -> int:
         return self.block_size // self.dcp_size * kv_row_bytes(self.dtype, self.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingLatentSpec(LatentAttentionSpec):
+    """Such rows of the last `sliding_window` tokens (a token sees itself and sliding_window - 1 before it)."""
+
+    sliding_window: int
+
+    def max_blocks(self, num_tokens: int) -> int:
+        return _window_blocks(num_tokens, self.sliding_window, self.block_size)
 
 
 class StateTensor(NamedTuple):

@@ -18,6 +18,7 @@ from quire_interfaces import (
     KVCacheSpec,
     LatentAttentionSpec,
     MambaSpec,
+    SlidingLatentSpec,
     SlidingWindowSpec,
 )
 
@@ -113,7 +114,7 @@ class SlidingWindowGroup:
     __slots__ = ("block_size", "num_tokens_before")
     keeps_states = False
 
-    def __init__(self, spec: SlidingWindowSpec) -> None:
+    def __init__(self, spec: SlidingWindowSpec | SlidingLatentSpec) -> None:
         if spec.sliding_window < 1:
             raise ConfigError(
                 f"sliding_window must be at least 1 token, got {spec.sliding_window}", field="sliding_window"
@@ -225,6 +226,7 @@ GROUP_POLICIES: dict[type[KVCacheSpec], Callable[..., GroupPolicy]] = {
     LatentAttentionSpec: FullAttentionGroup,
     ChunkedLocalSpec: ChunkedLocalGroup,
     CrossAttentionSpec: CrossAttentionGroup,
+    SlidingLatentSpec: SlidingWindowGroup,
     SlidingWindowSpec: SlidingWindowGroup,
     MambaSpec: StateSpaceGroup,
 }

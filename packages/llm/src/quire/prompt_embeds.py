@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbedsPrompt", "check_prompt_embeds", "prepare_prompt_embeds", "prepare_prompt_embeds_now"]
 
-_EMBEDS_OF_LAYERS = ("gemma3n", "gemma4")
+_READ_TOKEN_IDS = ("gemma3n", "gemma4", "deepseek_v4")
 """Beginnings of the `model_type` of networks whose layers look token ids up in tables of their own."""
 
 
@@ -48,8 +48,8 @@ def check_prompt_embeds(model: ModelConfig) -> None:
         reason = "embeddings are added to those of its tokens"
     elif model.network.embedding.project_in is not None:
         reason = "its embeddings are projected to the width of its layers"
-    elif model.model_type.startswith(_EMBEDS_OF_LAYERS):
-        reason = "its layers take embeddings of token ids of their own"
+    elif model.model_type.startswith(_READ_TOKEN_IDS):
+        reason = "its layers look token ids up in tables of their own"
     if reason is not None:
         raise ConfigError(
             f"{model.architecture} takes no embeddings as prompts: {reason}; leave --enable-prompt-embeds out",

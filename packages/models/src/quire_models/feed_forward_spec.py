@@ -79,7 +79,7 @@ class Routing:
     """How tokens choose their experts; the fields of `quire_ops.RoutingRule`, which says what they mean."""
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"]
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sqrtsoftplus"]
     renormalize: bool = False
     minimum: float = 0.0
     scale: float = 1.0

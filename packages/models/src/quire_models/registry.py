@@ -114,6 +114,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DebertaV2Model": Architecture("deberta_v2"),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2"),
     "DeepseekV32ForCausalLM": Architecture("deepseek_v32"),
+    "DeepseekV4ForCausalLM": Architecture("deepseek_v4"),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v2", "spec_of_v3"),
     "DistilBertModel": Architecture("distilbert"),
     "Dots1ForCausalLM": Architecture("dots1", "glm4_moe", "spec_of_dots1"),

@@ -12,6 +12,7 @@ from quire_interfaces import ConfigError
 from quire_ops.activation_quant import add_rms_norm_quant, gate_quant
 from quire_ops.activations import activation, gelu_and_mul, sigmoid_and_mul, silu_and_mul
 from quire_ops.attention_ops import biased_paged_attention, paged_attention, relative_paged_attention
+from quire_ops.compressed_attention import compress_windows, compressed_attention, compressed_topk
 from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
 from quire_ops.encoder_attention import encoder_attention
@@ -48,6 +49,9 @@ __all__ = [
     "block_linear",
     "causal_conv1d",
     "channel_delta_rule",
+    "compress_windows",
+    "compressed_attention",
+    "compressed_topk",
     "decode_inputs",
     "decode_step",
     "decoder_stack",

@@ -27,7 +27,7 @@ class RoutingRule:
 
     top_k: int
     scoring: str
-    """One of `EXPERT_SCORINGS`."""
+    """One of `EXPERT_SCORINGS`; or another, by which networks choose without this op."""
     renormalize: bool = False
     """The chosen scores are divided by their sum."""
     minimum: float = 0.0

@@ -24,6 +24,7 @@ from quire_interfaces.kv_cache import (
     KVCacheGroup,
     KVCacheSpec,
     MambaSpec,
+    SlidingLatentSpec,
     SlidingWindowSpec,
 )
 from quire_interfaces.media import PromptMedia
@@ -368,7 +369,7 @@ def _window(spec: KVCacheSpec) -> int | None:
         return 2  # the state before a token is in the block of the token before it
     if isinstance(spec, ChunkedLocalSpec):
         return spec.chunk_tokens  # at most: a chunk begins no further back
-    return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
+    return spec.sliding_window if isinstance(spec, SlidingWindowSpec | SlidingLatentSpec) else None
 
 
 def _zero_int32(num_rows: int, row_len: int, device: torch.device) -> Tensor:

@@ -26,7 +26,7 @@ from quire_models.layers.norm import WeightlessRMSNorm, make_norm
 from quire_models.layers.scope import Scope
 from quire_ops import ops
 
-__all__ = ["ClampedMoE", "GatedSinkLatentAttention", "HyperDecoderLM", "HyperLayer", "StreamGates"]
+__all__ = ["ClampedMoE", "GatedSinkLatentAttention", "HyperDecoderLM", "HyperLayer", "StreamGates", "mixture"]
 
 
 class TailIndexer(LightningIndexer):
@@ -174,12 +174,20 @@ class HyperDecoderLM(DecoderLM):
         self.use_adapters(batch.lora)
         length = max(batch.num_positions, *batch.attention[0].kv_lens)
         rotations = [table(batch.positions, length) for table in self._tables]
-        embedded = self.embed(batch.input_ids, batch.positions, batch.lora, batch.media)
-        x = embedded[:, None].expand(-1, self._num_streams, -1)
+        x = self.streams(batch)
         for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
             self._tap_mean(taps, i, x)
             assert rotation is not None
             x, _ = layer(x, None, *rotations[rotation], batch)
+        return self.hidden(x, taps)
+
+    def streams(self, batch: ForwardBatch) -> Tensor:
+        """[T, S, H]: the embedding, S times."""
+        embedded = self.embed(batch.input_ids, batch.positions, batch.lora, batch.media)
+        return embedded[:, None].expand(-1, self._num_streams, -1)
+
+    def hidden(self, x: Tensor, taps: dict[int, Tensor]) -> Tensor:
+        """[T, H]: what comes out of the last norm, of the streams behind the last layer."""
         self._tap_mean(taps, len(self.layers), x)
         hidden: Tensor = self.norm(mixture(x, *self._gates(x)))
         return hidden

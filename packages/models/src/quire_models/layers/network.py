@@ -32,6 +32,9 @@ LAYOUT_OPS = frozenset(
     {
         "causal_conv1d",
         "channel_delta_rule",
+        "compress_windows",
+        "compressed_attention",
+        "compressed_topk",
         "gated_delta_rule",
         "index_topk",
         "latent_attention",

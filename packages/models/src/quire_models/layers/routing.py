@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.layers.activations import activation
 from quire_models.layers.scope import Parameter, Scope
 from quire_ops import RoutingRule, ops
+from quire_ops.routing import EXPERT_SCORINGS
 
-__all__ = ["CorrectionBias", "ExpertChoice", "Router", "Select", "choose_experts"]
+__all__ = ["CorrectionBias", "ExpertChoice", "Router", "Select", "choose_experts", "sqrt_softplus"]
 
 Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Logits [T, E] -> (topk_ids, topk_weights) [T, K]."""
@@ -27,8 +29,7 @@ def choose_experts(
     logits: Tensor,
     bias: Tensor | None,
     rule: RoutingRule,
-    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
-    *,
+    score: Callable[[Tensor], Tensor] = torch.sigmoid,
     outside: float = -torch.inf,
 ) -> tuple[Tensor, Tensor]:
     """What op `route_experts` says, in float32 by torch's operators.
@@ -39,7 +40,8 @@ def choose_experts(
     Args:
         logits: [T, E] float32.
         bias: [E] float32, added to scores when experts are chosen, and not to their weights; None for none.
-        sigmoid: Gives a number the same bits wherever it stands, where a network promises that.
+        score: What scores each expert by itself, where neither softmax does. A sigmoid gives a number the same bits
+            wherever it stands, where a network promises that.
         outside: Score of the experts of other groups, in the choice alone.
 
     Returns:
@@ -47,7 +49,7 @@ def choose_experts(
     """
     scores = logits
     if rule.scoring != "softmax_of_chosen":
-        scores = torch.softmax(logits, dim=-1) if rule.scoring == "softmax" else sigmoid(logits)
+        scores = torch.softmax(logits, dim=-1) if rule.scoring == "softmax" else score(logits)
     choice = scores if bias is None else scores + bias
     if rule.num_groups > 1:
         groups = choice.unflatten(-1, (rule.num_groups, -1))
@@ -62,6 +64,11 @@ def choose_experts(
     if rule.renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(rule.minimum)
     return ids, weights if rule.scale == 1.0 else weights * rule.scale
+
+
+def sqrt_softplus(logits: Tensor) -> Tensor:
+    """sqrt(log(1 + exp(logits))), the scores of DeepSeek-V4."""
+    return F.softplus(logits).sqrt()
 
 
 class CorrectionBias:
@@ -95,12 +102,16 @@ class ExpertChoice:
         self.num_experts, self.rule, self._bias = num_experts, rule, bias
         backend = scope.choose(ops.route_experts, experts=num_experts)
         self._select: Select
-        if backend.name == scope.choose(ops.lm_head).name and rule.fits(num_experts):
+        if (
+            backend.name == scope.choose(ops.lm_head).name
+            and rule.fits(num_experts)
+            and rule.scoring in EXPERT_SCORINGS
+        ):
             scope.chosen.append(backend)
             self._select = lambda logits: backend.function(logits, self.bias, rule)
         else:
-            sigmoid = activation(scope, "sigmoid") if rule.scoring == "sigmoid" else torch.sigmoid
-            self._select = lambda logits: choose_experts(logits, self.bias, rule, sigmoid)
+            score = activation(scope, "sigmoid") if rule.scoring == "sigmoid" else sqrt_softplus
+            self._select = lambda logits: choose_experts(logits, self.bias, rule, score)
 
     @property
     def bias(self) -> Tensor | None:

@@ -21,7 +21,6 @@ REFUSED: Mapping[str, str] = {
     "BigBirdForCausalLM": _OWN_ATTENTION,
     "BltForCausalLM": "reads bytes in patches, by a network of its own",
     "CpmAntForCausalLM": "has biases by distance that it learns, in both directions of a prompt",
-    "DeepseekV4ForCausalLM": _SPARSE,
     "DiffLlamaForCausalLM": "attends twice in a layer, and takes the difference",
     "DogeForCausalLM": "its attention has a mask of its own",
     "Dots3NoteForCausalLM": _SPARSE,
