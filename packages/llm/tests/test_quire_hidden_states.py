@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel
 from quire import LLM, ConfigError, RequestOutput, SamplingParams
 from quire_demo_model import checkpoint_path
 from quire_runner.hidden_states import file_name
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
 
 LAYERS = (1, 3, 5)
 SETTINGS: dict[str, Any] = {
@@ -114,6 +116,13 @@ def test_encoders_are_refused(tmp_path: Path) -> None:
     settings = {"enable_prefix_caching": False, "extract_hidden_states_layers": (1,)}
     with pytest.raises(ConfigError, match="BertModel does not show the hidden states"):
         LLM(str(tmp_path), **settings, extract_hidden_states=str(tmp_path / "states"))
+
+
+def test_networks_with_several_streams_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "Qwen4ExpForCausalLM", CASES["Qwen4ExpForCausalLM"])
+    settings = {"enable_prefix_caching": False, "extract_hidden_states_layers": (1,)}
+    with pytest.raises(ConfigError, match="Qwen4ExpForCausalLM does not show the hidden states"):
+        LLM(str(tmp_path), tokenizer=str(checkpoint_path()), **settings, extract_hidden_states=str(tmp_path / "states"))
 
 
 @pytest.mark.parametrize(

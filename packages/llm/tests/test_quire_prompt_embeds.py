@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, ConfigError, RequestError, SamplingParams
+from quire.prompt_embeds import check_prompt_embeds
+from quire_models import ModelConfig
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -191,3 +193,10 @@ def test_networks_that_take_none_say_so_at_the_start(tmp_path: Path, architectur
     write_checkpoint(tmp_path, architecture, {**CASES, **MEDIA_CASES}[architecture])
     with pytest.raises(ConfigError, match=reason):
         LLM(tmp_path, **SETTINGS)
+
+
+def test_networks_that_look_token_ids_up_take_none() -> None:
+    case = CASES["Qwen4ExpForCausalLM"]
+    fields = {**case.fields, "architectures": ["Qwen4ExpForCausalLM"], "model_type": "qwen4_exp_text"}
+    with pytest.raises(ConfigError, match="its layers look token ids up in tables of their own"):
+        check_prompt_embeds(ModelConfig.from_dict(fields))

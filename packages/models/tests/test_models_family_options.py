@@ -45,6 +45,17 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 216, "unpadded_vocab_size": 200, "log_scaling_n_floor": None, "n_shared_experts": 1},
     ),
     "olmo-without-positions": ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False, "rope_parameters": None}),
+    "qwen4-without-ngrams": (
+        "Qwen4ExpForCausalLM",
+        {
+            "ple_layer_ids": None, "output_gate_type": None, "eos_token_id": None, "indexer_compress_ratio": 1,
+            "layer_types": ["full_attention", "linear_attention", "indexed_attention", "linear_attention"],
+        },
+    ),
+    "qwen4-of-four-tokens": (
+        "Qwen4ExpForCausalLM",
+        {"ngram_size": 4, "ple_conv_kernel_size": 2, "split_ngram_parts": 1},
+    ),
     "phimoe-longrope": (  # Transformers divides by the short factors in long texts, too
         "PhimoeForCausalLM",
         {

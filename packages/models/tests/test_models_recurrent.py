@@ -40,7 +40,7 @@ def test_networks_ask_for_what_the_planner_counts(architecture: str, tmp_path: P
     write_checkpoint(tmp_path, architecture, CASES[architecture])
     config = ModelConfig.from_path(tmp_path)
     model = build_model(config, dtype="bfloat16")
-    buffers = ("correction_bias", "expert_bias")
+    buffers = ("correction_bias", "expert_bias", "layer_multipliers")
     counted = [each for each in model.parameters if not each.name.endswith(buffers)]
     assert sum(torch.Size(parameter.shape).numel() for parameter in counted) == num_parameters(config)
     specs = config.kv_cache_specs(16, "bfloat16")

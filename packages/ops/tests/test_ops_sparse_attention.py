@@ -1,4 +1,4 @@
-"""Sparse latent attention against the reference: what the index finds, where it is, and attention over it."""
+"""Sparse attention against the reference: what an index finds, where it is, and attention over it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ops_layouts import Layout, random_layout
 
 from quire_ops import Op, OpBackend, OpRequest, op_table, ops
 from quire_ops import ops as ref
+from quire_ops.kv_format import encode_rows
 
 MIXES = {
     "decodes": [(1, 5), (1, 40), (1, 1), (1, 33)],
@@ -51,6 +52,33 @@ def test_the_index_finds_what_the_reference_finds(
         assert got.shape == (len(query), min(k, max(layout.kv_lens)))
         assert torch.equal(got.sort(dim=1).values, wanted.sort(dim=1).values)
         assert (got[:, 0] >= 0).all()
+
+
+@pytest.mark.parametrize("backend", serving(ops.index_topk_blocks), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
+def test_the_index_finds_blocks(backend: OpBackend, mix: str, workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_ops.block_sparse.WORKSPACE", workspace)
+    layout, cache = step(mix, 8)
+    query = torch.randn(sum(layout.query_lens), 6, KEY)
+    ends = [
+        end for count, end in zip(layout.query_lens, layout.kv_lens, strict=True) for end in range(end - count, end)
+    ]
+    for table, kv_len in zip(layout.block_table.tolist(), layout.kv_lens, strict=True):
+        for position in range(kv_len):
+            if position % 3 != 2:  # not the last token of its block
+                cache[table[position // 8], position % 8] = float("nan")
+    for k in (1, 4, 64):
+        size = {"block_tokens": 3, "k": k}
+        got = backend.function(query, cache[..., WIDTH:], layout, **size)
+        wanted = ops.index_topk_blocks(query, cache[..., WIDTH:], layout, **size)
+        assert got.shape == wanted.shape == (len(query), 3 * min(k, max(layout.kv_lens) // 3) + 2)
+        assert torch.equal(got.sort(dim=1).values, wanted.sort(dim=1).values)
+        for positions, own in zip(got.tolist(), ends, strict=True):
+            seen = {position for position in positions if position >= 0}
+            assert seen <= set(range(own + 1))
+            assert len(seen) == min(k, (own + 1) // 3) * 3 + (own + 1) % 3
+            assert {*range((own + 1) // 3 * 3, own + 1)} <= seen
 
 
 @pytest.mark.parametrize("backend", serving(ops.position_slots), ids=lambda backend: backend.name)
@@ -118,3 +146,37 @@ def test_with_every_token_found_it_is_latent_attention() -> None:
     slots = ops.position_slots(found, layout)
     got = ops.sparse_latent_attention(query, latents, slots, **size)
     torch.testing.assert_close(got, ref.latent_attention(query, latents, layout, **size))
+
+
+@pytest.mark.parametrize("backend", serving(ops.sparse_attention), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
+def test_keys_and_values_of_these_slots_alone(
+    backend: OpBackend, dtype: torch.dtype, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire_ops.block_sparse.WORKSPACE", workspace)
+    torch.manual_seed(2)
+    layout, num_blocks = random_layout(random.Random(3), MIXES["chunks and decodes"], 8, shuffle=True)
+    tokens, computed = sum(layout.query_lens), dtype if dtype in TOLERANCE else torch.float32
+    kv_scale = torch.tensor([[0.5, 2.0], [1.5, 0.25]]) if dtype == torch.float8_e4m3fn else None
+    cache = encode_rows(torch.randn(num_blocks, 2, 2, 8, KEY), dtype, None)
+    query = torch.randn(tokens, 4, KEY).to(computed)
+    found = ops.index_topk_blocks(query, torch.randn(num_blocks, 8, KEY), layout, block_tokens=3, k=2)
+    slots = ops.position_slots(found, layout)
+    wanted = ops.sparse_attention(query, cache, slots, scale=0.3, kv_scale=kv_scale)
+    if computed == dtype:  # other slots are not read
+        unread = torch.ones(num_blocks, 8, dtype=torch.bool)
+        unread.view(-1)[slots[slots >= 0]] = False
+        cache.movedim(3, 1)[unread] = float("nan")
+    got = backend.function(query, cache, slots, scale=0.3, kv_scale=kv_scale)
+    assert got.dtype == computed
+    assert (got.float() - wanted.float()).abs().max() <= TOLERANCE[computed] * wanted.float().abs().max()
+
+
+def test_with_every_slot_it_is_paged_attention() -> None:
+    torch.manual_seed(2)
+    layout, num_blocks = random_layout(random.Random(3), MIXES["chunks and decodes"], 8, shuffle=True)
+    query, cache = torch.randn(sum(layout.query_lens), 4, KEY), torch.randn(num_blocks, 2, 2, 8, KEY)
+    found = ops.index_topk_blocks(query, torch.randn(num_blocks, 8, KEY), layout, block_tokens=3, k=99)
+    got = ops.sparse_attention(query, cache, ops.position_slots(found, layout), scale=0.3)
+    torch.testing.assert_close(got, ref.paged_attention(query, cache, layout, scale=0.3))

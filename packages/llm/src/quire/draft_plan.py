@@ -274,6 +274,12 @@ def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
         )
     if head.kind == "eagle":
         return
+    if not target.network.has_one_stream:
+        raise ConfigError(
+            f"the head {str(folder)!r} reads the stream between layers, and {target.architecture} has several; draft "
+            "with ngram, suffix, a draft model, or a head that reads the last hidden states",
+            field="speculative_method",
+        )
     layers = head.feature_layers or default_feature_layers(target.num_layers)
     if head.feature_layers is None and not layers[0] < layers[1] < layers[2]:
         raise CheckpointError(

@@ -38,7 +38,7 @@ def check_extraction(config: QuireConfig, model: ModelConfig) -> None:
         "enable_return_routed_experts": (config.model.enable_return_routed_experts, "each runs layers its own way"),
         "tensor_parallel_size": (parallel.num_ranks > 1, "it works on one device; use more engines instead"),
         "model": (
-            not model.is_native or not model.generates,
+            not model.is_native or not model.generates or not model.network.has_one_stream,
             f"{model.architecture} does not show the hidden states of its layers",
         ),
     }

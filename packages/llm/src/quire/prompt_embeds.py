@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbedsPrompt", "check_prompt_embeds", "prepare_prompt_embeds", "prepare_prompt_embeds_now"]
 
-_READ_TOKEN_IDS = ("gemma3n", "gemma4", "deepseek_v4")
+_READ_TOKEN_IDS = ("gemma3n", "gemma4", "deepseek_v4", "qwen4_exp")
 """Beginnings of the `model_type` of networks whose layers look token ids up in tables of their own."""
 
 

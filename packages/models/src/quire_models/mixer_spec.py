@@ -36,6 +36,7 @@ __all__ = [
     "RecurrentSpec",
     "SelfAttentionSpec",
     "ShortConvSpec",
+    "check_latent_dtype",
 ]
 
 LATENT_DTYPES = ("float32", "bfloat16", "float16")
@@ -303,13 +304,18 @@ class LatentSelfAttentionSpec:
             yield Weight("indexer.weights_proj.weight", (index.num_heads, hidden), "attention", is_wide=True)
 
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        if dtype not in LATENT_DTYPES:
-            raise ConfigError(
-                f"latents are not kept in {dtype}; a KV cache of latent attention can be "
-                f"{', '.join(LATENT_DTYPES)} (kv_cache_dtype auto)",
-                field="kv_cache_dtype",
-            )
+        check_latent_dtype(dtype, "latents")
         return LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype, dcp_size=self.dcp_size)
+
+
+def check_latent_dtype(dtype: str, rows: str) -> None:
+    """Raises ConfigError where `rows`, for which there are no narrow formats, would be kept in one."""
+    if dtype not in LATENT_DTYPES:
+        raise ConfigError(
+            f"{rows} are not kept in {dtype}; the KV cache of this network can be {', '.join(LATENT_DTYPES)} "
+            "(kv_cache_dtype auto)",
+            field="kv_cache_dtype",
+        )
 
 
 class RecurrentSpec:
@@ -486,6 +492,8 @@ class GatedDeltaSpec(RecurrentSpec):
     """Of the norm behind it."""
     by_key_head: bool
     """Two projections bring everything, key head by key head (Qwen3-Next), instead of four."""
+    output_gate: Literal["silu", "sigmoid"] = "silu"
+    """Of the gate behind the norm."""
 
     @property
     def key_size(self) -> int:

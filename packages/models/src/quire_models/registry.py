@@ -202,6 +202,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3NextForCausalLM": Architecture("qwen3_next"),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "qwen3_next", "spec_of_qwen3_5"),
     "Qwen3_5MoeForCausalLM": Architecture("qwen3_5_moe_text", "qwen3_next", "spec_of_qwen3_5_moe"),
+    "Qwen4ExpForCausalLM": Architecture("qwen4_exp_text", "qwen4_exp"),
     "RobertaModel": Architecture("roberta", "bert", "spec_of_roberta"),
     "RwkvForCausalLM": Architecture("rwkv"),
     "SeedOssForCausalLM": Architecture("seed_oss"),

@@ -426,6 +426,8 @@ class NetworkSpec:
     """Caches are named after mixers, for layers with several or none: "model.layers.0.mamba"; else numbered."""
     brings_code: ClassVar[bool] = False
     """Its code comes with the checkpoint."""
+    has_one_stream: ClassVar[bool] = True
+    """Between its layers there is one residual stream, which drafters can read."""
     built_by: ClassVar[str] = "quire_models.layers.decoder_lm:DecoderLM"
     """"module:class" of the network that is made of it."""
 

@@ -12,6 +12,7 @@ from quire_interfaces import ConfigError
 from quire_ops.activation_quant import add_rms_norm_quant, gate_quant
 from quire_ops.activations import activation, gelu_and_mul, sigmoid_and_mul, silu_and_mul
 from quire_ops.attention_ops import biased_paged_attention, paged_attention, relative_paged_attention
+from quire_ops.block_sparse import index_topk_blocks, sparse_attention
 from quire_ops.compressed_attention import compress_windows, compressed_attention, compressed_topk
 from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
@@ -68,6 +69,7 @@ __all__ = [
     "grouped_linear",
     "head_linear",
     "index_topk",
+    "index_topk_blocks",
     "int8_linear",
     "latent_attention",
     "latent_attention_with_lse",
@@ -95,6 +97,7 @@ __all__ = [
     "selective_scan",
     "sigmoid_and_mul",
     "silu_and_mul",
+    "sparse_attention",
     "sparse_latent_attention",
     "sparse_latent_attention_with_lse",
     "step_inputs",

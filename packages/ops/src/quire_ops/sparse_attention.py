@@ -40,7 +40,7 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     query [T, Hi, D], weights [T, Hi] float32, key_cache [num_blocks, block_size, D] -> [T, K] int64, K = min(k, tokens
     of the longest sequence); -1 behind the positions where there are fewer."""
     out = torch.full((len(query), min(k, max(layout.kv_lens))), -1, device=query.device)
-    for token, position, blocks in _tokens(layout):
+    for token, position, blocks in tokens_of(layout):
         slots = [(blocks[seen // layout.block_size], seen % layout.block_size) for seen in range(position + 1)]
         keys = torch.stack([key_cache[slot] for slot in slots]).double()  # [L, D]
         scores = weights[token].double() @ torch.relu(query[token].double() @ keys.T)
@@ -54,7 +54,7 @@ def position_slots(positions: Tensor, layout: PagedLayout) -> Tensor:
     """The slot of each position in the sequence of the token, block id * block_size + offset, and -1 for -1; positions
     [T, K] int64 -> [T, K] int64."""
     out = torch.full_like(positions, -1)
-    for token, _, blocks in _tokens(layout):
+    for token, _, blocks in tokens_of(layout):
         for column, position in enumerate(positions[token].tolist()):
             if position >= 0:
                 block, offset = divmod(position, layout.block_size)
@@ -95,7 +95,7 @@ def sparse_latent_attention_with_lse(
     return out, lse
 
 
-def _tokens(layout: PagedLayout) -> Iterator[tuple[int, int, list[int]]]:
+def tokens_of(layout: PagedLayout) -> Iterator[tuple[int, int, list[int]]]:
     """Each token of the step: its number, its position, and the blocks of its sequence."""
     token = 0
     for blocks, query_len, kv_len in zip(layout.block_table.tolist(), layout.query_lens, layout.kv_lens, strict=True):
@@ -110,7 +110,7 @@ def torch_index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: 
     k = min(k, max(layout.kv_lens))
     out = torch.full((len(query), k), -1, device=query.device)
     block_size = key_cache.shape[1]
-    for seq in _sequences(layout):
+    for seq in sequences_of(layout):
         keys = key_cache[seq.slots // block_size, seq.slots % block_size].float()  # [L, D]
         length = min(k, seq.kv_len)
         rows = max(1, WORKSPACE // (query.shape[1] * seq.kv_len))
@@ -173,7 +173,7 @@ def _scored(query: Tensor, latent_cache: Tensor, slots: Tensor, scale: float) ->
         yield part, rows, scores.masked_fill_(unused[part, None], -torch.inf)
 
 
-def _sequences(layout: PagedLayout) -> list[PrefillSequence]:
+def sequences_of(layout: PagedLayout) -> list[PrefillSequence]:
     """Every sequence of the step and the slots of its tokens; worked out once per step."""
     sequences: list[PrefillSequence] | None = layout.derived.get("torch index")
     if sequences is None:

@@ -4,6 +4,7 @@ networks (Qwen team 2026), without experts, and four projections for each delta 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import layer_kinds
@@ -12,7 +13,7 @@ from quire_models.families.qwen2_moe import qwen_moe, sparse_layers
 from quire_models.mixer_spec import GatedDeltaSpec
 from quire_models.spec import CheckpointNames, FeedForwardSpec, NetworkSpec, NormSpec
 
-__all__ = ["spec", "spec_of_qwen3_5", "spec_of_qwen3_5_moe"]
+__all__ = ["gated_delta", "spec", "spec_of_qwen3_5", "spec_of_qwen3_5_moe"]
 
 
 def spec(config: Fields) -> NetworkSpec:
@@ -53,21 +54,7 @@ def _network(
     """A network of such layers. Layers that predict further tokens (`mtp.layers`) are not loaded: where config.json
     does not say how many there are, which Qwen3-Next's does not, published checkpoints have one."""
     bias = config.flag("attention_bias", default=False)
-    delta = GatedDeltaSpec(
-        hidden_size=sizes.hidden_size,
-        num_key_heads=config.integer("linear_num_key_heads", default=16, minimum=1),
-        num_value_heads=config.integer("linear_num_value_heads", default=32, minimum=1),
-        key_head_dim=config.integer("linear_key_head_dim", default=128, minimum=1),
-        value_head_dim=config.integer("linear_value_head_dim", default=128, minimum=1),
-        conv_kernel=config.integer("linear_conv_kernel_dim", default=4, minimum=1),
-        eps=sizes.eps,
-        by_key_head=by_key_head,
-    )
-    if delta.num_value_heads % delta.num_key_heads:
-        raise CheckpointError(
-            f"{config.source}: linear_num_value_heads ({delta.num_value_heads}) must be a multiple of "
-            f"linear_num_key_heads ({delta.num_key_heads})"
-        )
+    delta = gated_delta(config, sizes, by_key_head=by_key_head)
 
     def norm(name: str) -> NormSpec:
         return sizes.rms_norm(name, offset=1.0)
@@ -82,6 +69,26 @@ def _network(
         num_mtp_layers=config.integer("mtp_num_hidden_layers", default=1, minimum=0),
         checkpoint=CheckpointNames(ignored_prefixes=("mtp.",)),
     )
+
+
+def gated_delta(config: Fields, sizes: DecoderSizes, **fields: Any) -> GatedDeltaSpec:
+    """The gated delta net; `fields` are others of `GatedDeltaSpec`."""
+    delta = GatedDeltaSpec(
+        hidden_size=sizes.hidden_size,
+        num_key_heads=config.integer("linear_num_key_heads", default=16, minimum=1),
+        num_value_heads=config.integer("linear_num_value_heads", default=32, minimum=1),
+        key_head_dim=config.integer("linear_key_head_dim", default=128, minimum=1),
+        value_head_dim=config.integer("linear_value_head_dim", default=128, minimum=1),
+        conv_kernel=config.integer("linear_conv_kernel_dim", default=4, minimum=1),
+        eps=sizes.eps,
+        **fields,
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise CheckpointError(
+            f"{config.source}: linear_num_value_heads ({delta.num_value_heads}) must be a multiple of "
+            f"linear_num_key_heads ({delta.num_key_heads})"
+        )
+    return delta
 
 
 def _attends(config: Fields, layers: int) -> Sequence[bool]:

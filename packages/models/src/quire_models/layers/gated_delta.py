@@ -36,7 +36,8 @@ class GatedDeltaNet:
         self._projections = MergedLinear(scope, *projections)
         self.conv1d = ShortConvolution(scope / "conv1d", spec.conv_size, spec.conv_kernel, activation="silu")
         self._delta_rule = scope.op(ops.gated_delta_rule, key_head_dim=spec.key_head_dim)
-        self.norm = GatedNorm(scope, spec.value_head_dim, spec.eps, before_gate=True)
+        gate = ops.silu_and_mul if spec.output_gate == "silu" else ops.sigmoid_and_mul
+        self.norm = GatedNorm(scope, spec.value_head_dim, spec.eps, before_gate=True, gate=gate)
         self.out_proj = Linear(scope / "out_proj", spec.value_size, hidden)
         self._a_log = scope.parameter("A_log", heads, dtype=torch.float32)
         self._dt_bias = scope.parameter("dt_bias", heads, dtype=torch.float32)
@@ -47,10 +48,11 @@ class GatedDeltaNet:
         self._fixed = (self._a_log.take(), self._dt_bias.take())
 
     def fused_weights(self) -> GatedDeltaWeights | None:
-        """The mixer as data for op `decoder_stack`, or None when a linear method keeps other forms of its weights."""
+        """The mixer as data for op `decoder_stack`, or None when a linear method keeps other forms of its weights,
+        or for another gate."""
         inputs = {str(i): layer for i, layer in enumerate(self._projections.layers)}
         in_proj, out_proj = unadapted_weights(**inputs), unadapted_weights(out_proj=self.out_proj)
-        if in_proj is None or out_proj is None:
+        if in_proj is None or out_proj is None or self._spec.output_gate != "silu":
             return None
         spec, (a_log, dt_bias) = self._spec, self._fixed
         return GatedDeltaWeights(

@@ -37,6 +37,7 @@ LAYOUT_OPS = frozenset(
         "compressed_topk",
         "gated_delta_rule",
         "index_topk",
+        "index_topk_blocks",
         "latent_attention",
         "latent_attention_with_lse",
         "mamba2_scan",

@@ -37,7 +37,6 @@ REFUSED: Mapping[str, str] = {
     "MvpForCausalLM": _OWN_ATTENTION,
     "OpenAIGPTLMHeadModel": "keeps no cache",
     "ProphetNetForCausalLM": "predicts several tokens at once, by streams of their own",
-    "Qwen4ExpForCausalLM": _STATES,
     "RecurrentGemmaForCausalLM": _STATES,
     "ReformerModelWithLMHead": "sorts tokens into buckets, and attends within them",
     "RemBertForCausalLM": _OWN_ATTENTION,

@@ -378,6 +378,7 @@ MROPE_CASES: dict[str, ParityCase] = {
             ),
             "tie_word_embeddings": False,
         },
+        weight_scale=0.1,
     ),
     "PaddleOCRVLForConditionalGeneration": ParityCase(
         config="PaddleOCRVLConfig",
