@@ -268,7 +268,9 @@ def graph_memory(shape: str, gpu: str, batch: int, context: int) -> dict[str, in
         _capture_all(runner.graphs)
         kind = "mixed"
         _capture_all(runner._captured.mixed.graphs)
-        peaks["planned"] = step_graph_bytes(runner._captured.mixed._network.config, runner._config, dtype_bytes=2)
+        peaks["planned"] = step_graph_bytes(
+            runner._captured.mixed._padded._network.config, runner._config, dtype_bytes=2
+        )
     return peaks
 
 

@@ -152,6 +152,27 @@ def test_tokens_and_drafts_are_those_of_eager_steps(drafter: str, kind: str, sit
     eager.executor.close()
 
 
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3"])
+def test_steps_with_prompts_leave_what_heads_read(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads read every token of a prompt, in whichever order requests are in the step."""
+    add_torch_networks(monkeypatch, with_prompts=True)
+    target, head = networks(drafter, tmp_path)
+    eager = Engine(target, head, **SITUATIONS["chunks of prompts"])
+    alone = eager.run(*requests("greedy"))
+    assert alone == {name: ids for each in requests("greedy") for name, ids in Engine(target).run(each).items()}
+    engine = Engine(target, head, capture=record_graph, graph_sizes=(16,), **SITUATIONS["chunks of prompts"])
+    runner_of(engine).warm_up(capture_s=1e9)
+    steps = count_steps(target)
+    assert engine.run(*requests("greedy")) == alone
+    assert engine.proposals == eager.proposals
+    assert len(engine.proposals) > 20
+    assert steps == []
+    engine.executor.close()
+    eager.executor.close()
+
+
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
 def test_only_the_first_step_of_a_size_runs_python(drafter: str, tmp_path: Path) -> None:
     target, head = networks(drafter, tmp_path)

@@ -47,7 +47,8 @@ class CapturedDecode:
         config: Sizes of graphs, and lengths.
         capture: Captures.
         adapters: The network's; None without any.
-        features: [largest size, width] where steps leave what a drafter reads of them; None without such a drafter.
+        features: [largest size of all graphs, width] where steps leave what a drafter reads of them; None without such
+            a drafter.
         feature_layers: Layers whose input that is; none for the hidden states.
         pooling: The rows that are pooled.
     """
@@ -77,7 +78,7 @@ class CapturedDecode:
             sampling.sampler,
             layers,
             config.max_model_len,
-            max(sizes),
+            max(*sizes, config.mixed_logit_rows),
             feature_layers,
         )
         self.graphs = DecodeGraphs(
@@ -106,7 +107,7 @@ class CapturedDecode:
             )
         ):
             self.mixed = CapturedMixed(
-                network, sampling, layers, config, capture, decode_inputs, adapters, pooling,
+                self._padded, sampling, layers, config, capture, decode_inputs, adapters, pooling, features=features,
                 has_memory=self._has_memory, pause_s=self.graphs.pause_s,
             )  # fmt: skip
 
@@ -131,10 +132,7 @@ class CapturedDecode:
             return None
         sampling.rows.check(plan.rows, plan.ends)
         masks, failures = sampling.grammars.masks(output, wanted.entry_ends)
-        mask_of = None
-        if masks is not None:
-            mask_of = masks.mask_of(len(wanted.rows)).numpy()
-            self._padded.bitmask[: len(masks.indices)].copy_(masks.bitmask)
+        mask_of = self._padded.set_masks(masks, len(wanted.rows))
         if plan.num_drafts is not None:
             write_drafts(output, plan, sampling.rows)
         chosen = graph.run(wanted.rows, wanted.positions, mask_of)
@@ -160,9 +158,10 @@ class CapturedDecode:
                 graphs.follow_steps(agree)
             return
         begin_s = time.monotonic()
-        self.graphs.capture(capture_s, None if self._adapters is None else self._lora_of)
+        lora_of = None if self._adapters is None else self._lora_of
+        self.graphs.capture(capture_s, lora_of)
         if self.mixed is not None:
-            self.mixed.graphs.capture(capture_s - (time.monotonic() - begin_s))
+            self.mixed.graphs.capture(capture_s - (time.monotonic() - begin_s), lora_of)
 
     @property
     def has_left(self) -> bool:

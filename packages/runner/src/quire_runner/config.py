@@ -160,3 +160,13 @@ class RunnerConfig(Settings):
             return ()
         most = min(self.cuda_graph_mixed_tokens, self.max_num_batched_tokens + MIXED_GRAPH_STEP - 1, self.max_model_len)
         return tuple(range(MIXED_GRAPH_STEP, most + 1, MIXED_GRAPH_STEP))
+
+    @property
+    def mixed_logit_rows(self) -> int:
+        """Most logit rows of a captured step with prompts: one of each row and of each of its drafts, but not more than
+        MAX_DRAFT_GRAPH_SIZE because of drafts; 0 where none are captured."""
+        if not self.mixed_graph_sizes:
+            return 0
+        drafts = self.num_speculative_tokens if self.draft_topk == 1 else 0
+        most = min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, MAX_DRAFT_GRAPH_SIZE))
+        return min(most, max(self.mixed_graph_sizes))

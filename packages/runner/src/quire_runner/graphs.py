@@ -60,7 +60,7 @@ class ComputeStep(Protocol):
 
         Args:
             spans: [5, P] int64: four rows as op `decode_inputs` takes them, and which mask each token gets, -1 for
-                none.
+                none. Of steps with prompts as `mixed_graphs.py` lays them out.
             mode: How tokens are chosen.
             features: [P, width] gets what a drafter reads of the step; None where nobody reads any.
             lora: Which tokens have adapters, in memory that stays where it is (`StepAdapters.captured_tokens_of`); None
@@ -132,7 +132,8 @@ class DecodeGraph(NamedTuple):
         return self.run_spans(spans, len(rows))
 
     def run_spans(self, spans: Ints, num_rows: int) -> Tokens:
-        """Run a step whose numbers [5, P] are laid out already. Returns the first `num_rows` of what `run` gives."""
+        """Run a step whose numbers, of the shape of `spans`, are laid out already. Returns the first `num_rows` of what
+        `run` gives."""
         fill_on_device(self.spans, spans)
         self.replay()
         # The next step may write over them before they have been read.
@@ -155,7 +156,7 @@ class DecodeGraphs:
         pause_s: Least time between two captures that hold up steps, in seconds.
         has_memory: Asked before each capture whether there is memory for one more graph.
         clock: Gives seconds.
-        pad: Makes the numbers [5, size] of a step of nothing but padding.
+        pad: Makes the numbers [?, size] of a step of nothing but padding; None for those of decode steps.
         steps: What the steps are, for messages.
     """
 
@@ -380,8 +381,9 @@ class DecodeGraphs:
         return failure
 
     def _padding(self, size: int) -> Tensor:
-        spans = torch.empty((5, size), dtype=torch.int64, device=self._device)
-        fill_on_device(spans, self._pad(size))
+        padding = self._pad(size)
+        spans = torch.empty(padding.shape, dtype=torch.int64, device=self._device)
+        fill_on_device(spans, padding)
         return spans
 
     def _all_padding(self, size: int) -> Ints:

@@ -27,7 +27,6 @@ SPLIT_PROGRAMS = 4 * 304
 """Most programs that share the keys of the sequences of a step: four for each processor of the GPU with the most."""
 GRAPHS_PER_SIZE = 4
 """Sample modes that steps are captured in."""
-MIXED_GRAPHS_PER_SIZE = 2
 LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
 ADAPTER_LAUNCHES = 14
 """Of a layer, where rows have adapters: two for each of its matrices."""
@@ -125,19 +124,19 @@ def graph_bytes(
     sizes = config.graph_sizes
     if not sizes:
         return 0
-    mixed = config.mixed_graph_sizes
+    mixed, logit_rows = config.mixed_graph_sizes, config.mixed_logit_rows
     step = step_graph_bytes(network, config, dtype_bytes=dtype_bytes)
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
-    pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in sizes)
+    observed = (*sizes, *(min(size, logit_rows) for size in mixed))
+    pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in observed)
     num_launches = sum(
-        GRAPHS_PER_SIZE * len(sizes) * (of_layer * num_layers + LAUNCHES_BESIDE) + pieces
+        GRAPHS_PER_SIZE * len(observed) * (of_layer * num_layers + LAUNCHES_BESIDE) + pieces
         for of_layer in (LAUNCHES_PER_LAYER, LAUNCHES_PER_LAYER + ADAPTER_LAUNCHES)[: 1 + takes_adapters]
     )
-    num_launches += MIXED_GRAPHS_PER_SIZE * len(mixed) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE)
     launches = num_launches * LAUNCH_BYTES
-    masks = max(sizes) * -(-network.vocab_size // 32) * 4
+    masks = max(*sizes, logit_rows) * -(-network.vocab_size // 32) * 4
     # Once in the network, side by side, and once where the drafter finds them.
-    features = 3 * max(sizes) * feature_width * dtype_bytes
+    features = 3 * max((*sizes, *mixed)) * feature_width * dtype_bytes
     return step + tables + masks + features + launches
 
 
@@ -145,10 +144,8 @@ def step_graph_bytes(network: NetworkDims, config: RunnerConfig, *, dtype_bytes:
     """Bytes of the memory that all graphs share, in which one of them runs at a time: a step of the largest size."""
     query = network.num_heads * network.head_dim
     row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
-    most_sampled = max(config.graph_sizes)
-    if mixed := config.mixed_graph_sizes:
-        most_sampled = max(most_sampled, min(config.max_num_seqs + 1, max(mixed)))
-    logits = most_sampled * LOGITS_COPIES * network.vocab_size * 4
+    mixed = config.mixed_graph_sizes
+    logits = max(*config.graph_sizes, config.mixed_logit_rows) * LOGITS_COPIES * network.vocab_size * 4
     return max((*config.graph_sizes, *mixed)) * row * dtype_bytes + logits + _split_bytes(network)
 
 

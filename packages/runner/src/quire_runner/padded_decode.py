@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
@@ -17,7 +18,7 @@ from quire_ops import LoraTokens, OpFunction, to_device
 from quire_runner.inputs import Layers, make_batch
 from quire_runner.protocols import RunnableNetwork
 from quire_runner.rows import Rows
-from quire_sampling import DeviceEdits, SampleMode, Sampler
+from quire_sampling import DeviceEdits, SampleMode, Sampler, TokenMasks
 
 __all__ = ["PaddedDecode"]
 
@@ -32,7 +33,7 @@ class PaddedDecode:
         sampler: Samples.
         layers: What every batch has.
         longest: Tokens of the longest sequence that there may be.
-        most: Entries of the largest step.
+        most: Logit rows of the largest step.
         feature_layers: Layers of the network whose input a drafter reads (`RowDrafter.feature_layers`); where there are
             none, features are the hidden states.
     """
@@ -58,7 +59,7 @@ class PaddedDecode:
         self.modes = (SampleMode.ARGMAX, *sampler.device_modes)
         """What this can be asked for."""
         self.bitmask = torch.zeros(most, sampler.state.num_mask_words, dtype=torch.int32, device=rows.token_ids.device)
-        """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
+        """[most, W] the masks that logit rows may have (`TokenMasks.bitmask`), to be written before a step; the same
         memory for every step."""
 
     def __call__(
@@ -73,19 +74,45 @@ class PaddedDecode:
         places = batch.positions
         if rows.device_position_deltas is not None:
             batch.positions = places + rows.device_position_deltas.index_select(0, spans[0])
-        hidden = self._hidden(batch, features)
+        hidden = self.hidden(batch, features)
+        return self.sample(mode, hidden, spans[0], places, spans[2], spans[4])
+
+    def sample(
+        self, mode: SampleMode, hidden: Tensor, rows: Tensor, places: Tensor, ends: Tensor, mask_of: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Choose the tokens behind some others, and write them to their rows.
+
+        Args:
+            mode: How.
+            hidden: [N, hidden_size] of the tokens that they follow.
+            rows: [N] int64, the row of each.
+            places: [N] int64, positions of the tokens that they follow.
+            ends: [N] int64, the positions behind those.
+            mask_of: [N] int64 which mask each gets, -1 for none.
+
+        Returns:
+            As `ComputeStep` says.
+        """
         sampled: tuple[Tensor, ...]
         if mode is SampleMode.ARGMAX:
             sampled = self._network.argmax(hidden)
         else:
-            edits = DeviceEdits(rows.token_ids, spans[4], self.bitmask)
+            edits = DeviceEdits(self._rows.token_ids, mask_of, self.bitmask)
             logits = self._network.compute_logits(hidden)
-            sampled = self._sampler.sample_in_mode(mode, logits, spans[0], places, edits)
-        behind = torch.add(spans[2], spans[0], alpha=rows.row_len)
-        rows.token_ids.view(-1).index_copy_(0, behind, sampled[0].to(torch.int32))
+            sampled = self._sampler.sample_in_mode(mode, logits, rows, places, edits)
+        behind = torch.add(ends, rows, alpha=self._rows.row_len)
+        self._rows.token_ids.view(-1).index_copy_(0, behind, sampled[0].to(torch.int32))
         return sampled
 
-    def _hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:
+    def set_masks(self, masks: TokenMasks | None, num_rows: int) -> NDArray[np.int64] | None:
+        """Put the masks of a step where `sample` finds them. Returns which mask each of its logit rows [num_rows] gets,
+        -1 for none; None where there are none."""
+        if masks is None:
+            return None
+        self.bitmask[: len(masks.indices)].copy_(masks.bitmask)
+        return masks.mask_of(num_rows).numpy()
+
+    def hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:
         """Hidden states [P, hidden_size]; what a drafter reads is put where it finds it."""
         if features is None:
             return self._network.forward(batch)

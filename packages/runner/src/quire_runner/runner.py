@@ -226,7 +226,10 @@ class ModelRunner:
         config, features, feature_layers = self._config, None, tuple[int, ...]()
         if drafter is not None and drafter.wants_features:
             target, feature_layers = cast(Network, network), drafter.feature_layers
-            shape = (max(config.graph_sizes), max(1, len(feature_layers)) * target.config.hidden_size)
+            shape = (
+                max((*config.graph_sizes, *config.mixed_graph_sizes)),
+                max(1, len(feature_layers)) * target.config.hidden_size,
+            )
             features = torch.zeros(shape, dtype=target.dtype, device=self._device)
         return CapturedDecode(
             network,
