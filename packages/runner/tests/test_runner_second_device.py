@@ -44,6 +44,7 @@ class Devices(ModuleType):
         super().__init__("second_device")
         self._own = threading.local()
         self.lock = threading.RLock()
+        """Of the thread whose operations run: while one does, fake tensors have another device in all threads."""
         self.uses: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         """What was done -> (start of the thread's name, device)."""
 
@@ -94,7 +95,7 @@ class Launches(TorchDispatchMode):
         self._devices = devices
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self._devices.lock:  # a mode of fake tensors works for one thread at a time
+        with self._devices.lock:
             out = func(*args, **(kwargs or {}))
         tensors = [each for each in tree_leaves((args, kwargs, out)) if isinstance(each, Tensor)]
         if any(each.device.type == "cuda" for each in tensors):
@@ -171,8 +172,8 @@ def test_every_thread_is_at_the_device_it_works_with(
     devices.set_device(0)  # as a caller does who works with another device, too
     executor = ThreadedExecutor(runner, reads_apart=True)
     executor.prepare(partial(runner.warm_up, 1e9))
-    futures = [executor.execute(step) for step in steps(SamplingParams(temperature=0.7))]
-    wait(futures)
+    for step in steps(SamplingParams(temperature=0.7)):
+        wait([executor.execute(step)])
     assert enforce_eager or (runner.graphs is not None and runner.graphs.failure is None)
     executor.close()
     captured = set() if enforce_eager else {("quire-runner", 1)}
@@ -193,7 +194,8 @@ def test_graphs_are_prepared_at_the_device(devices: Devices, monkeypatch: pytest
     with torch.inference_mode():
         runner = ModelRunner.for_model(model, plan, config, capture=capture)
         for step in steps(SamplingParams(temperature=0.0)):
-            runner.launch(step)
+            with devices.lock:
+                runner.launch(step)
             assert runner.graphs is not None
             runner.graphs.wait()
     runner.close()
