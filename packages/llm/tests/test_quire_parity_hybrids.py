@@ -43,6 +43,18 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rescale_every": 0, "attention_hidden_size": None, "intermediate_size": None, "tie_word_embeddings": True},
     ),
     "minimax-default-layers": ("MiniMaxForCausalLM", {"layer_types": None, "head_dim": None}),
+    "deepseek-v4-default-layers": (
+        "DeepseekV4ForCausalLM",
+        {
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "compress_rates": {"compressed_sparse_attention": 3, "heavily_compressed_attention": 7},  # no part of a block
+            "index_topk": 512,
+            "hc_mult": 2,
+            "sliding_window": 4,
+            "rope_parameters": None,
+        },
+    ),
     "deepseek-v32-all-tokens": (
         "DeepseekV32ForCausalLM",
         {
