@@ -48,7 +48,10 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "layer_types": None,
             "mlp_layer_types": None,
-            "compress_rates": {"compressed_sparse_attention": 3, "heavily_compressed_attention": 7},  # no part of a block
+            "compress_rates": {
+                "compressed_sparse_attention": 3,
+                "heavily_compressed_attention": 7,
+            },  # no part of a block
             "index_topk": 512,
             "hc_mult": 2,
             "sliding_window": 4,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from models_quantized import logits_of
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError, LatentAttentionSpec, SlidingLatentSpec
 from quire_kv_cache import plan_kv_cache
-from quire_models import ModelConfig
+from quire_models import DecoderLM, ModelConfig, load_model
 from quire_models.families.deepseek_v4 import WindowAttentionSpec
 from quire_models.layers.fused import named_tensors
 from quire_models.ledger import num_parameters
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
 
 FLASH: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
@@ -151,3 +159,69 @@ def test_published_names_are_those_of_the_network() -> None:
         ((own, _),) = named_tensors(network.checkpoint, network.head.name, name, torch.empty(0))
         assert own in names, f"{name} became {own}"
     assert not list(named_tensors(network.checkpoint, network.head.name, "mtp.0.norm.weight", torch.empty(0)))
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+FLOAT8 = re.compile(r"\.attn\.w\w+\.weight$|\.indexer\.wq_b\.weight$|\.shared_experts\.w\d\.weight$")
+EXPERTS = re.compile(r"\.experts\.\d+\.w\d\.weight$")
+
+
+def float8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """In blocks of 32 x 128 whose scales are powers of two."""
+    outputs, inputs = weight.shape
+    scale = torch.exp2(torch.randint(-9, -6, (-(-outputs // 32), -(-inputs // 128))).float())
+    wide = scale.repeat_interleave(32, 0)[:outputs].repeat_interleave(128, 1)[:, :inputs]
+    elements = (weight / wide).to(torch.float8_e4m3fn)
+    return {"weight": elements, "scale": scale.to(torch.float8_e8m0fnu)}, elements.float() * wide
+
+
+def float4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Two elements in a byte, the first one lower, with a power of two for each 32 inputs."""
+    scale = torch.exp2(torch.randint(-5, -3, (len(weight), weight.shape[1] // 32)).float())
+    wide = scale.repeat_interleave(32, 1)
+    numbers = ((weight / wide).abs()[..., None] - E2M1).abs().argmin(dim=-1)
+    restored = E2M1[numbers] * torch.where(weight < 0, -1.0, 1.0) * wide
+    numbers = numbers + 8 * (weight < 0)
+    packed = (numbers[:, 0::2] + 16 * numbers[:, 1::2]).to(torch.uint8).view(torch.int8)
+    return {"weight": packed, "scale": scale.to(torch.float8_e8m0fnu)}, restored
+
+
+def test_published_formats_are_read(tmp_path: Path) -> None:
+    """FP8 in blocks and experts in FP4, with scales and tables as they are published."""
+    torch.manual_seed(2)
+    write_checkpoint(tmp_path, "DeepseekV4ForCausalLM", CASES["DeepseekV4ForCausalLM"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    kinds = set()
+    plain, stored = dict(tensors), {}
+    for name, tensor in tensors.items():
+        if name.endswith("tid2eid"):
+            stored[name] = tensor.to(torch.int32)
+        elif FLOAT8.search(name) or EXPERTS.search(name):
+            parts, plain[name] = (float4 if EXPERTS.search(name) else float8)(tensor)
+            kinds.add(re.sub(r"\d+", "N", name.removeprefix("model.layers.")[2:]))
+            stored |= {f"{name.removesuffix('.weight')}.{part}": one.contiguous() for part, one in parts.items()}
+        else:
+            stored[name] = tensor
+    assert {"attn.wo_a.weight", "attn.indexer.wq_b.weight", "ffn.experts.N.wN.weight"} <= kinds
+    logits = []
+    said = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [32, 128],
+            "activation_scheme": "dynamic"}  # fmt: skip
+    for folder, values, more in (
+        (tmp_path / "plain", plain, {}),
+        (tmp_path / "stored", stored, {"expert_dtype": "fp4", "quantization_config": said}),
+    ):
+        folder.mkdir()
+        save_file({name: tensor.contiguous() for name, tensor in values.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**fields, **more}))
+        model = load_model(ModelConfig.from_path(folder), folder, dtype="float32")
+        assert isinstance(model, DecoderLM)
+        logits.append(logits_of(model, [5, 9, 20, 31, 7, 7, 7, 60, 50, 3] * 4))
+    error = (logits[0] - logits[1]).abs().max() / logits[0].abs().max()
+    assert error <= 1e-4
+    quantization = model.config.quantization
+    assert quantization is not None
+    assert quantization.name == "fp8, 8 bits, block and mxfp4, 4 bits, groups of 32"
+    assert model.expert_methods == "each_expert (fused_moe: knows no limits) for 4"
+    with pytest.raises(CheckpointError, match="expert_dtype 'int4' is not supported"):
+        ModelConfig.from_dict(FLASH | {"quantization_config": said | {"expert_dtype": "int4"}})

@@ -140,7 +140,9 @@ class ModelConfig:
             counts: Any = import_module("quire_models.transformers_backend.counts")
             counted: ModelConfig = counts.with_counts(model, folder)
             return counted
-        model = dataclasses.replace(model, quantization=with_files(model.quantization, folder, model.language_names))
+        rename = model.network.checkpoint.rename
+        quantization = with_files(model.quantization, folder, model.language_names, rename)
+        model = dataclasses.replace(model, quantization=quantization)
         if model.language_names is not None:
             return dataclasses.replace(model, network=with_stored_head(model.network, folder, model.language_names))
         if model.network.head.may_differ and model.tie_word_embeddings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,13 +116,18 @@ def check_towers(folder: Path, names: LanguageNames) -> None:
 
 
 def with_files(
-    quantization: QuantizationConfig | None, folder: Path, names: LanguageNames | None = None
+    quantization: QuantizationConfig | None,
+    folder: Path,
+    names: LanguageNames | None = None,
+    rename: Callable[[str], str] | None = None,
 ) -> QuantizationConfig | None:
     """What the configuration says, with what the files hold.
 
     Args:
         names: What the language model calls the tensors of a checkpoint of several modalities; those of towers are left
             out.
+        rename: Name of a tensor in the files -> what the network calls it, where these differ; modules are known under
+            both.
 
     Raises:
         CheckpointError: The files hold quantized layers, and no configuration says how; or a file cannot be read.
@@ -133,6 +138,8 @@ def with_files(
     if names is not None:
         headers = [(own, header) for name, header in headers if (own := names(name)) is not None]
     held = stored_modules(headers)
+    if rename is not None and quantization is not None:
+        held |= stored_modules((rename(name), header) for name, header in headers)
     if quantization is not None:
         if headers and not any(header.dtype in _NARROW for _, header in headers):
             return None  # a configuration that was kept when weights were widened, or one of how to load them

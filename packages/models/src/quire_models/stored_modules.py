@@ -62,17 +62,18 @@ class StoredModule:
             case "packed":
                 return has("weight_packed", "I32")
             case "int8":
-                return has("weight", "I8") and "SCB" not in self.parts
+                return has("weight", "I8") and "SCB" not in self.parts and not self._powers_of_two
             case "bitsandbytes8":
                 return has("weight", "I8") and "SCB" in self.parts
             case "bitsandbytes4":
                 return has("weight", "U8") and "weight.absmax" in self.parts
             case "fp8":
-                return has("weight", _FLOAT8) and not self._powers_of_two
+                return has("weight", _FLOAT8) and not (self._powers_of_two and self._has_scales_of_outputs)
             case "mxfp8":
-                return has("weight", _FLOAT8) and self._powers_of_two
+                return has("weight", _FLOAT8) and self._powers_of_two and self._has_scales_of_outputs
             case "mxfp4":
-                return self._fp4_elements is not None and self._powers_of_two
+                is_signed = has("weight", "I8")  # two elements in a byte all the same (DeepSeek-V4)
+                return (is_signed or self._fp4_elements is not None) and self._powers_of_two
             case "nvfp4":
                 return self._fp4_elements is not None and self._scale_dtype in (None, _FLOAT8)
         return "_weight_qdata" in self.parts  # torchao's, of which a checkpoint has one
@@ -196,6 +197,12 @@ class StoredModule:
     @property
     def _scale_dtype(self) -> str | None:
         return next((self.parts[name].dtype for name in _SCALES if name in self.parts), None)
+
+    @property
+    def _has_scales_of_outputs(self) -> bool:
+        """Each output has scales of its own, not each block of outputs."""
+        name = next((name for name in _SCALES if name in self.parts), None)
+        return name is not None and self.parts[name].shape[:1] == self.parts["weight"].shape[:1]
 
     @property
     def _powers_of_two(self) -> bool:

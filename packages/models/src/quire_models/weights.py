@@ -224,8 +224,12 @@ def _parts(name: str, tensor: Tensor, model: Loadable, wrong: dict[str, str]) ->
 
 def _placed(tensor: Tensor, model: Loadable, parameter: Parameter, uploads: StagedUploads | None) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
-    if parameter.dtype == torch.uint8 and tensor.dtype == torch.float8_e8m0fnu:
-        tensor = tensor.view(torch.uint8)  # the exponents themselves
+    if parameter.dtype == torch.uint8 and tensor.dtype in (torch.float8_e8m0fnu, torch.int8):
+        tensor = tensor.view(torch.uint8)  # the exponents themselves, or elements that are packed
+    elif parameter.dtype == torch.float32 and tensor.dtype == torch.float8_e8m0fnu:
+        tensor = tensor.float()
+    elif parameter.dtype == torch.int64 and tensor.dtype == torch.int32:
+        tensor = tensor.long()
     exact = parameter.dtype is not None and (not parameter.dtype.is_floating_point or parameter.dtype.itemsize == 1)
     if exact and tensor.dtype != parameter.dtype:
         raise CheckpointError(

@@ -379,6 +379,8 @@ def spec(config: Fields) -> NetworkSpec:
 
 
 _PUBLISHED_NAMES = (
+    (".scale", ".weight_scale_inv"),
+    ("_hc.weight_scale_inv", "_hc.scale"),
     (".attn.", ".self_attn."),
     (".ffn.", ".mlp."),
     (".indexer.compressor.", ".compressor.indexer."),

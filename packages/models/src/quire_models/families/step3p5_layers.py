@@ -18,6 +18,7 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, make_router
 from quire_models.layers.scope import Scope
 from quire_ops.expert_outputs import torch_moe_sum
+from quire_quantization.experts import EACH_EXPERT, FUSED, ExpertsChoice
 
 __all__ = ["LimitedMLP", "LimitedMoE"]
 
@@ -43,6 +44,7 @@ class LimitedExperts(FusedExperts):
 
     def _bind(self) -> None:
         super()._bind()
+        self.choice = ExpertsChoice(EACH_EXPERT, ((FUSED, "knows no limits"),))
         self._experts = None
         if self.placed is None:
             self._run = self._one_by_one

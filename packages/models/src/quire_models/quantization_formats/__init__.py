@@ -16,7 +16,7 @@ from quire_models.gguf.names import COMPRESSED
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats.bitsandbytes import parse_bitsandbytes
 from quire_models.quantization_formats.compressed_tensors import parse_compressed_tensors
-from quire_models.quantization_formats.float8 import parse_fbgemm_fp8, parse_fp8
+from quire_models.quantization_formats.float8 import parse_fbgemm_fp8, parse_fp8, with_fp4_experts
 from quire_models.quantization_formats.gptq import parse_auto_round, parse_awq, parse_gptq
 from quire_models.quantization_formats.modelopt import parse_modelopt
 from quire_models.quantization_formats.quark import parse_quark
@@ -92,6 +92,8 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         raise unsupported(fields.source, f"quant_method {method!r}")
     else:
         form = _PARSERS[method](fields)
+    if form is not None and method == "fp8":
+        form = with_fp4_experts(form, fields, config)
     if form is None:  # there is no form whose note could name what was not read
         fields.refuse_unread("take the key away if it only says how the scales of keys and values were made")
         return None

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 from quire_interfaces import Fields, QuantKey
 from quire_models.quantization_config import QuantizationConfig
-from quire_models.quantization_formats.reading import FLOAT8_TENSOR, FLOAT8_TOKEN, block_shape, float8_of, layer_names
+from quire_models.quantization_formats.reading import (
+    FLOAT8_TENSOR,
+    FLOAT8_TOKEN,
+    block_shape,
+    float8_of,
+    layer_names,
+    microscaled,
+    unsupported,
+)
 
-__all__ = ["parse_fbgemm_fp8", "parse_fp8"]
+__all__ = ["parse_fbgemm_fp8", "parse_fp8", "with_fp4_experts"]
 
 
 def parse_fp8(fields: Fields) -> QuantizationConfig:
@@ -34,6 +42,17 @@ def parse_fp8(fields: Fields) -> QuantizationConfig:
         ignored=ignored,
         inputs=QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="group", group_size=128),
     )
+
+
+def with_fp4_experts(form: QuantizationConfig, fields: Fields, config: Fields) -> QuantizationConfig:
+    """The form, with routed experts in MXFP4 where `expert_dtype` of it or of config.json says fp4 (DeepSeek-V4)."""
+    said = fields.get("expert_dtype") or config.get("expert_dtype")
+    if said in (None, "fp8"):
+        return form
+    if said != "fp4":
+        raise unsupported(fields.source, f"expert_dtype {said!r}")
+    experts = microscaled("mxfp4", targets=(r"re:.*\.experts\.\d+\.",), scale_name="weight_scale_inv")
+    return replace(form, others=(*form.others, experts))
 
 
 def parse_fbgemm_fp8(fields: Fields) -> QuantizationConfig:
