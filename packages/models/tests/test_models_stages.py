@@ -170,7 +170,15 @@ def test_the_head_counts_with_the_last_stage(tmp_path: Path) -> None:
         stage_layers(network, 9)
 
 
-@pytest.mark.parametrize("architecture", ["Zamba2ForCausalLM", "BartForConditionalGeneration"])
+def test_layers_are_with_the_index_whose_finds_they_read() -> None:
+    fields = {"architectures": ["GlmMoeDsaForCausalLM"], **CASES["GlmMoeDsaForCausalLM"].fields}
+    network = ModelConfig.from_dict({**fields, "indexer_types": ["full", "shared", "shared", "full"]}).network
+    assert stage_layers(network, 2) == (range(3), range(3, 4))
+    with pytest.raises(ConfigError, match="the network has 2 layers with an index of their own"):
+        stage_layers(network, 3)
+
+
+@pytest.mark.parametrize("architecture", ["Zamba2ForCausalLM", "BartForConditionalGeneration", "HYV4ForCausalLM"])
 def test_networks_whose_layers_see_more_are_refused(architecture: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, architecture, CASES[architecture])
     assert "serve it with one stage" in stage_refusal(ModelConfig.from_path(tmp_path), 2)

@@ -17,7 +17,7 @@ from quire_distributed import Collectives
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_models.sharding import shard
-from quire_models.spec import HeadSpec, NetworkSpec, Weight, inside, recast
+from quire_models.spec import HeadSpec, MixerSpec, NetworkSpec, Weight, inside, recast
 
 __all__ = ["StageSpec", "part_of_rank", "stage", "stage_layers", "stage_refusal"]
 
@@ -109,23 +109,26 @@ def keeps_table(network: NetworkSpec) -> bool:
 
 def stage_layers(network: NetworkSpec, size: int) -> tuple[range, ...]:
     """The layers of each of `size` stages, so that the stage with the most weights has as few as can be. The head
-    counts with the last stage; the table of tokens does not, since a step reads few of its rows.
+    counts with the last stage; the table of tokens does not, since a step reads few of its rows. Layers that read what
+    the index of a layer before found are in that layer's stage.
 
     Raises:
-        ConfigError: There are fewer layers than stages.
+        ConfigError: There are fewer layers that a stage can begin with than stages.
     """
-    num_layers = len(network.layers)
-    if size > num_layers:
+    begins = [i for i, layer in enumerate(network.layers) if not any(map(_shares_index, layer.mixers))]
+    if size > len(begins):
+        what = "layers" if len(begins) == len(network.layers) else "layers with an index of their own"
         raise ConfigError(
-            f"pipeline_parallel_size is {size}, and the network has {num_layers} layers; a stage has at least one",
+            f"pipeline_parallel_size is {size}, and the network has {len(begins)} {what}; a stage has at least one",
             field="pipeline_parallel_size",
         )
+    begins.append(len(network.layers))
     costs = [
         sum(weight.num_experts * math.prod(weight.shape) for weight in layer.weights()) for layer in network.layers
     ]
     costs[-1] += network.vocab_size * network.embedding.size if network.has_lm_head else 0
-    sums = [0, *accumulate(costs)]
-    # best[k][i]: least size of the largest of k stages that have the first i layers, and where the last one begins.
+    sums = [[0, *accumulate(costs)][begin] for begin in begins]
+    # best[k][i]: least size of the largest of k stages that end before begins[i], and where the last one begins.
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for k in range(1, size + 1):
         best.append(
@@ -135,14 +138,19 @@ def stage_layers(network: NetworkSpec, size: int) -> tuple[range, ...]:
                     for begin, (most, _) in best[k - 1].items()
                     if begin < end
                 )
-                for end in range(k, num_layers - (size - k) + 1)
+                for end in range(k, len(begins) - (size - k))
             }
         )
-    ends = [num_layers]
+    ends = [len(begins) - 1]
     for k in range(size, 0, -1):
         ends.append(best[k][ends[-1]][1])
     ends.reverse()
-    return tuple(range(begin, end) for begin, end in pairwise(ends))
+    return tuple(range(begins[begin], begins[end]) for begin, end in pairwise(ends))
+
+
+def _shares_index(mixer: MixerSpec) -> bool:
+    index = getattr(mixer, "indexer", None)
+    return index is not None and index.is_shared
 
 
 def stage(network: NetworkSpec, rank: int, size: int) -> NetworkSpec:
