@@ -459,7 +459,7 @@ CASES: dict[str, Callable[[], Case]] = {
 """Architecture -> its case; of those that are the same network, the first is computed."""
 
 ELSEWHERE = {
-    "BailingMoeV2_5ForCausalLM", "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel",
+    "BailingMoeV2_5ForCausalLM", "Glm5NextForCausalLM", "GritLM", "InternLM2ForCausalLM", "InternLM2ForRewardModel",
     "PanguProMoEV2ForCausalLM", "PanguUltraMoEForCausalLM", "SarvamMLAForCausalLM",
     "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM", "HCXVisionV2ForCausalLM",
     "IQuestLoopCoderForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "SolarForCausalLM",

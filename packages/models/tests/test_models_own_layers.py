@@ -179,6 +179,40 @@ def muse_glimmer() -> Case:
     return config | {"output_multiplier": 0.25}, shapes, capped
 
 
+def glm5_next() -> Case:
+    """Names as published: convolutions, and matrices of experts, one by one."""
+    attends = ["indexed_attention", "linear_attention", "indexed_attention", "indexed_attention"]
+    fields: dict[str, Any] = {
+        **SIZES, "num_key_value_heads": SIZES["num_attention_heads"], "num_hidden_layers": 4, "layer_types": attends,
+        "indexer_types": ["full", "full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+        "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "v_head_dim": 20, "moe_intermediate_size": 24,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 0.5, "linear_head_dim": SIZE,
+        "linear_num_heads": 3, "index_n_heads": 8, "index_head_dim": 20, "index_topk": 6, "index_kpool": 3,
+        "hc_mult": 2, "hc_sinkhorn_iters": 3, "pad_token_id": 0, "eos_token_id": 2,
+    }  # fmt: skip
+    model = transformers.models.glm5_next.modeling_glm5_next.Glm5NextTextModel(
+        transformers.models.glm5_next.Glm5NextTextConfig(**fields)
+    )
+    model.set_experts_implementation("eager")  # others take no float64
+    published = (("attn_hc.", "hc_attn_"), ("ffn_hc.", "hc_ffn_"), (".forget_gate.", "."))
+    convolutions = [f"{part}_conv1d" for part in "qkv"]
+
+    def ours(name: str) -> list[str]:
+        for old, new in published:
+            name = name.replace(old, new)
+        return [f"model.{name.replace('conv1d', each)}" for each in (convolutions if "conv1d" in name else [""])]
+
+    names: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        found = ours(name)
+        names |= dict.fromkeys(found, (len(tensor) // len(found), *tensor.shape[1:]))
+
+    def theirs(w: Weights) -> dict[str, Tensor]:
+        return {name: torch.cat([w[each] for each in ours(name)]) for name in model.state_dict()}
+
+    return behind_text_model(fields, model, theirs, names=names)
+
+
 def step3p5() -> Case:
     """Names as published: experts in one tensor each of gate, up and down, a shared network beside them."""
     fields: dict[str, Any] = {
@@ -228,6 +262,7 @@ def step3p5() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "Glm5NextForCausalLM": glm5_next,
     "IQuestLoopCoderForCausalLM": loop_coder,
     "MuseGlimmerForCausalLM": muse_glimmer,
     "SolarForCausalLM": solar,

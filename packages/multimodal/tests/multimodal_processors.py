@@ -473,6 +473,12 @@ FAMILIES |= {
         FAMILIES["glm4v"].tokens,
         needs_torch=True,
     ),
+    "glm5_next": Family(
+        "Glm5NextProcessor",
+        image("Glm5NextImageProcessorPil", max_image_tokens=64) | video("Glm5NextVideoProcessor"),
+        FAMILIES["glm4v"].tokens,
+        needs_torch=True,
+    ),
 }
 
 

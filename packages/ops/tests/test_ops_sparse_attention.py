@@ -81,6 +81,34 @@ def test_the_index_finds_blocks(backend: OpBackend, mix: str, workspace: int, mo
             assert {*range((own + 1) // 3 * 3, own + 1)} <= seen
 
 
+@pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_pools_are_found_and_what_is_behind_the_last(mix: str, workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_ops.sparse_attention.WORKSPACE", workspace)
+    layout, cache = step(mix, 8)
+    query, weights = torch.randn(sum(layout.query_lens), 6, KEY), torch.randn(sum(layout.query_lens), 6)
+    positions = [place for count, end in zip(layout.query_lens, layout.kv_lens, strict=True)
+                 for place in range(end - count, end)]  # fmt: skip
+    states, bias = cache[..., : 2 * KEY], torch.randn(3, KEY)
+    for k in (1, 4, 64):
+        wanted = ops.pooled_index_topk(query, weights, states, bias, layout, k=k)
+        assert wanted.shape == (len(query), min(3 * k + 2, max(layout.kv_lens)))
+        for found, place in zip(wanted.tolist(), positions, strict=True):
+            whole, seen = (place + 1) // 3, [each for each in found if each >= 0]
+            assert len(seen) == 3 * min(k, whole) + (place + 1) % 3
+            assert set(range(3 * whole, place + 1)) <= set(seen)
+        for backend in serving(ops.pooled_index_topk):
+            assert torch.equal(backend.function(query, weights, states, bias, layout, k=k), wanted)
+
+
+def test_pools_of_one_token_are_tokens() -> None:
+    layout, cache = step("chunks and decodes", 8)
+    query, weights = torch.randn(sum(layout.query_lens), 6, KEY), torch.randn(sum(layout.query_lens), 6)
+    found = ops.pooled_index_topk(query, weights, cache[..., : 2 * KEY], torch.zeros(1, KEY), layout, k=7)
+    wanted = ops.index_topk(query, weights, cache[..., :KEY], layout, k=7)
+    assert torch.equal(found, wanted.sort(dim=1, descending=True).values)
+
+
 @pytest.mark.parametrize("backend", serving(ops.position_slots), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("block_size", [1, 8])

@@ -220,6 +220,8 @@ class LatentSelfAttentionSpec:
     interleaved: bool
     bias: bool
     """The projections to latents, and that of the output, have a bias."""
+    norm_eps: float = LATENT_NORM_EPS
+    """Of the norms of latents."""
     indexer: IndexerSpec | None = None
     dcp_size: int = 1
     """Ranks that its cache's tokens are interleaved over (decode context parallel)."""

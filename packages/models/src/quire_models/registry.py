@@ -225,8 +225,11 @@ _OF_TEXTS = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 PLUGINS = "quire.models"
 """Group of the entry points of other packages' networks: name of an architecture -> function `spec`."""
 
-NATIVE_TYPES: dict[str, str] = {name: entry.model_type for name, entry in ARCHITECTURES.items()}
-"""Architecture -> its model_type."""
+NATIVE_TYPES: dict[str, str] = {
+    **{name: entry.model_type for name, entry in ARCHITECTURES.items()},
+    "Glm5NextForCausalLM": "glm5_next_text",
+}
+"""Architecture -> its model_type; of `OWN_CODE`, language models that Transformers has in a larger class alone."""
 
 FALLBACK = Architecture("transformers_backend")
 """For decoders that are not in the table: they run through Transformers."""
@@ -265,6 +268,7 @@ OWN_CODE: dict[str, Architecture] = {
     "DeepseekForCausalLM": Architecture("deepseek"),
     "DomynEdgeForCausalLM": Architecture("domyn_edge"),
     "ExaoneForCausalLM": Architecture("exaone"),
+    "Glm5NextForCausalLM": Architecture("glm5_next_text", "glm5_next"),
     "GritLM": Architecture("mistral", head="none", is_bidirectional=True),
     "HCXVisionV2ForCausalLM": Architecture("hyperclovax"),
     "IQuestCoderForCausalLM": Architecture("llama"),

@@ -36,6 +36,7 @@ from quire_ops.routing import route_experts
 from quire_ops.sampling import sample, sample_masked
 from quire_ops.sparse_attention import (
     index_topk,
+    pooled_index_topk,
     position_slots,
     sparse_latent_attention,
     sparse_latent_attention_with_lse,
@@ -85,6 +86,7 @@ __all__ = [
     "paged_attention",
     "paged_attention_with_lse",
     "penalize",
+    "pooled_index_topk",
     "position_slots",
     "quantized_embedding",
     "relative_paged_attention",

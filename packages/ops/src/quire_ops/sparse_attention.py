@@ -20,6 +20,7 @@ from quire_ops.table import torch_backend_for
 
 __all__ = [
     "index_topk",
+    "pooled_index_topk",
     "position_slots",
     "sparse_latent_attention",
     "sparse_latent_attention_with_lse",
@@ -46,6 +47,38 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
         scores = weights[token].double() @ torch.relu(query[token].double() @ keys.T)
         best = torch.sort(scores, descending=True, stable=True).indices[: out.shape[1]]
         out[token, : len(best)] = best
+    return out
+
+
+@op
+def pooled_index_topk(
+    query: Tensor, weights: Tensor, state_cache: Tensor, position_bias: Tensor, layout: PagedLayout, *, k: int
+) -> Tensor:
+    """Positions of the tokens of the k pools of its own sequence that a token has the largest scores for, as
+    `index_topk` scores them, and of those behind the last whole pool, up to itself; largest first. A pool is P tokens
+    that follow each other, all of them before or at the token; its key is the mean of their keys, each dimension
+    weighted by a softmax over them of their gates and the bias of their place. Entries of the cache may be parts of
+    longer ones.
+
+    query [T, Hi, D], weights [T, Hi] float32, state_cache [num_blocks, block_size, 2 D] of keys and gates,
+    position_bias [P, D] float32 -> [T, K] int64, K = min(k * P + P - 1, tokens of the longest sequence); -1 behind the
+    positions where there are fewer."""
+    pool, size = position_bias.shape
+    out = torch.full((len(query), min(k * pool + pool - 1, max(layout.kv_lens))), -1, device=query.device)
+    for token, position, blocks in tokens_of(layout):
+        slots = [(blocks[seen // layout.block_size], seen % layout.block_size) for seen in range(position + 1)]
+        whole = (position + 1) // pool
+        found = list(range(whole * pool, position + 1))
+        if whole:
+            states = (
+                torch.stack([state_cache[slot] for slot in slots[: whole * pool]]).double().unflatten(0, (-1, pool))
+            )
+            shares = torch.softmax(states[..., size:] + position_bias.double(), dim=1)
+            keys = (shares * states[..., :size]).sum(dim=1)  # [pools, D]
+            scores = weights[token].double() @ torch.relu(query[token].double() @ keys.T)
+            best = torch.sort(scores, descending=True, stable=True).indices[:k].tolist()
+            found += [each * pool + place for each in best for place in range(pool)]
+        out[token, : len(found)] = torch.tensor(sorted(found, reverse=True))
     return out
 
 
@@ -122,6 +155,37 @@ def torch_index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: 
             later = torch.ones(scores.shape, dtype=torch.bool, device=scores.device).triu(first + 1)
             best, positions = scores.masked_fill_(later, -torch.inf).topk(length, dim=-1)
             out[part, :length] = positions.masked_fill(best == -torch.inf, -1)
+    return out
+
+
+@torch_backend_for(pooled_index_topk)
+def _torch_pooled_index_topk(
+    query: Tensor, weights: Tensor, state_cache: Tensor, position_bias: Tensor, layout: PagedLayout, *, k: int
+) -> Tensor:
+    """Sequence by sequence."""
+    pool, size = position_bias.shape
+    columns = min(k * pool + pool - 1, max(layout.kv_lens))
+    out = torch.full((len(query), columns), -1, device=query.device)
+    block_size, places = state_cache.shape[1], torch.arange(pool, device=query.device)
+    for seq in sequences_of(layout):
+        whole = seq.kv_len // pool
+        slots = seq.slots[: whole * pool]
+        states = state_cache[slots // block_size, slots % block_size].float().unflatten(0, (whole, pool))
+        keys = (torch.softmax(states[..., size:] + position_bias, dim=1) * states[..., :size]).sum(dim=1)
+        ends = torch.arange(1, whole + 1, device=query.device) * pool
+        rows = max(1, WORKSPACE // (query.shape[1] * seq.kv_len))
+        for begin in range(seq.query_begin, seq.query_begin + seq.query_len, rows):
+            part = slice(begin, min(begin + rows, seq.query_begin + seq.query_len))
+            first = seq.kv_len - seq.query_len + begin - seq.query_begin  # position of the first token
+            seen = first + 1 + torch.arange(part.stop - part.start, device=query.device)[:, None]
+            products = torch.relu(query[part].float() @ keys.T)  # [n, Hi, pools]
+            scores = (weights[part, None] @ products)[:, 0].masked_fill_(ends > seen, -torch.inf)
+            best, pools = scores.topk(min(k, whole), dim=-1)
+            members = (pools[..., None] * pool + places).masked_fill_((best == -torch.inf)[..., None], -1)
+            tail = seen // pool * pool + places[:-1]
+            found = torch.cat((members.flatten(1), tail.masked_fill_(tail >= seen, -1)), dim=-1)
+            found = found.sort(dim=-1, descending=True).values[:, :columns]
+            out[part, : found.shape[1]] = found
     return out
 
 

@@ -56,9 +56,14 @@ class LightningIndexer:
     def _finish(self) -> None:
         self.weights = self._weights.take()
 
-    def keys(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, D], from what the layer `key` makes of x."""
-        return self._rotated(self.key_norm(key)[:, None], cos, sin)[:, 0]
+    @property
+    def of_input(self) -> tuple[Linear, ...]:
+        """The layers that make what it keeps of a token, of x."""
+        return (self.key,)
+
+    def keys(self, made: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
+        """What it keeps of each token, [T, D], from what the layers `of_input` make of x."""
+        return self._rotated(self.key_norm(made[0])[:, None], cos, sin)[:, 0]
 
     def _rotated(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, Hi, D] queries, or [T, 1, D] keys, whose dimensions may change their order in the same way."""
@@ -70,8 +75,12 @@ class LightningIndexer:
         """[T, K]: where the tokens stand that each token attends to; `latent` [T, q_lora_rank] of its query."""
         query = self._rotated(self.queries(latent).unflatten(-1, (self._heads, -1)), cos, sin)
         weights = self._score(x.float(), self.weights, None) * self._factor
-        slots: Tensor = self._locate(self._find(query, weights, key_cache, layout, k=self._topk), layout)
+        slots: Tensor = self._locate(self._found(query, weights, key_cache, layout), layout)
         return slots
+
+    def _found(self, query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout) -> Tensor:
+        """[T, K] positions."""
+        return self._find(query, weights, key_cache, layout, k=self._topk)
 
 
 class SparseLatentAttention(LatentAttention):
@@ -94,8 +103,8 @@ class SparseLatentAttention(LatentAttention):
         """
         assert spec.indexer is not None
         self.indexer = None if spec.indexer.is_shared else self.make_indexer(spec, scope / "indexer")
-        key = () if self.indexer is None else (self.indexer.key,)
-        super().__init__(spec, index, scope, beside=(*key, *beside))
+        own = () if self.indexer is None else self.indexer.of_input
+        super().__init__(spec, index, scope, beside=(*own, *beside))
         self._topk, self._width = spec.indexer.topk, spec.kv_lora_rank + spec.rotary_dim
         self._attend_to = scope.op(ops.sparse_latent_attention)
         self._gate = scope.op(ops.sigmoid_and_mul) if self.is_gated else None
@@ -111,7 +120,9 @@ class SparseLatentAttention(LatentAttention):
         down, row, *beside = self._down(x)
         self._write(self._row(row, cos, sin), latents, layout.slot_mapping)
         if self.indexer is not None:
-            self._write(self.indexer.keys(beside.pop(0), cos, sin), keys, layout.slot_mapping)
+            count = len(self.indexer.of_input)
+            made, beside = beside[:count], beside[count:]
+            self._write(self.indexer.keys(made, cos, sin), keys, layout.slot_mapping)
         latent = self._query_latent(down)
         query, gate = self._gated_queries(latent, down, beside, cos, sin)
         slots = None

@@ -54,7 +54,7 @@ class GatedSinkLatentSpec(SparseLatentSelfAttentionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedMoESpec(LimitedMoESpec):
-    """Experts whose gates are kept within the limit before their activation; the shared network has no limit."""
+    """Experts whose gates are kept within the limit before their activation."""
 
     built_by: ClassVar[str] = "quire_models.families.hy_v4_layers:ClampedMoE"
 

@@ -82,7 +82,7 @@ class ClampedExperts(LimitedExperts):
 
 
 class ClampedMoE(LimitedMoE):
-    """x [T, H] -> [T, H]: experts with limits, and a shared network without."""
+    """x [T, H] -> [T, H]: experts with limits, and a shared network."""
 
     make_experts = ClampedExperts
 
@@ -168,7 +168,12 @@ class HyperDecoderLM(DecoderLM):
         spec = config.network
         assert isinstance(spec, HyperNetworkSpec)
         self._num_streams = spec.streams.num_streams
-        self._gates = StreamGates(spec.streams, scope / f"{spec.body}.hc_head", (1.0,), prefix="hc_")
+        self._collapse = self.make_collapse(spec, scope)
+
+    def make_collapse(self, spec: HyperNetworkSpec, scope: Scope) -> Callable[[Tensor], Tensor]:
+        """Channels [T, S, H] behind the last layer -> what the last norm reads, [T, H]."""
+        gates = StreamGates(spec.streams, scope / f"{spec.body}.hc_head", (1.0,), prefix="hc_")
+        return lambda streams: mixture(streams, *gates(streams))
 
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         self.use_adapters(batch.lora)
@@ -177,8 +182,8 @@ class HyperDecoderLM(DecoderLM):
         x = self.streams(batch)
         for i, (layer, rotation) in enumerate(zip(self.layers, self._rotations, strict=True)):
             self._tap_mean(taps, i, x)
-            assert rotation is not None
-            x, _ = layer(x, None, *rotations[rotation], batch)
+            cos, sin = (self._unrotated, self._unrotated) if rotation is None else rotations[rotation]
+            x, _ = layer(x, None, cos, sin, batch)
         return self.hidden(x, taps)
 
     def streams(self, batch: ForwardBatch) -> Tensor:
@@ -189,7 +194,7 @@ class HyperDecoderLM(DecoderLM):
     def hidden(self, x: Tensor, taps: dict[int, Tensor]) -> Tensor:
         """[T, H]: what comes out of the last norm, of the streams behind the last layer."""
         self._tap_mean(taps, len(self.layers), x)
-        hidden: Tensor = self.norm(mixture(x, *self._gates(x)))
+        hidden: Tensor = self.norm(self._collapse(x))
         return hidden
 
     def _tap_mean(self, taps: dict[int, Tensor], layer: int, x: Tensor) -> None:

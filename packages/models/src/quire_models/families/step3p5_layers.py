@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from quire_models.build import build_feed_forward
 from quire_models.families.step3p5 import LimitedMLPSpec, LimitedMoESpec
 from quire_models.layers.activations import activation
 from quire_models.layers.expert_parallel import PlacedExperts
 from quire_models.layers.linear import Linear
-from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, make_router
 from quire_models.layers.scope import Scope
 from quire_ops.expert_outputs import torch_moe_sum
@@ -72,11 +72,7 @@ class LimitedMoE:
         self._router = make_router(spec, inner)
         self._experts = (self.make_experts if spec.limit else FusedExperts)(spec, inner / "experts")
         self._experts.accept_stacked(inner, stacked.names, inputs_first=stacked.inputs_first)
-        self._shared: LimitedMLP | GatedMLP
-        if isinstance(shared, LimitedMLPSpec):
-            self._shared = LimitedMLP(shared, scope)
-        else:
-            self._shared = GatedMLP(shared, scope / shared.name)  # type: ignore[arg-type]
+        self._shared = build_feed_forward(shared, scope)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._experts(x, *self._router(x)) + self._shared(x)

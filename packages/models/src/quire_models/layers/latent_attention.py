@@ -23,7 +23,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_models.mixer_spec import LATENT_NORM_EPS, LatentSelfAttentionSpec
+from quire_models.mixer_spec import LatentSelfAttentionSpec
 from quire_ops import LatentAttentionWeights, QuantizedTokens, ops
 
 __all__ = ["LatentAttention"]
@@ -58,12 +58,12 @@ class LatentAttention:
             down = Linear.of(scope, spec.projection("q_proj", hidden, spec.head_dim))
         else:
             down = Linear(scope / "q_a_proj", hidden, spec.q_lora_rank, bias=spec.bias)
-            self._query_norm = RMSNorm(scope / "q_a_layernorm", spec.q_lora_rank, LATENT_NORM_EPS)
+            self._query_norm = RMSNorm(scope / "q_a_layernorm", spec.q_lora_rank, spec.norm_eps)
             self._query = Linear.of(scope, spec.query_up)
         latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + spec.rotary_dim, bias=spec.bias)
         self._down = MergedLinear(scope, down, latent, *beside)
         """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
-        self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
+        self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, spec.norm_eps)
         self._up = self._absorbed(scope / "kv_b_proj")
         self._out = Linear(scope / "o_proj", spec.value_width, hidden, bias=spec.bias)
         self._rotate = Rotary(scope, spec.rotary_dim, interleaved=spec.interleaved)

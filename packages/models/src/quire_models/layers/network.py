@@ -42,6 +42,7 @@ LAYOUT_OPS = frozenset(
         "latent_attention_with_lse",
         "mamba2_scan",
         "paged_attention_with_lse",
+        "pooled_index_topk",
         "position_slots",
         "selective_scan",
         "wkv",

@@ -49,6 +49,57 @@ def _minicpm(name: str, downsample_mode: str) -> ParityCase:
 
 
 NATIVE_RESOLUTION_CASES: dict[str, ParityCase] = {
+    "Glm5NextForConditionalGeneration": ParityCase(
+        config="Glm5NextConfig",
+        fields={
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "image_start_token_id": 192,
+            "image_end_token_id": 193,
+            "video_start_token_id": 194,
+            "video_end_token_id": 195,
+            "text_config": text(
+                "glm5_next_text",
+                num_key_value_heads=4,
+                num_hidden_layers=5,
+                layer_types=[
+                    "linear_attention",
+                    "indexed_attention",
+                    "indexed_attention",
+                    "linear_attention",
+                    "indexed_attention",
+                ],
+                indexer_types=["full", "full", "shared", "full", "full"],
+                mlp_layer_types=["dense", "sparse", "sparse", "sparse", "sparse"],
+                q_lora_rank=24,
+                kv_lora_rank=16,
+                qk_nope_head_dim=12,
+                v_head_dim=20,
+                moe_intermediate_size=32,
+                n_routed_experts=8,
+                num_experts_per_tok=3,
+                swiglu_limit=0.5,
+                linear_head_dim=16,
+                linear_num_heads=4,
+                index_n_heads=8,
+                index_head_dim=20,
+                index_topk=12,
+                index_kpool=4,
+                hc_mult=3,
+            ),
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "depth": 2,
+                "image_size": 32,
+                "patch_size": 4,
+                "out_hidden_size": 64,
+                "projection_intermediate_size": 48,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
     "Exaone4_5_ForConditionalGeneration": ParityCase(
         config="Exaone4_5_Config",
         fields={
