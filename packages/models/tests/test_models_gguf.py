@@ -23,6 +23,7 @@ from quire_models import DecoderLM, ModelConfig, load_model, resolve_model
 from quire_models.checkpoint_files import open_checkpoint
 from quire_models.draft_heads.eagle import EagleHead
 from quire_models.draft_heads.eagle_config import read_eagle_config
+from quire_models.gguf.grids import grid_of
 from quire_models.gguf.header import BLOCKS, read_header
 from quire_models.ledger import weight_ledger
 from quire_models.mixer_spec import LatentSelfAttentionSpec
@@ -236,11 +237,12 @@ def test_every_type_serves_beside_every_other(tmp_path: Path) -> None:
     assert set(used) == set(EVERY) == {kind for kind, _, _ in BLOCKS.values()}
     config = check_parity(tmp_path / "mixed.gguf", oracle).config
     assert config.quantization is not None
-    assert "IQ3_S" in config.quantization.note
+    assert "TQ1_0" in config.quantization.note
     assert "Q8_0" not in config.quantization.note
     always, where_not_served = config.quantization.note.split("; ")
     assert "Q6_K" not in always
     assert "Q6_K" in where_not_served
+    assert "IQ3_S" in where_not_served
 
 
 def bytes_of(root: Any) -> int:
@@ -262,7 +264,7 @@ def bytes_of(root: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("llama", "Q4_K"), ("llama tied", "Q6_K"), ("llama tied", "Q8_0"), ("qwen3moe", "Q4_K")]
+    ("name", "kind"), [("llama", "Q4_K"), ("llama tied", "Q6_K"), ("llama tied", "Q8_0"), ("qwen3moe", "IQ2_XS")]
 )
 def test_memory_is_that_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
     if op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name == "reference":
@@ -327,7 +329,7 @@ def check_head_reads_blocks(folder: Path, target: DecoderLM, kept: int) -> None:
 def test_blocks_are_read_to_the_bit(kind: str) -> None:
     data = blocks(kind, 8, 1024, np.random.default_rng(1))
     wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(read_ggml(torch.from_numpy(data), kind).dequantized().numpy(), wanted)
+    assert np.array_equal(read_ggml(torch.from_numpy(data), kind, grid_of(kind)).dequantized().numpy(), wanted)
 
 
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:

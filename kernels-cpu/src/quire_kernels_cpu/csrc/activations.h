@@ -7,7 +7,8 @@
 // int8, value = scale * (128 high + low), so that int8 tiles multiply it exactly (words hold it whole); its rounding is
 // 2^-15 of the token's largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as
 // rows of int8, 8 tokens together, which meet int4 by AMX, and where tokens are few int4 and int8 by VNNI. Columns: tokens rounded to
-// int8 (w8a8), interleaved as the second operand; without VNNI words hold them.
+// int8 (w8a8), interleaved as the second operand; without VNNI words hold them. Block parts: the same two parts as bytes, a row
+// of each token, which meet weights in blocks (`block_dots.h`).
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 
 namespace quire {
 
-enum class ActLayout { rows, split_rows, bf16_rows, words, pairs, word_pairs, quads, bytes, columns };
+enum class ActLayout { rows, split_rows, bf16_rows, block_parts, words, pairs, word_pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
@@ -41,9 +42,10 @@ struct Activations {
     int64_t token_stride() const { return row_stride() + 32; }
     // Whether a token's layout depends on all of its inputs.
     bool takes_whole_tokens() const {
-        return int8 || layout == ActLayout::words || layout == ActLayout::word_pairs || layout == ActLayout::quads || layout == ActLayout::bytes;
+        return int8 || layout == ActLayout::block_parts || layout == ActLayout::words || layout == ActLayout::word_pairs || layout == ActLayout::quads || layout == ActLayout::bytes;
     }
     int64_t bytes() const {
+        if (layout == ActLayout::block_parts) return tokens * block_stride();
         if (!tiled()) return tokens * token_stride() * (layout < ActLayout::bf16_rows ? 4 : 2);
         if (layout == ActLayout::columns) return tiles() * kTile * cols;
         return tiles() * kTile * (layout == ActLayout::bytes ? row_stride() : cols) * 2;
@@ -74,6 +76,14 @@ struct Activations {
     // [64 inputs]: the high parts of inputs k and on (a multiple of 64); 64 bytes on, the low parts.
     char* parts(int64_t token, int64_t k) const {
         return static_cast<char*>(data) + (token / 8 * row_stride() + k) * 16 + token % 8 * 128;
+    }
+    // Of a token in block parts: [256 high parts][256 low ones] of the piece of 256 inputs from k on, as `groups_in_lanes` has
+    // them; and behind the parts of all pieces the sums of its 16 groups, by their lanes, eight zeros, the sums of every 32 inputs.
+    int64_t block_pieces() const { return (cols + kBlockInputs - 1) / kBlockInputs; }
+    int64_t block_stride() const { return block_pieces() * (2 * kBlockInputs + 32 * 4) + 64; }
+    char* block_parts(int64_t token, int64_t k) const { return static_cast<char*>(data) + token * block_stride() + 2 * k; }
+    float* block_sums(int64_t token, int64_t k) const {
+        return reinterpret_cast<float*>(block_parts(token, block_pieces() * kBlockInputs)) + k / kBlockInputs * 32;
     }
     // [groups]: 8 times what the inputs of each group of this size sum to, in steps of the token's number.
     int32_t* eight_sums(int64_t token, int64_t group) const {
@@ -106,6 +116,7 @@ constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] WeightFo
 #ifdef QUIRE_VNNI
     if (!std::is_same_v<T, BFloat16>) return false;
     if (format == WeightFormat::w8a8) return cols % 64 == 0;
+    if (format == WeightFormat::blocks) return false;
     const bool of_pairs = format == WeightFormat::plain || format == WeightFormat::group_fp8;
     return cols % 32 == 0 && (kPairProducts || !of_pairs);
 #endif
@@ -116,6 +127,7 @@ constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] WeightFo
 template <typename T>
 ActLayout layout_for(int64_t tokens, int64_t cols, WeightFormat format) {
     const bool few = tokens <= kFewLaneTokens;
+    if (format == WeightFormat::blocks) return ActLayout::block_parts;
 #ifdef QUIRE_VNNI
     if (std::is_same_v<T, BFloat16> && format == WeightFormat::group_int4 && cols % kLanes == 0 &&
         (tiles_granted || few || !in_lanes<T>(cols, format)))
@@ -284,6 +296,44 @@ inline void set_bytes(const Activations& x, int64_t tile, const BFloat16* const 
     }
 }
 
+// Four vectors whose 16 bytes are groups of 16 inputs each, in order -> a group's inputs in one lane of all four.
+inline void groups_in_lanes(const __m512i from[4], __m512i to[4]) {
+    const __m512i a = _mm512_unpacklo_epi32(from[0], from[1]), b = _mm512_unpackhi_epi32(from[0], from[1]);
+    const __m512i c = _mm512_unpacklo_epi32(from[2], from[3]), d = _mm512_unpackhi_epi32(from[2], from[3]);
+    to[0] = _mm512_unpacklo_epi64(a, c);
+    to[1] = _mm512_unpackhi_epi64(a, c);
+    to[2] = _mm512_unpacklo_epi64(b, d);
+    to[3] = _mm512_unpackhi_epi64(b, d);
+}
+// The group that a lane has then.
+constexpr int lane_group(int lane) { return lane % 4 * 4 + lane / 4; }
+
+inline void set_block_parts(const Activations& x, int64_t token, const BFloat16* row) {
+    static thread_local Buffer buffer;
+    char* const parts = buffer.get<char>(x.block_pieces() * 2 * kBlockInputs);  // [high, low][inputs]
+    char* const low = parts + x.block_pieces() * kBlockInputs;
+    std::memset(parts, 0, x.block_pieces() * 2 * kBlockInputs);
+    x.scales[token] = split_token(row, x.cols, parts, low, 64, nullptr);
+    for (int64_t k = 0; k < x.block_pieces() * kBlockInputs; k += kBlockInputs) {
+        Ints sums = {};
+        for (int part = 0; part < 2; ++part) {
+            __m512i from[4], to[4];
+            for (int i = 0; i < 4; ++i) from[i] = _mm512_loadu_si512((part ? low : parts) + k + i * 64);
+            groups_in_lanes(from, to);
+            for (int i = 0; i < 4; ++i) {
+                _mm512_storeu_si512(x.block_parts(token, k) + part * kBlockInputs + i * 64, to[i]);
+                sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi8(1), to[i]);
+            }
+            if (part == 0) sums <<= 7;
+        }
+        float* const to = x.block_sums(token, k);
+        store(to, __builtin_convertvector(sums, Floats));
+        float of_32[kLanes] = {};
+        for (int i = 0; i < kLanes; ++i) of_32[8 + lane_group(i) / 2] += to[i];
+        store(to + kLanes, load(of_32));
+    }
+}
+
 inline void set_quads(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
     static thread_local Buffer buffer;
     char* split = buffer.get<char>(kTile * x.cols);
@@ -390,6 +440,14 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
 #endif
     for (int i = 0; i < kTile && rows[i]; ++i) {
         const int64_t token = tile * kTile + i;
+#ifdef QUIRE_VNNI
+        if constexpr (std::is_same_v<T, BFloat16>) {
+            if (x.layout == ActLayout::block_parts) {
+                set_block_parts(x, token, rows[i]);
+                continue;
+            }
+        }
+#endif
         if (x.layout == ActLayout::words) {
             x.scales[token] = set_words(rows[i], x, x.int8 ? kInt8Most : kFixedMost, x.words(token));
             continue;

@@ -41,7 +41,7 @@ struct AttentionPart {
         for (int rank = 0; a.rank_widths && rank < work.ranks.size(); ++rank) attended_size += a.rank_widths[rank];
         if (!a.rank_widths) attended_size = query_size();
         o = work.matrix(a.o, hidden, attended_size);
-        normed = work.activations.add(Stage::first, hidden, qkv[0].format);
+        normed = work.activations.add(Stage::first, hidden, common_format(qkv, 3));
         attended = work.activations.add(Stage::last, attended_size, o.format);
         work.need(kProjected, width());
         work.need(kAttended, attended_size);

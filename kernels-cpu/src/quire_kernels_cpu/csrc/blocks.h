@@ -12,7 +12,10 @@
 namespace quire {
 
 // In the order of `BLOCK_FORMATS` of quire_ops; 0: not in blocks. The layouts are described there.
-enum class BlockFormat : int32_t { none, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, nvfp4, table4 };
+enum class BlockFormat : int32_t {
+    none, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, nvfp4, table4,
+    iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m
+};
 
 struct BlockShape {
     int64_t inputs, bytes;
@@ -34,6 +37,13 @@ constexpr BlockShape block_shape(BlockFormat format) {
         case BlockFormat::mxfp4: return {32, 17};
         case BlockFormat::nvfp4: return {32, 18};
         case BlockFormat::table4: return {64, 36};
+        case BlockFormat::iq2_xxs: return {256, 66};
+        case BlockFormat::iq2_xs: return {256, 74};
+        case BlockFormat::iq2_s: return {256, 82};
+        case BlockFormat::iq3_xxs: return {256, 98};
+        case BlockFormat::iq3_s: return {256, 110};
+        case BlockFormat::iq1_s: return {256, 50};
+        case BlockFormat::iq1_m: return {256, 56};
     }
     return {1, 0};
 }
@@ -103,6 +113,91 @@ inline void scale_and_minimum(const uint8_t* from, int j, int& scale, int& minim
     } else {
         scale = (from[j + 4] & 15) | from[j - 4] >> 6 << 4;
         minimum = from[j + 4] >> 4 | from[j] >> 6 << 4;
+    }
+}
+
+// Formats whose inputs are, four or eight together, an entry of a grid, which the constants are, a byte a number.
+constexpr bool has_grid(BlockFormat f) { return f >= BlockFormat::iq2_xxs; }
+
+template <typename Number>
+inline Number number_at(const void* from) {
+    Number number;
+    std::memcpy(&number, from, sizeof number);
+    return number;
+}
+// Seven signs and the one that makes the count of ones even.
+inline uint32_t even_signs(uint32_t seven) { return seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7; }
+// Eight numbers of a byte, none of them 0, negative where a bit is set.
+inline uint64_t with_signs(uint64_t eight, uint32_t signs) {
+    const uint64_t bits = signs * 0x0101010101010101ull & 0x8040201008040201ull;
+    const uint64_t ones = (bits + 0x7f7f7f7f7f7f7f7full) >> 7 & 0x0101010101010101ull;
+    return (eight ^ ones * 0xff) + ones;
+}
+
+// A block of 256 inputs as whole numbers, from -62 to 62, and a scale for each 16 of them.
+template <BlockFormat kFormat>
+inline void grid_codes(const uint8_t* from, const float* constants, int8_t codes[256], float scales[16]) {
+    const auto* const grid = reinterpret_cast<const uint8_t*>(constants);
+    const auto eight = [&](uint32_t entry) { return number_at<uint64_t>(grid + entry * 8); };
+    const auto two_fours = [&](uint32_t first, uint32_t second) {
+        return number_at<uint32_t>(grid + first * 4) | static_cast<uint64_t>(number_at<uint32_t>(grid + second * 4)) << 32;
+    };
+    const auto put = [&](int i, uint64_t numbers) { std::memcpy(codes + i * 8, &numbers, 8); };
+    const auto of_four_bits = [&](const uint8_t* at, int i) { return static_cast<float>(at[i / 2] >> i % 2 * 4 & 15); };
+    typedef int8_t Eight __attribute__((vector_size(8)));
+    // Of IQ1 an eighth is added to or taken off each number: numbers are eighths, in the grid, too.
+    const auto put_shifted = [&](int i, uint32_t entry, bool down) {
+        put(i, number_at<uint64_t>(grid + entry * 8));
+        const int8_t step = down ? -1 : 1;
+        const Eight shifted = number_at<Eight>(codes + i * 8) + step;
+        std::memcpy(codes + i * 8, &shifted, 8);
+    };
+    if constexpr (kFormat == BlockFormat::iq1_m) {
+        uint32_t words[4];
+        for (int i = 0; i < 4; ++i) words[i] = number_at<uint16_t>(from + 48 + 2 * i);
+        const uint16_t bits = static_cast<uint16_t>(words[0] >> 12 | (words[1] >> 8 & 0xf0) | (words[2] >> 4 & 0xf00) | (words[3] & 0xf000));
+        const float scale = half_at(reinterpret_cast<const uint8_t*>(&bits));
+        for (int i = 0; i < 16; ++i) scales[i] = scale * static_cast<float>(2 * (words[i / 4] >> i % 4 * 3 & 7) + 1) * 0.125f;
+        for (int i = 0; i < 32; ++i) {
+            const uint32_t own = from[32 + i / 2] >> i % 2 * 4;
+            put_shifted(i, from[i] | (own & 7) << 8, own & 8);
+        }
+        return;
+    }
+    const float scale = half_at(from);
+    for (int group = 0; group < 8; ++group) {  // of 32 inputs
+        float* const own = scales + 2 * group;
+        if constexpr (kFormat == BlockFormat::iq2_xxs || kFormat == BlockFormat::iq3_xxs) {
+            constexpr bool kTwo = kFormat == BlockFormat::iq2_xxs;
+            const uint8_t* const entries = from + 2 + group * 8;
+            const uint32_t word = number_at<uint32_t>(kTwo ? entries + 4 : from + 66 + group * 4);
+            own[0] = own[1] = scale * (0.5f + static_cast<float>(word >> 28)) * (kTwo ? 0.25f : 0.5f);
+            for (int i = 0; i < 4; ++i)
+                put(group * 4 + i, with_signs(kTwo ? eight(entries[i]) : two_fours(entries[2 * i], entries[2 * i + 1]), even_signs(word >> 7 * i & 127)));
+        } else if constexpr (kFormat == BlockFormat::iq2_xs || kFormat == BlockFormat::iq2_s) {
+            constexpr bool kSmall = kFormat == BlockFormat::iq2_xs;
+            for (int i = 0; i < 2; ++i) own[i] = scale * (0.5f + of_four_bits(from + (kSmall ? 66 : 74), 2 * group + i)) * 0.25f;
+            for (int i = group * 4; i < group * 4 + 4; ++i) {
+                if constexpr (kSmall) {
+                    const uint32_t word = number_at<uint16_t>(from + 2 + i * 2);
+                    put(i, with_signs(eight(word & 511), even_signs(word >> 9)));
+                } else {
+                    put(i, with_signs(eight(from[2 + i] | (from[66 + group] >> i % 4 * 2 & 3u) << 8), from[34 + i]));
+                }
+            }
+        } else if constexpr (kFormat == BlockFormat::iq3_s) {
+            own[0] = own[1] = scale * (1.0f + 2.0f * of_four_bits(from + 106, group));
+            const uint32_t high = from[66 + group];
+            for (int i = 0; i < 4; ++i) {
+                const uint8_t* const entries = from + 2 + group * 8 + i * 2;
+                const uint32_t first = entries[0] | (high >> 2 * i & 1) << 8, second = entries[1] | (high >> (2 * i + 1) & 1) << 8;
+                put(group * 4 + i, with_signs(two_fours(first, second), from[74 + group * 4 + i]));
+            }
+        } else {
+            const uint32_t word = number_at<uint16_t>(from + 34 + group * 2);
+            own[0] = own[1] = scale * static_cast<float>(2 * (word >> 12 & 7) + 1) * 0.125f;
+            for (int i = 0; i < 4; ++i) put_shifted(group * 4 + i, from[2 + group * 4 + i] | (word >> 3 * i & 7) << 8, word & 0x8000);
+        }
     }
 }
 
@@ -188,6 +283,11 @@ inline void decode_block(const uint8_t* from, [[maybe_unused]] const float* cons
         std::memcpy(&scale, from, 4);
         for (int half = 0; half < 2; ++half)
             halves_of_bytes(to + half * 32, from + 4 + half * 16, [&](Words codes, int) { return at_index(constants, codes) * scale; });
+    } else if constexpr (has_grid(kFormat)) {
+        int8_t codes[256];
+        float scales[16];
+        grid_codes<kFormat>(from, constants, codes, scales);
+        for (int i = 0; i < 256; i += kLanes) store(to + i, load(codes + i) * scales[i / 16]);
     }
 }
 
@@ -318,7 +418,7 @@ void decode_blocks(const uint8_t* from, int64_t count, const float* constants, T
     for (int64_t i = 0; i < count; ++i) {
         const uint8_t* const block = from + i * kShape.bytes;
 #if defined(__AVX512BW__)
-        if constexpr (std::is_same_v<T, BFloat16> && kFormat != BlockFormat::q6_k) {
+        if constexpr (std::is_same_v<T, BFloat16> && kFormat != BlockFormat::q6_k && !has_grid(kFormat)) {
             decode_by_table<kFormat>(block, constants, to + i * kShape.inputs);
             continue;
         }
@@ -347,6 +447,13 @@ BlockDecoder<T> block_decoder(BlockFormat format) {
         case BlockFormat::mxfp4: return decode_blocks<BlockFormat::mxfp4, T>;
         case BlockFormat::nvfp4: return decode_blocks<BlockFormat::nvfp4, T>;
         case BlockFormat::table4: return decode_blocks<BlockFormat::table4, T>;
+        case BlockFormat::iq2_xxs: return decode_blocks<BlockFormat::iq2_xxs, T>;
+        case BlockFormat::iq2_xs: return decode_blocks<BlockFormat::iq2_xs, T>;
+        case BlockFormat::iq2_s: return decode_blocks<BlockFormat::iq2_s, T>;
+        case BlockFormat::iq3_xxs: return decode_blocks<BlockFormat::iq3_xxs, T>;
+        case BlockFormat::iq3_s: return decode_blocks<BlockFormat::iq3_s, T>;
+        case BlockFormat::iq1_s: return decode_blocks<BlockFormat::iq1_s, T>;
+        case BlockFormat::iq1_m: return decode_blocks<BlockFormat::iq1_m, T>;
     }
     return nullptr;
 }

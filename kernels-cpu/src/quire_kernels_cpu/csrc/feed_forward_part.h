@@ -42,7 +42,7 @@ struct GatedPart {
         : gate_up{make_matrix<T>(from.gate, work.ranks.own(from.rank_widths, from.inner), work.hidden),
                   make_matrix<T>(from.up, work.ranks.own(from.rank_widths, from.inner), work.hidden)},
           down(work.matrix(from.down, work.hidden, from.inner)), activation(static_cast<Activation>(from.activation)),
-          rank_widths(from.rank_widths), rounds_steps(from.rounds_steps), normed(work.activations.add(Stage::first, work.hidden, gate_up[0].format)),
+          rank_widths(from.rank_widths), rounds_steps(from.rounds_steps), normed(work.activations.add(Stage::first, work.hidden, common_format(gate_up, 2))),
           activated(work.activations.add(Stage::last, from.inner, down.format)) {
         work.need(kInner, from.inner);
         work.need(kGateUp, 2 * from.inner);
@@ -162,7 +162,7 @@ struct ExpertsPart {
         : moe(static_cast<const Moe<T>*>(from.experts)),
           router{make_matrix<T>(from.router, from.num_experts, work.hidden), {from.shared_gate, 1, work.hidden}},
           router_bias(from.router_bias), choice_bias(from.choice_bias), shared_gate(static_cast<const T*>(from.shared_gate)),
-          rule(from.rule), rounds_steps(from.shared.rounds_steps), routed(work.activations.add(Stage::first, work.hidden, router[0].format)) {
+          rule(from.rule), rounds_steps(from.shared.rounds_steps), routed(work.activations.add(Stage::first, work.hidden, common_format(router, 2))) {
         if (from.shared.inner) shared.emplace(from.shared, work);
         normed = shared ? shared->normed : routed;
         work.need(kLogits, router[0].rows + 1);

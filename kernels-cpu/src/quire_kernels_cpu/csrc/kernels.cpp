@@ -166,6 +166,13 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
         };
         moe->experts.push_back({{matrix(0, inner, width), matrix(1, inner, width)}, matrix(2, width, inner)});
     }
+    const auto in_blocks = [](const Expert<T>& e) {
+        return e.gate_up[0].format == WeightFormat::blocks && e.gate_up[1].format == WeightFormat::blocks && e.down.format == WeightFormat::blocks;
+    };
+    if (!std::all_of(moe->experts.begin(), moe->experts.end(), in_blocks))  // as `common_format`
+        for (Expert<T>& e : moe->experts)
+            for (Matrix<T>* const m : {&e.gate_up[0], &e.gate_up[1], &e.down})
+                if (m->format == WeightFormat::blocks) m->format = WeightFormat::plain;
     return moe;
 }
 

@@ -16,7 +16,7 @@ struct LatentAttentionPart {
 
     LatentAttentionPart(const LatentAttentionArgument& from, Workspace<T>& work)
         : a(from), down{work.matrix(from.q_down, down_size(), work.hidden), work.matrix(from.kv_down, row_size(), work.hidden)},
-          normed(work.activations.add(Stage::first, work.hidden, down[0].format)) {
+          normed(work.activations.add(Stage::first, work.hidden, common_format(down, 2))) {
         for (int rank = 0; a.rank_widths && rank < work.ranks.size(); ++rank) all_values += a.rank_widths[rank];
         if (!a.rank_widths) all_values = value_size();
         o = work.matrix(from.o, work.hidden, all_values);

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "activations.h"
+#include "block_dots.h"
 #include "dots.h"
 #include "group_panels.h"
 #include "group_tiles.h"
@@ -233,6 +234,13 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         Half half[2];
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
+#ifdef QUIRE_VNNI
+        if (x.layout == ActLayout::block_parts) {
+            block_strip(strips, matrix, half, x, first, last, sums);
+            for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
+            continue;
+        }
+#endif
         strips.decode(matrix, half, scratch.decoded);
         for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = false;  // unless a kernel has them so
 #ifdef QUIRE_VNNI

@@ -142,7 +142,7 @@ struct GatedDeltaPart {
             shared = shared || in[i].rank_sizes;
         }
         work.need(kOwn, shared ? own : 0);
-        normed = work.activations.add(Stage::first, hidden, in[0].format);
+        normed = work.activations.add(Stage::first, hidden, common_format(in.data(), num_in));
         scanned = work.activations.add(Stage::last, value_size(), out.format);
         work.need(kProjected, width());
         work.need(kMixed, conv());

@@ -13,13 +13,16 @@
 namespace quire {
 
 // How the elements of a matrix are kept. int8 and w8a8 have a scale per output; for w8a8 tokens are rounded to int8, too.
-// Of the last three each group of inputs has a scale, see `groups.h`.
-enum class WeightFormat : int32_t { plain, int8, w8a8, group_int4, group_int8, group_fp8 };
+// Of the last three each group of inputs has a scale, see `groups.h`. `blocks`, which callers do not name, is plain ones in
+// blocks that are multiplied as they are (`block_dots.h`); else those are decoded.
+enum class WeightFormat : int32_t { blocks = -1, plain, int8, w8a8, group_int4, group_int8, group_fp8 };
 
 // Inputs of a piece: the largest group, and the inputs whose int4 share 64 bytes.
 constexpr int64_t kGroupPiece = 128;
 // Inputs of a piece in `lane_sums.h`, and of a group where an output has one scale: int32 holds what they sum to.
 constexpr int64_t kBytePiece = 256;
+// Inputs of a piece in `block_dots.h`: whole blocks of each format.
+constexpr int64_t kBlockInputs = 256;
 
 struct GroupTotals;
 
@@ -39,13 +42,13 @@ struct Matrix {
     int64_t group = 0;  // inputs of a group: 32, 64 or 128
     const GroupTotals* totals = nullptr;  // where inputs are bytes, see `column_bytes.h`
     const int64_t* rank_sizes = nullptr;  // outputs of each rank, where ranks share them out
-    BlockFormat blocks = BlockFormat::none;  // of a plain one: what its rows are decoded from
+    BlockFormat blocks = BlockFormat::none;  // what its rows are decoded from, or multiplied as
     const float* block_constants = nullptr;
 
     bool grouped() const { return format >= WeightFormat::group_int4; }
     int64_t num_groups() const { return (cols + group - 1) / group; }
     int64_t row_bytes() const {
-        if (format == WeightFormat::plain) return cols * static_cast<int64_t>(sizeof(T));
+        if (format <= WeightFormat::plain) return cols * static_cast<int64_t>(sizeof(T));
         return format == WeightFormat::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
     }
     // Of a row as it is in memory.
@@ -55,6 +58,27 @@ struct Matrix {
         return cols / shape.inputs * shape.bytes;
     }
 };
+
+// Whether blocks are multiplied as they are: tiles have the decoded weights that they need for many tokens.
+template <typename T>
+bool multiplies_blocks() {
+#ifdef QUIRE_VNNI
+    return std::is_same_v<T, BFloat16> && !tiles_granted;
+#else
+    return false;
+#endif
+}
+
+// The format of matrices that have the same inputs: blocks that are beside others are decoded, to be multiplied as those. Sets
+// it in all that are there.
+template <typename T>
+WeightFormat common_format(Matrix<T>* matrices, int count) {
+    bool all = true;
+    for (int i = 0; i < count; ++i) all = all && (!matrices[i].data || matrices[i].format == WeightFormat::blocks);
+    for (int i = 0; i < count; ++i)
+        if (!all && matrices[i].format == WeightFormat::blocks) matrices[i].format = WeightFormat::plain;
+    return matrices[0].format;
+}
 
 // A matrix of the C interface, [rows, cols] of this rank.
 template <typename T>
@@ -69,6 +93,7 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
                 .rank_sizes = from.rank_sizes,
                 .blocks = static_cast<BlockFormat>(from.block_format),
                 .block_constants = from.block_constants};
+    if (m.blocks != BlockFormat::none && multiplies_blocks<T>()) m.format = WeightFormat::blocks;
     if (format == WeightFormat::int8 || format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
     if (!m.grouped()) return m;
     m.group_scale = from.scale;

@@ -44,6 +44,8 @@ class HeldModule(Protocol):
 BLOCK_BYTES = {
     "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144),
     "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17),
+    "IQ3_S": (256, 110), "IQ3_XXS": (256, 98), "IQ2_S": (256, 82), "IQ2_XS": (256, 74), "IQ2_XXS": (256, 66),
+    "IQ1_M": (256, 56), "IQ1_S": (256, 50),
     "mxfp4": (32, 17), "nvfp4": (32, 18), "bitsandbytes4": (64, 36),
 }  # fmt: skip
 """Type of ggml, or layout -> inputs of a block of op `block_linear`, and its bytes."""

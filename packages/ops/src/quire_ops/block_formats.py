@@ -18,8 +18,11 @@ number of the format and its constants. Layouts of a block, "halves" being 16 by
 - NVFP4: two scales in fp8 e4m3, the first of the lower halves, halves as FP4 e2m1. Constants: what all scales are
   multiplied with, and 1 where they are divided by it.
 - TABLE4: scale in float32, twice halves: places in the table that the constants are (bitsandbytes' NF4 and FP4).
+- IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M: 256 inputs, of which each eight (of IQ3 each four) are an entry
+  of a grid, with signs, and each 16 or 32 have a scale. Constants: the grid, a byte a number; of IQ1, to whose numbers
+  an eighth is added or taken off, eight times as large.
 
-All but the last two are types of ggml, and their blocks are ggml's. Knows bytes; does not know files.
+All but NVFP4 and TABLE4 are types of ggml, and their blocks are ggml's. Knows bytes; does not know files.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class BlockFormat(NamedTuple):
     num_bytes: int
     """Of a block."""
     decode: Callable[[Tensor, Tensor], Tensor]
-    """(blocks [N, num_bytes] uint8, constants [16] float32) -> [N, inputs] float32."""
+    """(blocks [N, num_bytes] uint8, constants float32) -> [N, inputs] float32."""
+    grid: int = 0
+    """Numbers of an entry of the grid that the constants are; 0 where there is none."""
 
     def row_bytes(self, inputs: int) -> int:
         """Bytes of an output with so many inputs, which are whole blocks."""
@@ -54,8 +59,9 @@ class BlockFormat(NamedTuple):
 
 
 def block_header(name: str, constants: Tensor | None = None) -> Tensor:
-    """[17] float32: the number of a format, from 1, and its constants [2] or [16]."""
-    header = torch.zeros(1 + _NUM_CONSTANTS)
+    """[17] float32: the number of a format, from 1, and its constants [2] or [16]; longer for a grid, whose bytes are
+    kept as numbers."""
+    header = torch.zeros(1 + max(_NUM_CONSTANTS, 0 if constants is None else len(constants)))
     header[0] = 1 + list(BLOCK_FORMATS).index(name)
     if constants is not None:
         header[1 : 1 + len(constants)] = constants
@@ -181,6 +187,84 @@ def _table4(blocks: Tensor, constants: Tensor) -> Tensor:
     return constants[_halves(blocks[:, 4:].reshape(-1, 2, 16))].flatten(1) * scale
 
 
+def _bits(numbers: Tensor, count: int, width: int = 1) -> Tensor:
+    """[...] -> [..., count]: `width` bits each, the lowest first."""
+    return (numbers[..., None] >> torch.arange(0, count * width, width)) & ((1 << width) - 1)
+
+
+def _words(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, bytes] uint8 -> [N, words] int64, not negative."""
+    return packed.contiguous().view(dtype).long() & ((1 << 8 * dtype.itemsize) - 1)
+
+
+def _signed(numbers: Tensor, signs: Tensor) -> Tensor:
+    """numbers [N, 256], signs [N, 32]: a bit for each, the lowest first."""
+    return torch.where(_bits(signs, 8).flatten(1) > 0, -numbers, numbers)
+
+
+def _even_signs(seven: Tensor) -> Tensor:
+    """Seven signs and the one that makes the count of ones even."""
+    return seven | (_bits(seven, 7).sum(-1) & 1) << 7
+
+
+def _entries(constants: Tensor, entries: Tensor, size: int) -> Tensor:
+    """entries [N, 256 / size] -> [N, 256] float32."""
+    return constants.contiguous().view(torch.int8).view(-1, size)[entries].flatten(1).float()
+
+
+def _times_scales(numbers: Tensor, scales: Tensor) -> Tensor:
+    return numbers * scales.repeat_interleave(256 // scales.shape[1], dim=1)
+
+
+def _iq2_xxs(blocks: Tensor, constants: Tensor) -> Tensor:
+    words = _words(blocks[:, 2:], torch.int32).view(-1, 8, 2)
+    entries = _bits(words[..., 0], 4, 8).flatten(1)
+    signs = _even_signs(_bits(words[..., 1], 4, 7)).flatten(1)
+    scales = _half(blocks, 0) * (0.5 + (words[..., 1] >> 28).float()) * 0.25
+    return _times_scales(_signed(_entries(constants, entries, 8), signs), scales)
+
+
+def _iq2_xs(blocks: Tensor, constants: Tensor) -> Tensor:
+    words = _words(blocks[:, 2:66], torch.int16)
+    scales = _half(blocks, 0) * (0.5 + _bits(blocks[:, 66:].long(), 2, 4).flatten(1).float()) * 0.25
+    return _times_scales(_signed(_entries(constants, words & 511, 8), _even_signs(words >> 9)), scales)
+
+
+def _iq2_s(blocks: Tensor, constants: Tensor) -> Tensor:
+    entries = blocks[:, 2:34].long() | _bits(blocks[:, 66:74].long(), 4, 2).flatten(1) << 8
+    scales = _half(blocks, 0) * (0.5 + _bits(blocks[:, 74:].long(), 2, 4).flatten(1).float()) * 0.25
+    return _times_scales(_signed(_entries(constants, entries, 8), blocks[:, 34:66].long()), scales)
+
+
+def _iq3_xxs(blocks: Tensor, constants: Tensor) -> Tensor:
+    words = _words(blocks[:, 66:], torch.int32)
+    signs = _even_signs(_bits(words, 4, 7)).flatten(1)
+    scales = _half(blocks, 0) * (0.5 + (words >> 28).float()) * 0.5
+    return _times_scales(_signed(_entries(constants, blocks[:, 2:66].long(), 4), signs), scales)
+
+
+def _iq3_s(blocks: Tensor, constants: Tensor) -> Tensor:
+    entries = blocks[:, 2:66].long() | _bits(blocks[:, 66:74].long(), 8).flatten(1) << 8
+    scales = _half(blocks, 0) * (1 + 2 * _bits(blocks[:, 106:].long(), 2, 4).flatten(1).float())
+    return _times_scales(_signed(_entries(constants, entries, 4), blocks[:, 74:106].long()), scales)
+
+
+def _iq1_s(blocks: Tensor, constants: Tensor) -> Tensor:
+    words = _words(blocks[:, 34:], torch.int16)
+    entries = blocks[:, 2:34].long() | _bits(words, 4, 3).flatten(1) << 8
+    shift = (1 - 2 * (words >> 15)).repeat_interleave(32, dim=1)
+    scales = _half(blocks, 0) * (2 * (words >> 12 & 7) + 1).float() * 0.125
+    return _times_scales(_entries(constants, entries, 8) + shift, scales)
+
+
+def _iq1_m(blocks: Tensor, constants: Tensor) -> Tensor:
+    words, own = _words(blocks[:, 48:], torch.int16), _bits(blocks[:, 32:48].long(), 2, 4).flatten(1)
+    scale = ((words >> 12) << torch.arange(0, 16, 4)).sum(1).to(torch.uint16).view(torch.float16).float()
+    shift = (1 - 2 * (own >> 3)).repeat_interleave(8, dim=1)
+    scales = scale[:, None] * (2 * _bits(words, 4, 3).flatten(1) + 1).float() * 0.125
+    return _times_scales(_entries(constants, blocks[:, :32].long() | (own & 7) << 8, 8) + shift, scales)
+
+
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     "Q4_1": BlockFormat(32, 20, _q4_1),
     "Q5_0": BlockFormat(32, 22, _q5_0),
@@ -195,5 +279,12 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     "MXFP4": BlockFormat(32, 17, _mxfp4),
     "NVFP4": BlockFormat(32, 18, _nvfp4),
     "TABLE4": BlockFormat(64, 36, _table4),
+    "IQ2_XXS": BlockFormat(256, 66, _iq2_xxs, 8),
+    "IQ2_XS": BlockFormat(256, 74, _iq2_xs, 8),
+    "IQ2_S": BlockFormat(256, 82, _iq2_s, 8),
+    "IQ3_XXS": BlockFormat(256, 98, _iq3_xxs, 4),
+    "IQ3_S": BlockFormat(256, 110, _iq3_s, 4),
+    "IQ1_S": BlockFormat(256, 50, _iq1_s, 8),
+    "IQ1_M": BlockFormat(256, 56, _iq1_m, 8),
 }
 """By name, in the order of their numbers."""

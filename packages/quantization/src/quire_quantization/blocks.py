@@ -40,7 +40,7 @@ class BlockWeight(NamedTuple):
 
     def header(self) -> Tensor:
         """As op `block_linear` takes it."""
-        return block_header(self.form, self.constants)
+        return _grid_header(self) if BLOCK_FORMATS[self.form].grid else block_header(self.form, self.constants)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[O, I], decoded some outputs at a time."""
@@ -56,6 +56,19 @@ class BlockWeight(NamedTuple):
     def linear_weights(self) -> dict[str, Tensor]:
         """As op `block_linear` takes them."""
         return {"weight": self.blocks.contiguous(), "scale": self.header()}
+
+
+_GRID_HEADERS: dict[tuple[str, int], Tensor] = {}
+"""(form, where its grid lies) -> the header, which all weights share: grids are larger than a small matrix."""
+
+
+def _grid_header(weight: BlockWeight) -> Tensor:
+    assert weight.constants is not None
+    key = (weight.form, weight.constants.data_ptr())
+    found = _GRID_HEADERS.get(key)
+    if found is None or not torch.equal(found[1:].view(torch.int32), weight.constants.view(torch.int32)):
+        found = _GRID_HEADERS[key] = block_header(weight.form, weight.constants)
+    return found
 
 
 def _halves(numbers: Tensor) -> Tensor:

@@ -27,11 +27,12 @@ from quire_quantization.stored import GroupedWeight
 __all__ = ["GGML_TYPES", "read_ggml"]
 
 
-def read_ggml(blocks: Tensor, kind: str) -> GroupedWeight | BlockWeight:
-    """blocks [O, bytes of a row] uint8 of a type in `GGML_TYPES`."""
+def read_ggml(blocks: Tensor, kind: str, grid: Tensor | None = None) -> GroupedWeight | BlockWeight:
+    """blocks [O, bytes of a row] uint8 of a type in `GGML_TYPES`; grid: of a type that has one, as `BLOCK_FORMATS` have
+    it in their constants."""
     if kind in BLOCK_FORMATS:
         whole = (lambda rows: _whole_numbers(rows, kind)) if kind in _WHOLE_NUMBERS else None
-        return BlockWeight(blocks, kind, whole_numbers=whole)
+        return BlockWeight(blocks, kind, constants=grid, whole_numbers=whole)
     return _whole_numbers(blocks, kind)
 
 

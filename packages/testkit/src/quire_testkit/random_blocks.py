@@ -22,7 +22,7 @@ _HALVES_AT = {
 
 
 def random_blocks(form: str, outputs: int, inputs: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Any bits, with scales of moderate size: weight [outputs, bytes of a row] uint8, header [17]."""
+    """Any bits, with scales of moderate size: weight [outputs, bytes of a row] uint8, header."""
     generator, layout = torch.Generator().manual_seed(seed), BLOCK_FORMATS[form]
     weight = torch.randint(0, 256, (outputs, layout.row_bytes(inputs)), dtype=torch.uint8, generator=generator)
     blocks = weight.view(-1, layout.num_bytes)
@@ -36,7 +36,14 @@ def random_blocks(form: str, outputs: int, inputs: int, seed: int = 0) -> tuple[
     elif form == "TABLE4":
         blocks[:, :4] = scales[:, :1].contiguous().view(torch.uint8)
         constants = torch.linspace(-1, 1, 16) ** 3
+    elif form == "IQ1_M":  # four bits of the scale on top of each of four words
+        words, bits = blocks[:, 48:].contiguous().view(torch.int16), scales[:, 0].half().view(torch.int16)
+        top = torch.stack([bits << 12, bits << 8, bits << 4, bits], dim=1) & -4096
+        blocks[:, 48:] = (words & 4095 | top).view(torch.uint8)
     else:
         for number, begin in enumerate(_HALVES_AT.get(form, (0,))):
             blocks[:, begin : begin + 2] = scales[:, number].half()[:, None].view(torch.uint8)
+    if layout.grid:
+        entries = torch.randint(1, 63, (2048 if form.startswith("IQ1") else 1024, layout.grid), generator=generator)
+        constants = entries.to(torch.int8).flatten().view(torch.float32)
     return weight, block_header(form, constants)

@@ -11,6 +11,7 @@ __all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "of_each_expert", "stay
 COMPRESSED = {
     "Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8,
     "Q4_1": 16, "Q5_1": 16, "Q2_K": 16, "Q3_K": 16, "Q4_K": 16, "Q5_K": 16, "Q6_K": 16,
+    "IQ2_XXS": 16, "IQ2_XS": 16, "IQ2_S": 16, "IQ3_XXS": 16, "IQ3_S": 16, "IQ1_S": 16, "IQ1_M": 16,
 }  # fmt: skip
 """Type that is read as it is in the file -> bits of the form in memory where nothing multiplies it in blocks: whole
 numbers in groups of 32, or 16 for the compute dtype. Other types are widened to that when they are loaded."""

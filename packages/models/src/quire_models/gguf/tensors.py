@@ -10,13 +10,12 @@ import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire_interfaces import CheckpointError
+from quire_models.gguf.grids import grid_of, library
 from quire_models.gguf.header import GgufTensor, read_header
 from quire_models.gguf.names import checkpoint_name, of_each_expert, stays_compressed
 from quire_quantization.ggml import GGML_TYPES, read_ggml
@@ -96,21 +95,10 @@ def _floats(raw: Tensor, tensor: GgufTensor) -> Tensor:
 def _decoded(rows: Tensor, kind: str) -> Tensor:
     """rows [N, bytes] uint8 -> [N, inputs] float32."""
     if kind in GGML_TYPES:
-        return read_ggml(rows, kind).dequantized()
-    quants = _library()
+        return read_ggml(rows, kind, grid_of(kind)).dequantized()
+    quants = library()
     decoded: Tensor = torch.from_numpy(quants.dequantize(rows.numpy(), quants.GGMLQuantizationType[kind]))
     return decoded
-
-
-def _library() -> Any:
-    try:
-        from gguf import quants
-    except ImportError as error:
-        raise CheckpointError(
-            "the types of this GGUF file are widened by the package gguf, which is not installed; install "
-            "quire-models[gguf], or use a file of another type (Q4_K_M, Q8_0)"
-        ) from error
-    return quants
 
 
 def _rows_of_halves(value: Tensor, heads: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire_models.gguf.grids import grid_of
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.shards import OutputShard
 from quire_quantization.blocks import BlockWeight
@@ -270,6 +271,11 @@ def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTen
     return {"weight": StoredTensor((layer.outputs, layer.inputs // weights * num_bytes), torch.uint8)}
 
 
+def _read_gguf(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight | BlockWeight:
+    kind = layer.config.ggml_type
+    return read_ggml(tensors["weight"], kind, grid_of(kind))
+
+
 LAYOUTS: dict[str, Layout] = {
     "gptq": Layout(_gptq_tensors, _read_gptq),
     "gptq-planes": Layout(_gptq_tensors, _read_gptq),
@@ -289,7 +295,7 @@ LAYOUTS: dict[str, Layout] = {
     "torchao": Layout(_torchao_tensors, _read_torchao),
     "torchao-int4": Layout(_int4_plain_tensors, _read_int4_plain),
     "torchao-int4-tiles": Layout(_int4_tiles_tensors, _read_int4_tiles),
-    "gguf": Layout(_gguf_tensors, lambda layer, t: read_ggml(t["weight"], layer.config.ggml_type)),
+    "gguf": Layout(_gguf_tensors, _read_gguf),
 }
 """By the name that `QuantizationConfig.layout` gives."""
 
