@@ -116,6 +116,7 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
                 k_norm=head_norm,
                 norm_eps=1e-6,
                 scale=DIM**-0.5,
+                int8_products=weights == "w8a8",
             ),
             cache=i,
             feed_forward_norm=norm,
@@ -179,6 +180,7 @@ def main() -> None:
     run = decoder_stack(stack)
     weight_bytes = sum(nbytes(each) for layer in stack.layers for each in linears(layer))
     num_weights = args.layers * HIDDEN * (2 * (HEADS + KV_HEADS) * DIM + 3 * INNER)
+    in_int8 = args.weights == "w8a8"
     head = make_linear(VOCAB, HIDDEN, args.weights)
     head_bytes = nbytes(head)
     memory = torch.ones(256 << 20, dtype=torch.uint8)
@@ -206,7 +208,7 @@ def main() -> None:
 
         def attend() -> None:
             for cache in caches:  # noqa: B023 (called at once)
-                paged_attention(query, cache, layout, scale=DIM**-0.5)  # noqa: B023 (called at once)
+                paged_attention(query, cache, layout, scale=DIM**-0.5, int8_products=in_int8)  # noqa: B023 (called at once)
 
         bound = read_bytes_per_s if is_read else product_flop_per_s
         of_stack = in_turn(whole, bound, repeats)

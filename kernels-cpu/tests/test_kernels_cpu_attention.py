@@ -11,7 +11,7 @@ from kernels_cpu_steps import Layout
 
 from quire_attention import AttentionBackend
 from quire_kernels_cpu.backend import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
-from quire_kernels_cpu.builds import unavailable
+from quire_kernels_cpu.builds import build_name, unavailable
 from quire_kernels_cpu.ops import backends, paged_attention, write_kv_cache
 from quire_ops import OpRequest, op_table, ops
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
@@ -114,6 +114,83 @@ def test_caches_of_fewer_bits(dtype: torch.dtype, name: str, head_dim: int) -> N
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
 
 
+def attended_in_int8(query: torch.Tensor, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """As `int8_products` says, in float64 but for what is rounded, in runs of 64 tokens: D ** -0.5 is the scale."""
+    steps = query.float().abs().amax(-1, keepdim=True) / 127
+    query = ((query.float() / steps).round() * steps).double()
+    codes = stored[..., :-4].double()
+    scales = stored[..., -4:].contiguous().view(torch.float32).double()
+    out, token = torch.empty(query.shape, dtype=torch.float64), 0
+    for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
+        places = torch.arange(kv_len)
+        blocks, within = layout.block_table[row].long()[places // stored.shape[3]], places % stored.shape[3]
+        of_row, scale = (
+            part[blocks, :, :, within].repeat_interleave(query.shape[1] // stored.shape[2], 2)
+            for part in (codes, scales)
+        )
+        for position in range(kv_len - query_len, kv_len):
+            keys, values, value_scales = (
+                of_row[: position + 1, 0] * scale[: position + 1, 0],
+                of_row[:, 1],
+                scale[:, 1, :, 0],
+            )
+            scores = torch.einsum("hd,lhd->lh", query[token], keys) * query.shape[2] ** -0.5
+            weights = (scores - scores.amax(0)).exp()
+            total, out[token] = weights.sum(0), 0.0
+            for begin in range(0, position + 1, 64):
+                some = slice(begin, min(begin + 64, position + 1))
+                scaled = weights[some] * value_scales[some]
+                step = scaled.amax(0) / 255
+                rounded = torch.where(step > 0, (scaled / step).round() * step, 0.0)
+                out[token] += torch.einsum("lh,lhd->hd", rounded, values[some])
+            out[token] /= total[:, None]
+            token += 1
+    return out
+
+
+HAS_BYTE_PRODUCTS = (build_name() or "").removesuffix("-emulated") in ("avx512vnni", "avx512bf16")
+"""Of attention: with AMX its products are those of bfloat16."""
+
+
+@pytest.mark.parametrize(("head_dim", "heads"), [(32, 6), (64, 16), (96, 6), (128, 4)])
+def test_int8_products_round_queries_and_weights(head_dim: int, heads: int) -> None:
+    """Within 1 % of what is not rounded, and within bfloat16's rounding of what is rounded exactly so."""
+    torch.manual_seed(12)
+    layout = Layout(16, [1, 40, 3, 20], [1, 40, 130, 1100])
+    values = torch.randn(layout.num_blocks, 2, 2, 16, head_dim) * torch.rand(layout.num_blocks, 1, 1, 16, 1)
+    stored, read_back = quantized(values, "int8", torch.ones(2, 2))
+    query = (torch.randn(64, heads, head_dim) * 2).bfloat16()
+    got = paged_attention(query, stored, layout, scale=head_dim**-0.5, int8_products=True)
+    exact = attended_densely(query, read_back, layout, None, None)
+
+    def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+        return float((found.double() - wanted).norm() / exact.norm())
+
+    assert error(got, exact) <= 0.01
+    if not HAS_BYTE_PRODUCTS:
+        assert torch.equal(got, paged_attention(query, stored, layout, scale=head_dim**-0.5))
+        return
+    rounded = attended_in_int8(query, stored, layout)
+    assert error(got, rounded) <= 0.0025
+    assert error(rounded, exact) > 0.005
+
+
+def test_what_is_no_number_stays_with_those_who_see_it() -> None:
+    """In an int8 cache that is multiplied in int8: infinite values and keys of the last token of 20."""
+    for which in range(2):
+        layout = Layout(16, [20], [20])
+        values = torch.randn(layout.num_blocks, 2, 2, 16, 64)
+        stored, _ = quantized(values, "int8", torch.ones(2, 2))
+        query = torch.randn(20, 4, 64).bfloat16()
+        expected = paged_attention(query, stored, layout, scale=0.125, int8_products=True)
+        block, place = int(layout.block_table[0, 1]), 3
+        stored[block, which, :, place] = torch.tensor([0.0] * 16 + [math.inf]).view(torch.int8)
+        got = paged_attention(query, stored, layout, scale=0.125, int8_products=True)
+        assert got[-1].isnan().all()
+        if HAS_BYTE_PRODUCTS:
+            assert torch.equal(got[:-1], expected[:-1])
+
+
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("head_dim", [20, 64])
 def test_every_number_is_written_as_torch_rounds_it(name: str, head_dim: int) -> None:
@@ -209,6 +286,8 @@ def test_large_scores_do_not_overflow() -> None:
         (None, None, "fp8_e5m2", 64),
         (50, None, "int8", 160),
         (None, None, "int8", 32),
+        (None, None, "int8 products", 64),
+        (50, 3.0, "int8 products", 96),
         (None, None, "int4", 64),
         (50, 3.0, "int4", 128),
     ],
@@ -224,11 +303,18 @@ def test_a_query_depends_on_what_it_sees_alone(
     cache, kv_scale = whole.cache(2, head_dim, dtype), None
     if name != "network":
         kv_scale = torch.tensor([[0.01, 0.5], [2.0, 0.03]])
-        cache, _ = quantized(torch.randn(cache.shape), name, kv_scale)
+        cache, _ = quantized(torch.randn(cache.shape), name.split()[0], kv_scale)
 
     def attend(layout: Layout, rows: torch.Tensor) -> torch.Tensor:
         return paged_attention(
-            rows, cache, layout, scale=0.125, sliding_window=window, soft_cap=soft_cap, kv_scale=kv_scale
+            rows,
+            cache,
+            layout,
+            scale=0.125,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            kv_scale=kv_scale,
+            int8_products=name == "int8 products",
         )
 
     together = attend(whole, query)

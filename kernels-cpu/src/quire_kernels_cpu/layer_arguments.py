@@ -173,6 +173,7 @@ class LayerArguments:
             norm_after_rotation=part.norm_after_rotation,
             gated=part.gated,
             rounds_steps=self._stack.rounds_steps and part.rotates_in_steps,
+            int8_products=part.int8_products,
             eps=part.norm_eps,
             scale=part.scale,
             soft_cap=part.soft_cap or 0.0,

@@ -280,8 +280,10 @@ def paged_attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    int8_products: bool = False,
 ) -> Tensor:
-    """Dtypes that the kernels do not read go to torch's operators."""
+    """Dtypes that the kernels do not read go to torch's operators. Products are in int8 for bfloat16 with VNNI and
+    without AMX, where D is a multiple of 32."""
     number = cache_format(kv_cache, query.dtype)
     if query.dtype not in DTYPES or number is None or not kv_cache[0].is_contiguous():
         return torch_paged_attention(
@@ -321,6 +323,7 @@ def paged_attention(
         _pointer(sinks),
         _pointer(slopes),
         *path_pointer(layout),
+        int8_products,
     )
     return out
 

@@ -35,6 +35,7 @@ def arguments(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    int8_products: bool = False,
 ) -> dict[str, Any]:
     """What `flash_attn_varlen_func` is called with.
 

@@ -34,6 +34,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    int8_products: bool = False,
 ) -> Tensor:
     kind = ("flashinfer", sliding_window, soft_cap, scale, query.shape[1:], kv_cache.shape[2])
     wrapper = layout.derived.get(kind)

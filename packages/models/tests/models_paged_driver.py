@@ -66,7 +66,8 @@ class PagedDriver:
         dtype = cache_dtype or model.dtype
         specs = config.kv_cache_specs(block_size, str(dtype).removeprefix("torch.")).values()
         shapes = [_cache_shape(spec, num_blocks) for spec in specs]
-        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype, device=device) for shape in shapes)
+        nothing = float("nan") if dtype.is_floating_point else 127  # of which scales become 3e38
+        self.caches = tuple(torch.full(shape, nothing, dtype=dtype, device=device) for shape in shapes)
         kept = [spec.states if isinstance(spec, MambaSpec) else () for spec in specs]
         self.states = tuple(
             tuple(torch.full((num_blocks, *state.shape), float("nan"), device=device) for state in states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,13 @@ def load(architecture: str, folder: Path, dtype: str = "float32") -> Any:
     return load_model(ModelConfig.from_path(folder), folder, dtype=dtype)
 
 
-def logits_both_ways(model: Any, architecture: str) -> list[Tensor]:
+def logits_both_ways(model: Any, architecture: str, cache_dtype: torch.dtype | None = None) -> list[Tensor]:
     """In one call and op by op: a prompt in two parts beside another sequence, then tokens one by one."""
     rng, stack = random.Random(architecture), model._stack
     token_ids = [rng.randrange(3, model.config.vocab_size) for _ in range(70)]
     logits = []
     for model._stack in (stack, None):
-        driver = PagedDriver(model, block_size=8, shuffle=True, num_tokens=1024)
+        driver = PagedDriver(model, block_size=8, shuffle=True, num_tokens=1024, cache_dtype=cache_dtype)
         seq, other = driver.add(token_ids), driver.add(token_ids[20:40])
         driver.step((seq, 33), (other, 5))
         driver.step((seq, 1), (other, 15))
@@ -111,6 +112,19 @@ def test_one_call_has_the_bits_of_layers_one_by_one(architecture: str, dtype: st
     model = load(architecture, tmp_path, dtype)
     assert model.in_one_call
     assert torch.equal(*logits_both_ways(model, architecture))
+
+
+@pytest.mark.parametrize("method", ["int8", "w8a8"])
+def test_attention_multiplies_in_int8_where_projections_do(method: str, tmp_path: Path) -> None:
+    """Over an int8 cache; in one call and op by op, with the same bits."""
+    architecture = "NemotronForCausalLM"
+    case = CASES[architecture]
+    fields = {**case.fields, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 dimensions
+    write_checkpoint(tmp_path, architecture, dataclasses.replace(case, fields=fields))
+    model: Any = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="bfloat16", linear_method=method)
+    assert model.in_one_call
+    assert {layer.mixer.int8_products for layer in model._stack._stack.layers} == {method == "w8a8"}
+    assert torch.equal(*logits_both_ways(model, architecture, torch.int8))
 
 
 @pytest.mark.parametrize("architecture", ONE_BY_ONE)

@@ -102,7 +102,7 @@ def paged_attention(
     query: Tensor, kv_cache: Tensor, layout: PagedLayout, *, scale: float, sliding_window: int | None = None, **no: None
 ) -> Tensor:
     """Op `paged_attention` over the whole width of the block tables, in float64, with lengths read on the device."""
-    assert not any(value is not None for value in no.values())
+    assert all(value is None or value is False for value in no.values())
     ends, token = layout.query_start_loc[1:].long(), torch.arange(query.shape[0], device=query.device)
     entry = torch.searchsorted(ends, token, right=True)
     position = layout.seq_lens.long()[entry] - ends[entry] + token

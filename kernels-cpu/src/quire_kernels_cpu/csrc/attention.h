@@ -39,6 +39,7 @@ struct Attention {
     const float* slopes = nullptr;             // [Hq] what each token of distance takes from a score (ALiBi); or none
     const int32_t* paths = nullptr;            // [T, path_stride] of tokens in trees, see `path`; or none
     int64_t path_stride = 0;
+    bool int8_products = false;                // queries and weights may be rounded to 8 bits where keys and values are
 
     int group() const { return num_heads / cache.num_kv_heads; }
     // Whether the step's tokens of a sequence are a tree: what follows a token is not always the next one in the cache.
@@ -275,6 +276,7 @@ void write_column(const Attention<T>& a, const AttentionTask& task, int query, i
 
 }  // namespace quire
 
+#include "attention_bytes.h"
 #include "attention_pairs.h"
 #include "attention_rows.h"
 #include "attention_tiles.h"
@@ -295,6 +297,14 @@ bool attends_with_tiles(const Attention<T>& a) {
 template <typename T>
 void attend_columns(const Attention<T>& a, const AttentionTask& task, const AttentionTask* next, AttentionScratch& scratch,
                     const Partials& partials, int64_t index) {
+#ifdef QUIRE_VNNI
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        if (a.int8_products && ByteAttention::fits(a.cache)) {
+            ByteAttention(a, task, scratch).run(next, partials, index);
+            return;
+        }
+    }
+#endif
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
         if (PairAttention::fits(a.cache)) {

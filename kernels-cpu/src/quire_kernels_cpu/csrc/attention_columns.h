@@ -129,10 +129,11 @@ protected:
     // The rows' own scales, if they have such, of the tokens of a piece that there are; 0 of others.
     void take_row_scales(Span here, const char* const* rows) {
         if (!a_.cache.scaled_by_row()) return;
-        for (int t = 0; t < kPiece; ++t) {
-            const bool there = t >= here.begin && t < here.end;
-            row_scales_[t] = there ? a_.cache.row_scale(rows[t]) : 0.0f;
-            row_scales_[kPiece + t] = there ? a_.cache.row_scale(rows[t] + a_.cache.value_offset()) : 0.0f;
+        const int64_t key_scale = a_.cache.scale_offset(), value_scale = key_scale + a_.cache.value_offset();
+        std::fill_n(row_scales_, 2 * kPiece, 0.0f);
+        for (int t = here.begin; t < here.end; ++t) {
+            std::memcpy(row_scales_ + t, rows[t] + key_scale, sizeof(float));
+            std::memcpy(row_scales_ + kPiece + t, rows[t] + value_scale, sizeof(float));
         }
     }
     // Times those of the piece at hand. which: 0 for keys, 1 for values.
@@ -153,6 +154,7 @@ protected:
     const bool is_tree_;
     int head_ = 0, entered_ = 0;  // the head at hand, and the task's columns before its own
     ReadAhead ahead_;
+    float* row_scales_;  // [2][64 tokens], see `take_row_scales`
 
 private:
     Way& way() { return static_cast<Way&>(*this); }
@@ -206,7 +208,7 @@ private:
         }
     }
 
-    float *outputs_, *state_, *row_scales_;
+    float *outputs_, *state_;
 };
 
 }  // namespace quire

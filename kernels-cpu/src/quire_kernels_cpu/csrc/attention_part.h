@@ -106,7 +106,8 @@ struct AttentionPart {
                                .sinks = a.sinks,
                                .slopes = a.slopes,
                                .paths = is_cross() ? nullptr : step.paths,
-                               .path_stride = step.path_stride},
+                               .path_stride = step.path_stride,
+                               .int8_products = a.int8_products != 0},
                   pass.mine.attention, pass.worker, work.partials);
         barrier();
         if (a.gated) {

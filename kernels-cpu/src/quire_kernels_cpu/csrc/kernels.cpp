@@ -306,7 +306,7 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
                      int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
-                     const int32_t* paths, int64_t path_stride) {
+                     const int32_t* paths, int64_t path_stride, int int8_products) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
     for_dtype(dtype, [&]<typename T>() {
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
@@ -325,7 +325,8 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                                                 .sinks = sinks,
                                                 .slopes = slopes,
                                                 .paths = paths,
-                                                .path_stride = path_stride});
+                                                .path_stride = path_stride,
+                                                .int8_products = int8_products != 0});
     });
 }
 

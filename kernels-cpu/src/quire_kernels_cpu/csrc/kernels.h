@@ -103,6 +103,7 @@ struct AttentionArgument {
     int32_t norm_of_all_heads, norm_after_rotation;
     int32_t gated;         // behind each query of the projection is the gate of its result
     int32_t rounds_steps;  // a rotation rounds its products, too
+    int32_t int8_products; // see op `paged_attention`
     float eps, scale, soft_cap;
 };
 
@@ -313,7 +314,7 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
                      int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
-                     const int32_t* paths, int64_t path_stride);
+                     const int32_t* paths, int64_t path_stride, int int8_products);
 
 // Over latents [blocks, block_size, width], whose rows and blocks are so many bytes apart: query [T, Hq, width] -> out [T, Hq,
 // rank]. paths: see above.

@@ -33,9 +33,10 @@ struct PagedCache {
     char* row(int64_t slot, int64_t head) const {
         return data + slot / block_size * block_bytes + head * head_bytes() + slot % block_size * row_bytes;
     }
+    int64_t scale_offset() const { return format == CacheFormat::int8 ? head_dim : head_dim / 2; }  // within a row
     float row_scale(const char* row) const {
         float scale;
-        std::memcpy(&scale, row + (format == CacheFormat::int8 ? head_dim : head_dim / 2), 4);
+        std::memcpy(&scale, row + scale_offset(), 4);
         return scale;
     }
     float head_scale(int which, int head) const { return scale ? scale[which * num_kv_heads + head] : 1.0f; }

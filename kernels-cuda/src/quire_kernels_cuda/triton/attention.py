@@ -40,6 +40,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    int8_products: bool = False,
     platform: Platform = NVIDIA,
 ) -> Tensor:
     """On any GPU of the platform."""

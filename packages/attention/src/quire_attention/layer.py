@@ -22,6 +22,7 @@ class Attention:
         "_scale",
         "_sliding_window",
         "_soft_cap",
+        "int8_products",
         "kv_scale",
     )
 
@@ -50,6 +51,8 @@ class Attention:
         self.kv_scale: Tensor | None = None
         """[2, Hkv] float32: what the numbers of an fp8 cache are multiples of, keys' and values'. None for ones. Set by
         whoever loads the weights, before the first step."""
+        self.int8_products = False
+        """As op `paged_attention` takes it. Set by whoever loads the weights, where projections multiply in int8."""
         self._alibi_slopes = alibi_slopes
         self._chunk_tokens = chunk_tokens
 
@@ -121,4 +124,5 @@ class Attention:
             sinks=sinks,
             kv_scale=self.kv_scale,
             alibi_slopes=self._alibi_slopes,
+            int8_products=self.int8_products,
         )

@@ -29,6 +29,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    int8_products: bool = False,
 ) -> Tensor:
     """Causal softmax attention of this step's tokens (prefill chunks and decodes mixed) over the paged keys and values
     of their own sequence. Query head h reads key-value head h // (Hq / Hkv). Slots that no token of the step may see
@@ -44,6 +45,9 @@ def paged_attention(
         sinks: [Hq], one more score of each head to attend to, which has no value (gpt-oss).
         kv_scale: [2, Hkv] float32, of an fp8 cache.
         alibi_slopes: [Hq], what a head's scores lose for each token of distance (Press et al. 2022, sec. 3).
+        int8_products: Over an int8 cache a backend may multiply in int8 (SageAttention, Zhang et al. 2024): queries
+            rounded with a step for each, max |q| / 127; weights, times the scales of their values, with a step for each
+            query and run of tokens, their largest / 255. The reference does not round.
 
     Returns:
         [T, Hq, D], dtype of query.

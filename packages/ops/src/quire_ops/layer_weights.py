@@ -85,6 +85,8 @@ class AttentionWeights:
     """The result of each head is multiplied by the sigmoid of its gate."""
     kv_scale: Tensor | None = None
     """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
+    int8_products: bool = False
+    """As op `paged_attention` takes it."""
     rank_widths: tuple[int, ...] = ()
     """Hq * D of each rank, where ranks share heads out and these are one rank's; `o` takes those of all."""
 

@@ -128,6 +128,7 @@ def _attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
         sinks=weights.sinks,
         alibi_slopes=weights.alibi_slopes,
         kv_scale=weights.kv_scale,
+        int8_products=weights.int8_products,
     ).flatten(1)
     if gate is not None:
         attended = sigmoid_and_mul(gate.flatten(1), attended)

@@ -42,6 +42,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    int8_products: bool = False,
 ) -> Tensor:
     cache = _Cache(kv_cache, kv_scale)
     plan = _plan(query, kv_cache, layout, sliding_window)

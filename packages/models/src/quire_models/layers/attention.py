@@ -115,6 +115,7 @@ class SelfAttention:
 
     def _finish(self) -> None:
         self._sinks = None if self._sinks_parameter is None else self._sinks_parameter.take()
+        self._attend.int8_products = self.q_proj.rounds_tokens_to_int8
 
     @property
     def consumers(self) -> Sequence[Linear]:
@@ -132,6 +133,7 @@ class SelfAttention:
             "head_dim": self._head_dim,
             "sinks": self._sinks,
             "kv_scale": self._attend.kv_scale,
+            "int8_products": self._attend.int8_products,
             "rotates_in_steps": not self._write.is_fused,
             "rank_widths": self._head_sizes,
         }

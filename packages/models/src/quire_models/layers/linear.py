@@ -215,6 +215,12 @@ class Linear:
         weight, scales = self._weights["weight"], self._weights["scale"]
         return ActivationScheme(weight.dtype, scale, by_group=scales.ndim == 2 and scales.shape[1] > 1)
 
+    @property
+    def rounds_tokens_to_int8(self) -> bool:
+        """Whether the op multiplies int8 with int8. Once the weight is loaded."""
+        weight = self._weights.get("weight")
+        return weight is not None and weight.dtype == torch.int8 and "input_scale" in self._weights
+
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         """x [N, in_features], or quantized by `activation_scheme` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
