@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbedsPrompt", "check_prompt_embeds", "prepare_prompt_embeds", "prepare_prompt_embeds_now"]
 
-_READ_TOKEN_IDS = ("gemma3n", "gemma4", "deepseek_v4", "qwen4_exp")
+_READ_TOKEN_IDS = ("gemma3n", "gemma4", "deepseek_v4")
 """Beginnings of the `model_type` of networks whose layers look token ids up in tables of their own."""
 
 
@@ -48,7 +48,9 @@ def check_prompt_embeds(model: ModelConfig) -> None:
         reason = "embeddings are added to those of its tokens"
     elif model.network.embedding.project_in is not None:
         reason = "its embeddings are projected to the width of its layers"
-    elif model.model_type.startswith(_READ_TOKEN_IDS):
+    elif model.model_type.startswith(_READ_TOKEN_IDS) or any(
+        getattr(mixer, "reads_token_ids", False) for mixer in model.network.mixers
+    ):
         reason = "its layers look token ids up in tables of their own"
     if reason is not None:
         raise ConfigError(

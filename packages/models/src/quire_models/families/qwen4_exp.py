@@ -125,6 +125,7 @@ class NGramSpec(RecurrentSpec):
     """N-grams do not reach beyond it."""
     conv_kernel: int
     eps: float
+    reads_token_ids: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.families.qwen4_exp_layers:NGramEmbedding"
 
     @property

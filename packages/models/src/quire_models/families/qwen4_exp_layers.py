@@ -35,7 +35,15 @@ from quire_models.layers.scope import AdjacentParameters, Scope
 from quire_ops import PagedLayout, ops
 from quire_ops.staging import to_device
 
-__all__ = ["BlockIndex", "BlockSparseAttention", "GatedResidual", "HyperLM", "HyperLayer", "NGramEmbedding"]
+__all__ = [
+    "BlockIndex",
+    "BlockSparseAttention",
+    "GatedResidual",
+    "HyperLM",
+    "HyperLayer",
+    "LastTokens",
+    "NGramEmbedding",
+]
 
 COMPLETED = "blocks that the step completes"
 """Key of what is derived from a step's layout."""
@@ -125,6 +133,26 @@ class NGramTable:
         return found.index_copy_(0, order, torch.cat(rows)).view(len(ids), -1)
 
 
+class LastTokens:
+    """Token ids [T] -> those before each one, the last one first, and whether they are in its text, [T, num] both: a
+    text begins behind a boundary."""
+
+    def __init__(self, scope: Scope, num: int, boundary_token_id: int) -> None:
+        self._boundary, self._num = boundary_token_id, num
+        wide = dataclasses.replace(scope, dtype=torch.float32)
+        self._look_back = wide.op(ops.causal_conv1d, taps=num + 1)
+        # Convolutions that take one of the tokens before and nothing else, stored tap by tap as kernels read them.
+        self._before = torch.eye(num + 1, device=scope.device)[:-1].flip(0).t().contiguous().t()
+
+    def __call__(self, token_ids: Tensor, state: Tensor, layout: PagedLayout) -> tuple[Tensor, Tensor]:
+        """`state` [num_blocks, num, num] float32."""
+        # Counted from the boundary, so that zeros, which stand before the beginning, are boundaries.
+        own = (token_ids - self._boundary).float()[:, None].expand(-1, self._num)
+        before = self._look_back(own.contiguous(), self._before, None, state, layout, activation=None)
+        seen = (before != 0).cumprod(dim=1).bool()
+        return torch.where(seen, before, 0).long() + self._boundary, seen
+
+
 class NGramEmbedding:
     """Streams [T, S * H] -> what is added to them."""
 
@@ -144,10 +172,7 @@ class NGramEmbedding:
         )
         self._taps = (scope / "conv1d").parameter("weight", spec.stream_size, 1, spec.conv_kernel)
         self._convolve = scope.op(ops.causal_conv1d, taps=spec.num_past + 1)
-        wide = dataclasses.replace(scope, dtype=torch.float32)
-        self._look_back = wide.op(ops.causal_conv1d, taps=spec.max_tokens)
-        # Convolutions that take one of the tokens before and nothing else, stored tap by tap as kernels read them.
-        self._before = torch.eye(spec.max_tokens, device=scope.device)[:-1].flip(0).t().contiguous().t()
+        self._last = LastTokens(scope, spec.max_tokens - 1, spec.boundary_token_id)
         sizes = torch.tensor(spec.head_sizes, dtype=torch.int64)
         self._sizes, self._offsets = sizes.to(scope.device), (sizes.cumsum(0) - sizes).to(scope.device)
         self._multipliers = torch.tensor(spec.multipliers, device=scope.device)
@@ -175,11 +200,8 @@ class NGramEmbedding:
     def _ids(self, token_ids: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
         """[T, G]: rows of the table."""
         spec = self._spec
-        # Counted from the boundary, so that zeros, which stand before the beginning, are boundaries.
-        own = (token_ids - spec.boundary_token_id).float()[:, None].expand(-1, spec.max_tokens - 1)
-        before = self._look_back(own.contiguous(), self._before, None, state, layout, activation=None)
-        seen = before * (before != 0).cumprod(dim=1)  # [T, N - 1], the last token first
-        tokens = torch.cat((token_ids[:, None], seen.long() + spec.boundary_token_id), dim=1)
+        before, _ = self._last(token_ids, state, layout)
+        tokens = torch.cat((token_ids[:, None], before), dim=1)  # [T, N]
         hashed, found = tokens * self._multipliers, []
         mixed = hashed[:, 0]
         for place in range(1, spec.max_tokens):

@@ -42,6 +42,8 @@ class ParityCase:
     """Parameters whose names contain one of these stay as the class starts them."""
     uses_cache: bool = field(default=True, repr=False)
     """Transformers decodes with its cache. False where that gives this class other logits than without one."""
+    num_unused: int = field(default=0, repr=False)
+    """Parameters of the class that it never reads, and Quire does not load."""
     as_written: str = field(init=False, repr=False, compare=False)
     """The case as it was made: some configuration classes add to the objects that they are given."""
 
@@ -58,6 +60,7 @@ def case(
     weight_scale: float = 0.2,
     uses_cache: bool = True,
     seed: int = 0,
+    num_unused: int = 0,
     **fields: Any,
 ) -> ParityCase:
     """The case of a configuration class.
@@ -72,6 +75,7 @@ def case(
         weight_scale=weight_scale,
         uses_cache=uses_cache,
         seed=seed,
+        num_unused=num_unused,
     )
 
 

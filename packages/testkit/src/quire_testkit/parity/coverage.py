@@ -84,7 +84,6 @@ VLLM_MISSING: Mapping[str, str] = {
     "AliceAIForCausalLM": "weighs what all blocks before gave (attention residuals), and has Kimi's delta attention",
     "DoryForCausalLM": "runs layers again and again on a sphere (nGPT)",
     "K2HorizonForCausalLM": "has attention whose values are mixtures of experts (MoVA)",
-    "LongcatFlashNgramForCausalLM": "embeds sequences of tokens, of which it keeps the last ones",
     "Step5ForCausalLM": _SPARSE,
 }
 """Those that do not run here -> why; others of them are in `REFUSED`."""

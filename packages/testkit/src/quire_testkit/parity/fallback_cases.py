@@ -116,17 +116,6 @@ FALLBACK_CASES: dict[str, ParityCase] = {
     "AXK1ForCausalLM": case("AXK1Config", _LATENT_MOE),
     # Tied weights are lost when this class is written and read.
     "YoutuForCausalLM": case("YoutuConfig", _LATENT, tie_word_embeddings=False),
-    "LongcatFlashForCausalLM": case(
-        "LongcatFlashConfig",
-        without(_LATENT, "num_hidden_layers"),
-        num_layers=2,
-        head_dim=8,
-        ffn_hidden_size=112,
-        expert_ffn_hidden_size=32,
-        moe_topk=2,
-        n_routed_experts=8,
-        zero_expert_num=4,
-    ),
     "BartForCausalLM": case("BartConfig", _SCALED),
     "BigBirdPegasusForCausalLM": case("BigBirdPegasusConfig", _SCALED),
     "BlenderbotForCausalLM": case("BlenderbotConfig", _SCALED),
@@ -170,7 +159,7 @@ FALLBACK_SAMPLE = (
     "CwmForCausalLM",  # windows in some layers
     "Gemma4ForCausalLM",  # layers with heads of other sizes, and shared keys
     "HrmTextForCausalLM",  # layers that run again and again
-    "LongcatFlashForCausalLM",  # latent attention, two of them in a layer
+    "YoutuForCausalLM",  # latent attention
     "Lfm3ForCausalLM",  # recurrent layers
     "RobertaForCausalLM",  # positions that do not begin at 0
 )
