@@ -37,6 +37,8 @@ __all__ = [
 
 WORKSPACE = 1 << 22
 """Numbers that the torch backend holds at once for the tokens of one call."""
+FEW_TOKENS = 4
+"""Sequences with at most so many tokens in a step attend together in the torch backend."""
 
 
 class WindowEnds(NamedTuple):
@@ -232,6 +234,29 @@ def _torch_compressed_topk(
     return out
 
 
+class _Tokens(NamedTuple):
+    """Tokens of sequences that have few of them in the step."""
+
+    numbers: Tensor
+    """[n] int64: places in the step."""
+    sequences: Tensor
+    positions: Tensor
+    longest: int
+    """Tokens of the longest sequence."""
+
+
+def _few_tokens(layout: PagedLayout) -> _Tokens:
+    """Those of sequences with at most `FEW_TOKENS` in the step; worked out once per step."""
+    found: _Tokens | None = layout.derived.get("few tokens")
+    if found is None:
+        few = [each for each in _tokens(layout) if layout.query_lens[each[1]] <= FEW_TOKENS]
+        table = np.asarray(few, dtype=np.int64).reshape(-1, 3)
+        longest = max((layout.kv_lens[sequence] for _, sequence, _ in few), default=0)
+        columns = (to_device(table[:, column].copy(), layout.block_table.device) for column in range(3))
+        found = layout.derived["few tokens"] = _Tokens(*columns, longest)
+    return found
+
+
 @torch_backend_for(compressed_attention)
 def _torch_compressed_attention(
     query: Tensor,
@@ -246,43 +271,65 @@ def _torch_compressed_attention(
     sliding_window: int,
     rate: int,
 ) -> Tensor:
-    """Sequence by sequence, a few tokens at a time; the entries of tokens that chose are gathered for each of them."""
+    """Tokens of sequences with few of them together, each with what it sees; the others sequence by sequence, at most
+    as many tokens at a time as a window has, which then read at most two windows."""
     out, device, block_size = torch.empty_like(query), query.device, layout.block_size
     _, heads, size = query.shape
+
+    def attend(asked: Tensor, keys: Tensor, unseen: Tensor, found: Tensor, missing: Tensor) -> Tensor:
+        """asked [n, H, D], keys [L, D] or [n, L, D], found [E, D] or [n, E, D], with what is not seen of both."""
+        parts = [
+            (asked @ each.mT).float().mul_(scale).masked_fill_(hidden[:, None], -torch.inf)
+            for each, hidden in ((keys, unseen), (found, missing))
+        ]
+        parts.append(sinks.float().expand(len(asked), heads)[..., None])
+        shares = torch.softmax(torch.cat(parts, dim=-1), dim=-1).to(query.dtype)
+        of_window, of_entries, _ = shares.split((unseen.shape[1], missing.shape[1], 1), dim=-1)
+        return of_window @ keys + of_entries @ found
+
+    def entries_of(sequences: Tensor, windows: Tensor) -> Tensor:
+        if entries is None or entry_layout is None:
+            return query.new_empty(*windows.shape, size)
+        return _gathered(entries, entry_layout, sequences, windows, rate, size)
+
+    few = _few_tokens(layout)
+    windows = torch.arange(0 if entries is None else few.longest // rate, device=device)
+    width = sliding_window + (len(windows) if chosen is None else chosen.shape[1])
+    for begin in range(0, len(few.numbers), rows := max(1, WORKSPACE // (width * size))):
+        part = slice(begin, begin + rows)
+        numbers, sequences, positions = few.numbers[part], few.sequences[part, None], few.positions[part, None]
+        places = positions - torch.arange(sliding_window, device=device)  # [n, L]
+        known = places.clamp_min(0)
+        keys = window_cache[layout.block_table[sequences, known // block_size].long(), known % block_size]
+        picked = windows.expand(len(numbers), -1) if chosen is None else chosen[numbers]
+        missing = (picked < 0) | (picked >= (positions + 1) // rate)
+        found = entries_of(sequences.expand_as(picked), picked.masked_fill(missing, 0))
+        found = found.masked_fill(missing[..., None], 0.0)  # nobody may have written it
+        out[numbers] = attend(query[numbers], keys, places < 0, found, missing)
+
     begin = 0
     for number, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
-        end, num_before = begin + query_len, kv_len - query_len
-        oldest = max(0, num_before + 1 - sliding_window)
-        places = torch.arange(oldest, kv_len, device=device)
-        keys = window_cache[layout.block_table[number, places // block_size].long(), places % block_size]  # [L, D]
-        windows = torch.arange(0 if entries is None else kv_len // rate, device=device)
-        own = keys[:0]
-        if entries is not None and entry_layout is not None and chosen is None:
-            own = _gathered(entries, entry_layout, torch.full_like(windows, number), windows, rate, size)  # [E, D]
-        gathered = 0 if chosen is None else chosen.shape[1] * size
-        rows = max(1, WORKSPACE // (heads * (len(places) + len(windows)) + gathered))
+        end = begin + query_len
+        if query_len <= FEW_TOKENS:
+            begin = end
+            continue
+        windows = torch.arange(0 if entries is None or chosen is not None else kv_len // rate, device=device)
+        own = entries_of(torch.full_like(windows, number), windows)
+        of_token = heads * (2 * sliding_window + len(windows)) + (0 if chosen is None else chosen.shape[1] * size)
+        rows = min(sliding_window, max(1, WORKSPACE // of_token))
         for first in range(begin, end, rows):
             part = slice(first, min(first + rows, end))
-            positions = torch.arange(part.start, part.stop, device=device)[:, None] + (num_before - begin)  # [n, 1]
-            asked = query[part]
-            scores = (asked @ keys.T).float() * scale  # [n, H, L]
+            oldest = kv_len - end + first  # position of the first token
+            positions = torch.arange(oldest, oldest + part.stop - first, device=device)[:, None]
+            places = torch.arange(max(0, oldest + 1 - sliding_window), oldest + len(positions), device=device)
+            keys = window_cache[layout.block_table[number, places // block_size].long(), places % block_size]
             unseen = (places > positions) | (places <= positions - sliding_window)
-            parts = [scores.masked_fill_(unseen[:, None], -torch.inf)]
-            found = own
-            if chosen is not None and entries is not None and entry_layout is not None:
-                picked = chosen[part]
-                sequence = torch.full_like(picked, number)
-                found = _gathered(entries, entry_layout, sequence, picked.clamp_min(0), rate, size)  # [n, K, D]
-                missing = picked < 0
-                found = found.masked_fill(missing[..., None], 0.0)  # nobody has written what nobody chose
-                parts.append((asked @ found.mT).float().mul_(scale).masked_fill_(missing[:, None], -torch.inf))
-            elif len(own):
-                ended = (positions + 1) // rate
-                parts.append((asked @ own.T).float().mul_(scale).masked_fill_((windows >= ended)[:, None], -torch.inf))
-            parts.append(sinks.float().expand(len(asked), heads)[..., None])
-            shares = torch.softmax(torch.cat(parts, dim=-1), dim=-1).to(query.dtype)
-            attended = shares[..., : len(places)] @ keys
-            others = shares[..., len(places) : -1]
-            out[part] = attended + others @ found if others.shape[-1] else attended
+            if chosen is None:
+                found, missing = own, windows >= (positions + 1) // rate
+            else:
+                missing = chosen[part] < 0
+                found = entries_of(torch.full_like(chosen[part], number), chosen[part].clamp_min(0))
+                found = found.masked_fill(missing[..., None], 0.0)
+            out[part] = attend(query[part], keys, unseen, found, missing)
         begin = end
     return out
