@@ -10,18 +10,44 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire_interfaces import CheckpointError, QuantKey
 from quire_models.gguf.names import COMPRESSED
 from quire_models.layer_names import names_of_layer, names_rule
 
-__all__ = ["NO_LAYER", "PLAIN", "HeldModule", "QuantizationConfig"]
+__all__ = ["NO_LAYER", "PLAIN", "HeldModule", "OnlineTransform", "QuantizationConfig"]
 
 PLAIN = "plain"
 """Layout of layers that are not quantized."""
 NO_LAYER = "re:(?!)"
 """A target that is no layer's name."""
+
+
+class OnlineTransform(NamedTuple):
+    """A Hadamard rotation of what a layer takes or gives, done while the network runs."""
+
+    group: str
+    """Its name in the configuration."""
+    location: str
+    """"input" or "output"."""
+    size: int | None
+    """Features that are rotated together; None for all."""
+    targets: tuple[str, ...]
+    """As `QuantizationConfig.targets`."""
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def tensor(self) -> str:
+        """Name behind a layer's of the matrix that files may have of it."""
+        return f"{self.group}_{self.location}.weight"
+
+    def means(self, names: tuple[str, ...]) -> bool:
+        """Whether it is done around the layer of these names."""
+        if any(names_rule(rule, name) for rule in self.ignored for name in names):
+            return False
+        of_class = "Linear" in self.targets and "embed" not in names[0]
+        return of_class or any(names_rule(rule, name) for rule in self.targets for name in names)
 
 
 class HeldModule(Protocol):
@@ -90,6 +116,8 @@ class QuantizationConfig:
     """What inputs are meant to be rounded to; None as they come. Whether they are depends on the kernel."""
     quantizes_head: bool = False
     """The LM head, too, where it is not the embedding."""
+    transforms: tuple[OnlineTransform, ...] = ()
+    """Rotations while the network runs; of a layer's form, those around it."""
     ggml_type: str = ""
     """Of a layer of a GGUF file, a name of `quire_models.gguf.names.COMPRESSED`."""
     ggml_types: tuple[tuple[str, str], ...] = ()
@@ -136,7 +164,25 @@ class QuantizationConfig:
             return None if bits is None else replace(self, bits=bits, ggml_type=kind, ggml_types=())
         names = names_of_layer(layer)
         module = next((self.held[name] for name in names if name in self.held), None)
-        return self._said(names) if module is None else self._found(names, module)
+        form = self._said(names) if module is None else self._found(names, module)
+        return self._with_transforms(form, names) if self.transforms else form
+
+    def _with_transforms(self, form: QuantizationConfig | None, names: tuple[str, ...]) -> QuantizationConfig | None:
+        """The form with the transforms around its layer."""
+        own = tuple(each for each in self.transforms if each.means(names))
+        reasons = (
+            (form is None, "it is not quantized"),
+            (".experts." in names[0], "it is a routed expert's"),
+            (len({each.location for each in own}) < len(own), "several are at one place"),
+        )
+        reason = next((text for applies, text in reasons if applies), "")
+        if own and reason:
+            places = ", ".join(f"{each.group} ({each.location})" for each in own)
+            raise CheckpointError(
+                f"{names[0]}: transform_config has {places} there, which is not supported: {reason}; use a checkpoint "
+                "without it"
+            )
+        return None if form is None else replace(form, transforms=own)
 
     def of_head(self, name: str, *, tied: bool) -> QuantizationConfig | None:
         """As `of_layer`, of the LM head; one that is the embedding has a form of its own where the files hold one."""

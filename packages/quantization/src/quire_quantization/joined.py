@@ -13,11 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "join_weights", "split_weights"]
+__all__ = ["BLOCK", "ROTATED", "join_weights", "split_weights"]
 
 BLOCK = 16
 """Outputs that share memory in some forms: layers that are joined have multiples of it."""
 _OF_INPUTS = frozenset({"input_scale", "order"})
+ROTATED = "rotated"
+"""Name among a layer's weights that says that its method rotates what it takes or gives."""
 
 
 def join_weights(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
@@ -32,7 +34,7 @@ def join_weights(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None
     """
     first = parts[0]
     forms = [{name: (tensor.dtype, tensor.device, tensor.shape[1:]) for name, tensor in part.items()} for part in parts]
-    if "order" in first or any(form != forms[0] for form in forms):
+    if "order" in first or ROTATED in first or any(form != forms[0] for form in forms):
         return None
     shared = _shared(first)
     if "scale" in shared and not all(torch.equal(part["scale"], first["scale"]) for part in parts):

@@ -17,6 +17,7 @@ from quire_models.shards import OutputShard, split_outputs
 from quire_models.spec import LinearSpec
 from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, ops
 from quire_ops.ops import op_named
+from quire_quantization.joined import ROTATED
 from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights", "unadapted_weights"]
@@ -210,7 +211,7 @@ class Linear:
     def activation_scheme(self) -> ActivationScheme | None:
         """How the op quantizes inputs; None where they are needed as they are. Once the weight is loaded."""
         scale = self._weights.get("input_scale")
-        if scale is None or "order" in self._weights or self._adapters is not None:
+        if scale is None or not self._weights.keys().isdisjoint({"order", ROTATED}) or self._adapters is not None:
             return None
         weight, scales = self._weights["weight"], self._weights["scale"]
         return ActivationScheme(weight.dtype, scale, by_group=scales.ndim == 2 and scales.shape[1] > 1)

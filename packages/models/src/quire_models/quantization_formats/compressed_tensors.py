@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from quire_interfaces import CheckpointError, Fields, QuantKey
-from quire_models.quantization_config import NO_LAYER, PLAIN, QuantizationConfig
+from quire_models.quantization_config import NO_LAYER, PLAIN, OnlineTransform, QuantizationConfig
 from quire_models.quantization_formats.reading import (
     ADVICE,
     block_shape,
@@ -29,6 +30,10 @@ _MICROSCALED = {
 _PLAIN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _MERGED_LOCATIONS = ("weight_input", "weight_output")
 """Where a transform is in the weights of a checkpoint already."""
+_ONLINE_LOCATIONS = ("input", "output")
+_TRANSFORM_KEYS = frozenset(
+    {"type", "apply", "randomize", "requires_grad", "head_dim", "precision", "targets", "location", "inverse", "ignore"}
+)
 _OBSERVED = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 """How scales were found, and what they are stored in, which the files say."""
 
@@ -38,7 +43,7 @@ def parse_compressed_tensors(fields: Fields) -> QuantizationConfig | None:
     fields.skip("quant_method", "quantization_status", "global_compression_ratio", "version", "kv_cache_scheme",
                 "run_compressed", "quantization_config", "provider", "autoround_version")  # fmt: skip
     _check_sparsity(fields)
-    _check_transforms(fields)
+    transforms = _transforms(fields)
     ignored = layer_names(fields, "ignore")
     groups = fields.get("config_groups")
     if not groups and fields.get("kv_cache_scheme"):
@@ -54,7 +59,7 @@ def parse_compressed_tensors(fields: Fields) -> QuantizationConfig | None:
         fields.skip("format")
         return None
     first, *others = [*quantized, *(form for form in forms if form.layout == PLAIN)]
-    return together(first, others, ignored)
+    return replace(together(first, others, ignored), transforms=transforms)
 
 
 def _check_sparsity(fields: Fields) -> None:
@@ -67,26 +72,55 @@ def _check_sparsity(fields: Fields) -> None:
             raise unsupported(fields.source, f"{name} with format {kind!r}")
 
 
-def _check_transforms(fields: Fields) -> None:
-    """Rotations that are in the weights need nothing; others are done to tokens while the model runs."""
+def _transforms(fields: Fields) -> tuple[OnlineTransform, ...]:
+    """Hadamard rotations of what linear layers take and give; those that are in the weights need nothing."""
     config = fields.get("transform_config")
     if not config:
-        return
+        return ()
     groups = config.get("config_groups") if isinstance(config, Mapping) else None
-    schemes = list(groups.values()) if isinstance(groups, Mapping) else [config]
-    places = [
-        (place.get("location"), place.get("targets"))
-        for scheme in schemes
-        for place in (scheme.get("apply") or [{}] if isinstance(scheme, Mapping) else [{}])
-        if isinstance(place, Mapping)
-    ]
-    for location, targets in places:
-        if location not in _MERGED_LOCATIONS:
+    if not isinstance(groups, Mapping):
+        groups = {"transform_config": config}
+    found: list[OnlineTransform] = []
+    for name, scheme in groups.items():
+        places = scheme.get("apply") or [{}] if isinstance(scheme, Mapping) else [{}]
+        for place in places:
+            location = place.get("location") if isinstance(place, Mapping) else None
+            if location in _MERGED_LOCATIONS:
+                continue
+            if location not in _ONLINE_LOCATIONS:
+                targets = place.get("targets") if isinstance(place, Mapping) else None
+                raise CheckpointError(
+                    f"{fields.source}: transform_config has a transform at {location!r} of {targets!r}, which has to "
+                    "be done to tokens while the model runs and is not supported (those at input and output of linear "
+                    f"layers are, and at weight_input and weight_output they are in the weights); {ADVICE}"
+                )
+            found.append(_online_transform(fields, name, scheme, place))
+    return tuple(found)
+
+
+def _online_transform(
+    fields: Fields, name: str, scheme: Mapping[str, Any], place: Mapping[str, Any]
+) -> OnlineTransform:
+    size, precision = scheme.get("head_dim"), str(scheme.get("precision") or "float32").removeprefix("torch.")
+    odd = [key for key in (*scheme, *place) if key not in _TRANSFORM_KEYS]
+    reasons = (
+        (scheme.get("type") != "hadamard", f"type {scheme.get('type')!r} (only 'hadamard' is)"),
+        (bool(scheme.get("randomize")), "randomize"),
+        (precision != "float32", f"precision {precision!r} (only float32 is)"),
+        (bool(odd), f"the keys {', '.join(odd)}"),
+        (size is not None and (type(size) is not int or size < 1), f"head_dim {size!r}"),
+    )
+    for applies, reason in reasons:
+        if applies:
             raise CheckpointError(
-                f"{fields.source}: transform_config has a transform at {location!r} of {targets!r}, which has to be "
-                "done to tokens while the model runs and is not supported (those at weight_input and weight_output are "
-                f"in the weights); use a checkpoint without online transforms; {ADVICE}"
+                f"{fields.source}: transform_config.config_groups.{name} is done while the model runs, and is not "
+                f"supported with {reason}; {ADVICE}"
             )
+    rules = [place.get(key) or [] for key in ("targets", "ignore")]
+    targets, ignored = (tuple([rule] if isinstance(rule, str) else rule) for rule in rules)
+    for rule in (*targets, *ignored):
+        check_expression(rule, fields.source)
+    return OnlineTransform(name, place["location"], size, targets, ignored)
 
 
 def _config_group(fields: Fields, at: str, group: Fields) -> QuantizationConfig:
