@@ -341,6 +341,19 @@ def test_the_text_of_a_hyperclova_that_sees_is_served(tmp_path: Path) -> None:
         ("SolarForCausalLM", {"bskcn_4": [-1]}, "bskcn_4 must list some of"),
         ("SolarForCausalLM", {"bskcn_tv": [0.9]}, "bskcn_tv must have two numbers"),
         ("IQuestLoopCoderForCausalLM", {"loop_num": 3}, "loop_num 3 is not supported"),
+        ("Glm5NextForCausalLM", {"qk_rope_head_dim": 8}, "qk_rope_head_dim 8 is not supported"),
+        (
+            "Glm5NextForCausalLM",
+            {"index_kpool_always_select_tail": False},
+            "index_kpool_always_select_tail False is not",
+        ),
+        ("Glm5NextForCausalLM", {"index_kpool": 4}, r"index_topk \(6\) must be a multiple of index_kpool \(4\)"),
+        (
+            "Glm5NextForCausalLM",
+            {"layer_types": ["linear_attention"] * 3 + ["indexed_attention"]},
+            "layer 3, the first that attends, must have an index of its own",
+        ),
+        ("Glm5NextForCausalLM", {"swiglu_limit": 0.0}, "swiglu_limit must be greater than 0.0"),
         ("MuseGlimmerForCausalLM", {"layer_rope_theta": [1e4]}, "layer_rope_theta must have a number for each of 4"),
         ("Step3p5ForCausalLM", {"moe_layers_enum": "1;2"}, "moe_layers_enum must list layers"),
     ],
@@ -348,3 +361,21 @@ def test_the_text_of_a_hyperclova_that_sees_is_served(tmp_path: Path) -> None:
 def test_what_is_not_computed_is_refused_by_name(architecture: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture]()[0], **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({}, -5.0),
+        ({"linear_lower_bound": -2.0}, -2.0),
+        ({"linear_lower_bound": None}, None),
+        ({"linear_lower_bound": None, "linear_attn_config": {"num_heads": 3}}, -5.0),
+        ({"linear_attn_config": {"num_heads": 3, "gate_lower_bound": None, "safe_gate": False}}, None),
+    ],
+)
+def test_decays_have_the_bound_of_transformers(fields: dict[str, Any], bound: float | None) -> None:
+    values = glm5_next()[0] | {"architectures": ["Glm5NextForCausalLM"], **fields}
+    (delta,) = (each for each in ModelConfig.from_dict(values).network.mixers if each.states)
+    assert delta.lower_bound == bound  # type: ignore[attr-defined]  # of a KimiDeltaSpec
+    own = transformers.models.glm5_next.Glm5NextTextConfig(**{**glm5_next()[0], **fields})
+    assert own.linear_lower_bound == bound

@@ -75,6 +75,11 @@ class Fields:
         self.names_read.add(stored)
         return self._values.get(stored)
 
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there, and null."""
+        stored = self._names.get(name, name)
+        return stored in self._values and self.get(name) is None
+
     def object(self, name: str) -> Fields | None:
         """An object inside, whose fields have to be read in their turn; None when missing or null."""
         value = self.get(name)

@@ -25,6 +25,8 @@ from quire_models.spec import CheckpointNames, LinearSpec, MixerSpec, NetworkSpe
 __all__ = ["ClampedMLPSpec", "MixedLayerSpec", "MixedNetworkSpec", "PooledIndexerSpec", "PooledLatentSpec", "spec"]
 
 LAYER_KINDS = {"linear_attention": False, "indexed_attention": True, "full_attention": True}
+LOWER_BOUND = -5.0
+"""Least logarithm of a decay, where config.json has none; null stands for no bound."""
 DEFAULTS = {
     "rms_norm_eps": 1e-5, "kv_lora_rank": 512, "qk_nope_head_dim": 256, "v_head_dim": 256, "q_lora_rank": 1536,
     "max_position_embeddings": 1048576, "index_n_heads": 32, "n_routed_experts": 288, "num_experts_per_tok": 8,
@@ -170,8 +172,11 @@ def _delta(config: Fields, sizes: DecoderSizes) -> KimiDeltaSpec:
     heads = linear.integer("num_heads", default=config.integer("linear_num_heads", default=64), minimum=1)
     head_dim = linear.integer("head_dim", default=config.integer("linear_head_dim", default=128), minimum=1)
     taps = config.integer("linear_conv_kernel_dim", default=4, minimum=2)
-    bound = config.number("linear_lower_bound", default=-5.0)
-    linear.skip("kda_layers", "full_attn_layers", "safe_gate")
+    bound = None if config.is_null("linear_lower_bound") else config.number("linear_lower_bound", default=LOWER_BOUND)
+    if config.get("linear_attn_config"):
+        bound = None if linear.is_null("gate_lower_bound") else linear.number("gate_lower_bound", default=bound)
+        bound = LOWER_BOUND if bound is None and linear.flag("safe_gate", default=True) else bound
+    linear.skip("kda_layers", "full_attn_layers")
     return KimiDeltaSpec(
         hidden_size=sizes.hidden_size,
         num_heads=heads,
@@ -179,6 +184,6 @@ def _delta(config: Fields, sizes: DecoderSizes) -> KimiDeltaSpec:
         conv_kernel=linear.integer("short_conv_kernel_size", default=taps, minimum=2),
         eps=sizes.eps,
         rank=head_dim,
-        lower_bound=linear.number("gate_lower_bound", default=bound),
+        lower_bound=bound,
         a_log_shape=(heads,),
     )
