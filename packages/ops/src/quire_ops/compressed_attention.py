@@ -252,8 +252,9 @@ def _few_tokens(layout: PagedLayout) -> _Tokens:
         few = [each for each in _tokens(layout) if layout.query_lens[each[1]] <= FEW_TOKENS]
         table = np.asarray(few, dtype=np.int64).reshape(-1, 3)
         longest = max((layout.kv_lens[sequence] for _, sequence, _ in few), default=0)
-        columns = (to_device(table[:, column].copy(), layout.block_table.device) for column in range(3))
-        found = layout.derived["few tokens"] = _Tokens(*columns, longest)
+        device = layout.block_table.device
+        numbers, sequences, positions = (to_device(table[:, column].copy(), device) for column in range(3))
+        found = layout.derived["few tokens"] = _Tokens(numbers, sequences, positions, longest)
     return found
 
 
@@ -285,7 +286,8 @@ def _torch_compressed_attention(
         parts.append(sinks.float().expand(len(asked), heads)[..., None])
         shares = torch.softmax(torch.cat(parts, dim=-1), dim=-1).to(query.dtype)
         of_window, of_entries, _ = shares.split((unseen.shape[1], missing.shape[1], 1), dim=-1)
-        return of_window @ keys + of_entries @ found
+        attended: Tensor = of_window @ keys + of_entries @ found
+        return attended
 
     def entries_of(sequences: Tensor, windows: Tensor) -> Tensor:
         if entries is None or entry_layout is None:
