@@ -248,7 +248,7 @@ void check_attention(int dtype, int format, int heads, int kv_heads, int dim, in
             }
     quire_attention(dtype, query.data(), kv.data(), format, nullptr, got.data(), table.data(), stride, starts, lengths, 3,
                     heads, kv_heads, dim, block_size, 2 * kv_heads * block_size * kv.row_bytes,
-                    static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0);
+                    static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0, 0);
     const char* const names[] = {"attention", "attention over fp8", "attention over e5m2", "attention over int8", "attention over int4"};
     check(names[format], got, expected);
 }
