@@ -19,7 +19,7 @@ from quire_testkit.parity.oracle import write_checkpoint
 
 EXACT = {"Mamba2ForCausalLM", "Lfm2ForCausalLM"}
 """Those that promise the same bits in every cut, where the kernels are there; their log probabilities are compared."""
-OTHERS = ("Inkling", "Jamba", "KimiLinear", "MiniMax", "OlmoHybrid", "Qwen3Next", "Qwen4Exp", "Rwkv")
+OTHERS = ("Inkling", "Inkling2", "Jamba", "KimiLinear", "MiniMax", "OlmoHybrid", "Qwen3Next", "Qwen4Exp", "Rwkv")
 NETWORKS = sorted(EXACT | {f"{name}ForCausalLM" for name in OTHERS})
 
 
@@ -74,7 +74,7 @@ def test_tokens_do_not_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ]
         expected_leaving = answers(llm, leaving)
     drafting: dict[str, Any] = {"speculative_adaptive": False, "num_speculative_tokens": 5}
-    of_others = {"InklingForCausalLM": 100, "Qwen4ExpForCausalLM": 160}
+    of_others = {"InklingForCausalLM": 100, "Inkling2ForCausalLM": 100, "Qwen4ExpForCausalLM": 160}
     few_blocks = {"Mamba2ForCausalLM": 12, "RwkvForCausalLM": 12, **of_others}.get(folder.name, 90)
     tight: dict[str, Any] = {"num_gpu_blocks_override": few_blocks, "async_scheduling": True}
     with make(folder, speculative_method="ngram", prompt_lookup_min=1, **drafting, **tight) as llm:

@@ -37,6 +37,20 @@ class ConvCase:
         return function(x, self.weight, self.bias, state, layout, activation=self.activation)
 
 
+class DynamicConvCase:
+    name = "dynamic_conv1d"
+    channels, groups, taps = 21, 7, 4
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.state_shape, self.state_dtype = (self.taps - 1, self.channels), torch.float32
+        self.weight = rand(self.channels, self.taps, dtype=dtype)
+        self.inputs = [rand(n, self.channels + self.groups * self.taps + 3, dtype=dtype) for n in LENS]
+
+    def __call__(self, function: Callable[..., Tensor], rows: Tensor, state: Tensor, layout: Layout) -> Tensor:
+        x, dynamic, _ = rows.split([self.channels, self.groups * self.taps, 3], dim=-1)
+        return function(x, self.weight, dynamic.unflatten(-1, (self.groups, self.taps)), state, layout)
+
+
 class Mamba2Case:
     name = "mamba2_scan"
 
@@ -119,6 +133,7 @@ class WkvCase:
 
 
 CASES: dict[str, Callable[[torch.dtype], Any]] = {
+    "dynamic conv": DynamicConvCase,
     "conv": ConvCase,
     "conv-plain": lambda dtype: ConvCase(dtype, bias=False, activation=None),
     "mamba2": Mamba2Case,

@@ -113,6 +113,7 @@ def test_relative_paged_attention(backend: OpBackend, dtype: torch.dtype, extent
     cache = poisoned_cache(layout, num_blocks, 2, 8, dtype)
     query, relative = (torch.randn(sum(layout.query_lens), 4, size).to(dtype) for size in (8, 5))
     biases = {"relative": relative, "profiles": torch.randn(5, extent).to(dtype)}
+    biases |= {"sinks": torch.randn(query.shape[:2]).to(dtype)} if extent == 9 else {}
     wanted = ref.relative_paged_attention(
         query.double(), cache.double(), layout, scale=0.3, sliding_window=window, **biases
     )

@@ -123,6 +123,12 @@ def test_what_is_written_is_found_and_attended_to() -> None:
     mask = mixed.masked_fill(distance > 4, 0.0).masked_fill((distance < 0) | (distance > 7), -torch.inf)
     wanted = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True).transpose(0, 1)
     biases = {"relative": relative, "profiles": profiles}
+    sinks = rand(length, 4)  # as keys of their own, whose values are zeros
+    own = torch.cat((mask, sinks.T[..., None]), dim=-1)
+    padded = [F.pad(part, (0, 0, 0, 1)) for part in heads[1:]]
+    drained = F.scaled_dot_product_attention(heads[0], *padded, attn_mask=own, scale=scale, enable_gqa=True)
+    got = ops.relative_paged_attention(query, cache, whole, scale=scale, sliding_window=8, sinks=sinks, **biases)
+    assert torch.allclose(got, drained.transpose(0, 1))
     assert torch.allclose(
         ops.relative_paged_attention(query, cache, whole, scale=scale, sliding_window=8, **biases), wanted
     )
@@ -167,6 +173,11 @@ def test_convolution_of_a_whole_sequence() -> None:
     got = ops.causal_conv1d(x, weight, bias, state, layout, activation="silu")
     wanted = F.silu(F.conv1d(F.pad(x.T[None], (3, 0)), weight[:, None], bias, groups=5)[0].T)
     assert torch.allclose(got, wanted)
+    assert torch.allclose(state[1].double(), x[-3:], atol=1e-6)
+    dynamic = rand(9, 1, 4)
+    got = ops.dynamic_conv1d(x, weight, dynamic, state, layout)
+    windows = F.pad(x.T, (3, 0)).unfold(1, 4, 1).transpose(0, 1)  # [T, C, K]
+    assert torch.allclose(got, (windows * (weight + dynamic)).sum(-1))
     assert torch.allclose(state[1].double(), x[-3:], atol=1e-6)
 
 

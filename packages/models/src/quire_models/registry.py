@@ -152,6 +152,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HeliumForCausalLM": Architecture("helium"),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense"),
     "HyperCLOVAXForCausalLM": Architecture("hyperclovax"),
+    "Inkling2ForCausalLM": Architecture("inkling2_text", "inkling2"),
     "InklingForCausalLM": Architecture("inkling_text", "inkling"),
     "JambaForCausalLM": Architecture("jamba"),
     "JinaEmbeddingsV3Model": Architecture("jina_embeddings_v3"),

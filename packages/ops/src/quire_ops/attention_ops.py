@@ -95,19 +95,22 @@ def relative_paged_attention(
     relative: Tensor,
     profiles: Tensor,
     sliding_window: int | None = None,
+    sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention of `paged_attention`, where each query adds relative[h] @ profiles[:, d] to the score of a key d tokens
     before it, and nothing from M tokens on: biases by distance that each token mixes for itself (Inkling).
 
-    relative [T, Hq, R], profiles [R, M] -> [T, Hq, D]."""
+    relative [T, Hq, R], profiles [R, M], sinks [T, Hq], of each query one more score that has no value -> [T, Hq, D].
+    """
     extent = profiles.shape[1]
 
     def changed(scores: Tensor, token: int) -> Tensor:
         near = min(scores.shape[1], extent)
         bias = torch.zeros_like(scores)
         bias[:, scores.shape[1] - near :] = (relative[token].double() @ profiles.double())[:, :near].flip(1)
-        return scores + bias
+        scores = scores + bias
+        return scores if sinks is None else torch.cat([scores, sinks[token].double()[:, None]], dim=-1)
 
     return _attend(query, kv_cache, layout, scale, kv_scale, changed, sliding_window)
 

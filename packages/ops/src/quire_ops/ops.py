@@ -31,7 +31,15 @@ from quire_ops.partial_attention import latent_attention_with_lse, merge_attenti
 from quire_ops.penalties import penalize
 from quire_ops.quantized_embedding import quantized_embedding
 from quire_ops.quantized_linear import block_linear, fp8_linear, grouped_linear, int8_linear, w8a8_linear
-from quire_ops.recurrent import causal_conv1d, channel_delta_rule, gated_delta_rule, mamba2_scan, selective_scan, wkv
+from quire_ops.recurrent import (
+    causal_conv1d,
+    channel_delta_rule,
+    dynamic_conv1d,
+    gated_delta_rule,
+    mamba2_scan,
+    selective_scan,
+    wkv,
+)
 from quire_ops.routing import route_experts
 from quire_ops.sampling import sample, sample_masked
 from quire_ops.sparse_attention import (
@@ -57,6 +65,7 @@ __all__ = [
     "decode_inputs",
     "decode_step",
     "decoder_stack",
+    "dynamic_conv1d",
     "embedding",
     "encoder_attention",
     "encoder_stack",

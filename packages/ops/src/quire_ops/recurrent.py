@@ -26,6 +26,7 @@ __all__ = [
     "StateRun",
     "causal_conv1d",
     "channel_delta_rule",
+    "dynamic_conv1d",
     "gated_delta_rule",
     "mamba2_scan",
     "selective_scan",
@@ -100,6 +101,22 @@ def causal_conv1d(
         if bias is not None:
             out = out + bias.double()
         return seen[1:], out * torch.sigmoid(out) if activation == "silu" else out
+
+    return _scan(state, layout, torch.empty_like(x), advance)
+
+
+@op(token_args=(0, 2))
+def dynamic_conv1d(x: Tensor, weight: Tensor, dynamic: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    """`causal_conv1d` without a bias, whose taps are the sum of a weight and of what each token brings for each group
+    of neighbouring channels.
+
+    x [T, C], weight [C, K] and dynamic [T, G, K] of x's dtype, state [num_blocks, K - 1, C] float32 -> [T, C]."""
+    width = x.shape[1] // dynamic.shape[1]
+
+    def advance(past: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        seen = torch.cat((past, x[token].double()[None]))  # [K, C]
+        taps = weight.double() + dynamic[token].double().repeat_interleave(width, 0)  # [C, K]
+        return seen[1:], (seen * taps.T).sum(0)
 
     return _scan(state, layout, torch.empty_like(x), advance)
 

@@ -75,10 +75,11 @@ def relative_paged_attention(
     relative: Tensor,
     profiles: Tensor,
     sliding_window: int | None = None,
+    sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
 ) -> Tensor:
     plan = _plan(query, kv_cache, layout, sliding_window)
-    mixed = _MixedBias(relative, profiles.float())
+    mixed = _MixedBias(relative, profiles.float(), sinks)
     return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, sliding_window, mixed=mixed)
 
 
@@ -141,6 +142,8 @@ class _MixedBias(NamedTuple):
     """[T, Hq, R]."""
     profiles: Tensor
     """[R, M] float32."""
+    sinks: Tensor | None
+    """[T, Hq]: of each query one more score, without a value."""
 
     def at(self, rows: slice, distance: Tensor) -> Tensor:
         """[Hq, q, L] float32 of these queries, whose keys are so far before them: distance [q, L]."""
@@ -243,6 +246,9 @@ def _attend_unfused(
             scores = scores.masked_fill_(~mask, float("-inf"))
             if sinks is not None:
                 scores = torch.cat((scores, sinks.expand(-1, -1, end - begin, 1)), dim=-1)
+            if mixed is not None and mixed.sinks is not None:
+                own = mixed.sinks[rows].float().T.reshape(*scores.shape[:3], 1)
+                scores = torch.cat((scores, own), dim=-1)
             weights = torch.softmax(scores, dim=-1)[..., : seq.kv_len]
             attended = torch.einsum("hgql,lhd->qhgd", weights, values)
             out[rows] = attended.reshape(end - begin, num_heads, head_dim).to(query.dtype)

@@ -15,7 +15,15 @@ from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 from quire_ops.table import torch_backend_for
 
-__all__ = ["causal_conv1d", "channel_delta_rule", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
+__all__ = [
+    "causal_conv1d",
+    "channel_delta_rule",
+    "dynamic_conv1d",
+    "gated_delta_rule",
+    "mamba2_scan",
+    "selective_scan",
+    "wkv",
+]
 
 CHUNK = 64
 """Tokens that are computed at once."""
@@ -48,6 +56,28 @@ def causal_conv1d(
                 state[run.write] = inputs[len(inputs) - num_past :]
         out = torch.cat(parts)
     return F.silu(out) if activation == "silu" else out
+
+
+@torch_backend_for(recurrent.dynamic_conv1d)
+def dynamic_conv1d(x: Tensor, weight: Tensor, dynamic: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    num_past, groups = state.shape[1], dynamic.shape[1]
+    taps = weight.unflatten(0, (groups, -1)) + dynamic[:, :, None]  # [T, G, C / G, K]
+    if _is_decode(layout):
+        read, write, begins = _decode_blocks(layout, state.device)
+        past = state[read].masked_fill_(begins[:, None, None], 0)  # [S, K - 1, C]
+        seen = torch.cat((past.to(x.dtype), x[:, None]), dim=1)
+        state[write] = seen[:, 1:].to(state.dtype)
+        out: Tensor = (seen.transpose(1, 2) * taps.flatten(1, 2)).sum(-1)
+        return out
+    parts = []
+    for run in state_runs(layout):
+        before = state[run.read] if run.read else state.new_zeros(state.shape[1:])
+        inputs = torch.cat((before.to(x.dtype), x[run.begin : run.end]))  # [K - 1 + L, C]
+        windows = inputs.unfold(0, num_past + 1, 1)  # [L, C, K]
+        parts.append((windows * taps[run.begin : run.end].flatten(1, 2)).sum(-1))
+        if run.write:
+            state[run.write] = inputs[len(inputs) - num_past :]
+    return torch.cat(parts)
 
 
 @torch_backend_for(recurrent.mamba2_scan)

@@ -28,16 +28,22 @@ from quire_models.spec import (
 )
 
 __all__ = [
+    "LAYER_KINDS",
+    "PUBLISHED",
+    "TABLES",
     "InklingLayerSpec",
     "LayerConvolutionsSpec",
     "RelativeAttentionSpec",
     "ScaledMLPSpec",
     "SharedSinkMoESpec",
     "spec",
+    "windowed_heads",
 ]
 
 LAYER_KINDS = {"hybrid": False, "hybrid_sliding": True}
 """Name of a layer's kind -> its attention has a window."""
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+"""Those with a row for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +169,11 @@ def spec(config: Fields) -> NetworkSpec:
     sizes = decoder_sizes(config, rotary=False, head_dim=128, context=131072)
     table = sizes.vocab_size
     # Rows of both tables behind the last token only pad them.
-    sizes = replace(sizes, vocab_size=config.integer("unpadded_vocab_size", default=table, minimum=1))
-    if sizes.vocab_size > table:
-        raise CheckpointError(
-            f"{config.source}: unpadded_vocab_size ({sizes.vocab_size}) must be at most vocab_size ({table})"
-        )
+    sizes = replace(sizes, vocab_size=min(table, config.integer("unpadded_vocab_size", default=table, minimum=1)))
     num, taps = sizes.num_layers, config.integer("conv_kernel_size", default=4, minimum=2)
     local = config.get("local_layer_ids")
+    if local is not None and not isinstance(local, list):
+        raise CheckpointError(f"{config.source}: local_layer_ids must be a list of layers, is {local!r}")
     slides = [bool((layer + 1) % 6) if local is None else layer in local for layer in sizes.layers]
     slides = list(layer_kinds(config, "layer_types", num, LAYER_KINDS, slides))
     dense = config.integer("dense_mlp_idx", default=0, minimum=0)
@@ -190,57 +194,65 @@ def spec(config: Fields) -> NetworkSpec:
             feed_forward_norm=sizes.rms_norm("post_attention_layernorm"),
         )
 
-    tables = ("model.embed_tokens.weight", "lm_head.weight")
     return sizes.network(
         map(layer_of, sizes.layers),
         embedding=sizes.embedding(norm=sizes.rms_norm("embed_tokens.embed_norm"), norms_media=False),
         head=HeadSpec(factor=1 / config.number("logits_mup_width_multiplier", default=24.0, above=0.0)),
         checkpoint=CheckpointNames(
             ignored_prefixes=("model.mtp.",),
-            renamed=_PUBLISHED,
-            first_rows=tuple((name, sizes.vocab_size) for name in tables),
+            renamed=(
+                *PUBLISHED,
+                (".attn.", ".self_attn."),
+                ("_sconv.weight", "_sconv.conv1d.weight"),
+                (".mlp.w2_md.", ".mlp.down_proj."),
+            ),
+            first_rows=tuple((name, sizes.vocab_size) for name in TABLES),
         ),
         caches_by_mixer=True,
     )
 
 
-_PUBLISHED = (
+PUBLISHED = (
+    ("model.embed.", "model.embed_tokens."),
+    ("model.embed_norm.", "model.embed_tokens.embed_norm."),
+    ("model.unembed.", "lm_head."),
     (".attn.wq_du.", ".self_attn.q_proj."),
     (".attn.wk_dv.", ".self_attn.k_proj."),
     (".attn.wv_dv.", ".self_attn.v_proj."),
     (".attn.wr_du.", ".self_attn.r_proj."),
     (".attn.wo_ud.", ".self_attn.o_proj."),
-    (".attn.", ".self_attn."),
-    ("_sconv.weight", "_sconv.conv1d.weight"),
     (".attn_norm.", ".input_layernorm."),
     (".mlp_norm.", ".post_attention_layernorm."),
     (".mlp.gate.bias", ".mlp.gate.e_score_correction_bias"),
-    (".mlp.w2_md.", ".mlp.down_proj."),
-    ("model.embed.", "model.embed_tokens."),
-    ("model.embed_norm.", "model.embed_tokens.embed_norm."),
-    ("model.unembed.", "lm_head."),
 )
 """Names in the published checkpoints -> those of Transformers' class."""
 
 
+def windowed_heads(config: Fields, sizes: DecoderSizes, defaults: tuple[int, int, int]) -> tuple[DecoderSizes, int]:
+    """Sizes with the heads of layers that have a window, and the window.
+
+    Args:
+        defaults: The class's own of query heads, key-value heads, and window.
+    """
+    heads = config.integer("swa_num_attention_heads", default=defaults[0], minimum=1)
+    kv_heads = config.integer("swa_num_key_value_heads", default=defaults[1], minimum=1)
+    head_dim = config.integer("swa_head_dim", default=128, minimum=1)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{config.source}: swa_num_attention_heads ({heads}) must be a multiple of swa_num_key_value_heads "
+            f"({kv_heads})"
+        )
+    window = config.integer("sliding_window_size", default=defaults[2], minimum=1)
+    return replace(sizes, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim), window
+
+
 def _attention(config: Fields, sizes: DecoderSizes, *, slides: bool) -> RelativeAttentionSpec:
     """Of layers with a window, or of those without."""
-    heads, kv_heads, head_dim, window = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, None
-    if slides:
-        heads = config.integer("swa_num_attention_heads", default=64, minimum=1)
-        kv_heads = config.integer("swa_num_key_value_heads", default=16, minimum=1)
-        head_dim = config.integer("swa_head_dim", default=128, minimum=1)
-        window = config.integer("sliding_window_size", default=512, minimum=1)
-        if heads % kv_heads:
-            raise CheckpointError(
-                f"{config.source}: swa_num_attention_heads ({heads}) must be a multiple of swa_num_key_value_heads "
-                f"({kv_heads})"
-            )
-    own = replace(sizes, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    own, window = windowed_heads(config, sizes, (64, 16, 512)) if slides else (sizes, None)
     floor = config.number("log_scaling_n_floor", default=None, above=0.0)
     return recast(
         RelativeAttentionSpec,
-        own.attention(scale=1 / head_dim, sliding_window=window, **own.head_norms()),
+        own.attention(scale=1 / own.head_dim, sliding_window=window, **own.head_norms()),
         relative_size=config.integer("d_rel", default=16, minimum=1),
         extent=window or config.integer("rel_extent", default=1024, minimum=1),
         growth_floor=None if slides else floor,

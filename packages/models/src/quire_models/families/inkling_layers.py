@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward
 from quire_models.families.inkling import InklingLayerSpec, RelativeAttentionSpec, ScaledMLPSpec, SharedSinkMoESpec
+from quire_models.feed_forward_spec import SparseMoESpec
 from quire_models.layers.activations import activation
 from quire_models.layers.add_norm import AddNorm, consumers_of
 from quire_models.layers.attention import head_norms
@@ -30,22 +30,30 @@ from quire_models.layers.scope import Scope
 from quire_models.mixer_spec import RecurrentSpec
 from quire_ops import PagedLayout, QuantizedTokens, ops
 
-__all__ = ["AddedConvolution", "InklingLayer", "RelativeAttention", "ScaledMLP", "SharedSinkMoE"]
+__all__ = [
+    "AddedConvolution",
+    "InklingLayer",
+    "RelativeAttention",
+    "ScaledMLP",
+    "SharedSinkMoE",
+    "accept_experts",
+    "position_growth",
+]
 
 
 class AddedConvolution:
-    """x [T, C] float32 -> [T, C] float32: x and a short convolution of each of its channels. Their filters are
-    stored in one or several tensors."""
+    """x [T, C] float32 -> [T, C] float32: x and a short convolution of each of its channels, with a factor. Their
+    filters are stored in one or several tensors."""
 
-    def __init__(self, scope: Scope, channels: dict[str, int], taps: int) -> None:
+    def __init__(self, scope: Scope, channels: dict[str, int], taps: int, *, factor: float = 1.0) -> None:
         """Args:
         channels: Name of a module in this scope -> how many of the channels it has the filters of, in their order.
+        factor: Of the sum.
         """
         wide = dataclasses.replace(scope, dtype=torch.float32)
-        self._convolve = wide.op(ops.causal_conv1d, taps=taps)
+        self._convolve, self._factor = wide.op(ops.causal_conv1d, taps=taps), factor
         self._parts = [
-            (scope / name / "conv1d").parameter("weight", size, 1, taps, dtype=torch.float32)
-            for name, size in channels.items()
+            (scope / name).parameter("weight", size, 1, taps, dtype=torch.float32) for name, size in channels.items()
         ]
         self._weight: Tensor
         scope.when_loaded(self._finish)
@@ -57,7 +65,14 @@ class AddedConvolution:
     def __call__(self, x: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
         """`state` [num_blocks, taps - 1, C]: see `quire_ops.recurrent`."""
         out: Tensor = self._convolve(x, self._weight, None, state, layout, activation=None)
-        return out + x
+        return out + x if self._factor == 1.0 else (out + x) * self._factor
+
+
+def position_growth(positions: Tensor, floor: float, scale: float) -> Tensor:
+    """[T] -> [T, 1, 1] float32: 1, and from `floor` tokens on 1 + scale * log(tokens / floor). In float64 before, since
+    the last bit of torch's logarithms follows where in the step a number stands."""
+    grown = torch.log(((positions + 1).double() / floor).clamp_min(1.0))
+    return (1 + scale * grown).float()[:, None, None]
 
 
 class RelativeAttention:
@@ -74,7 +89,9 @@ class RelativeAttention:
         query, key, value, out = (Linear.of(scope, each) for each in spec.projections())
         self._projections = MergedLinear(scope, query, key, value, Linear.of(scope, spec.relative()))
         self._out = out
-        self._convolve = AddedConvolution(scope, {"k_sconv": spec.kv_size, "v_sconv": spec.kv_size}, taps)
+        self._convolve = AddedConvolution(
+            scope, dict.fromkeys(("k_sconv.conv1d", "v_sconv.conv1d"), spec.kv_size), taps
+        )
         self._cache = scope.attention(index, scale=spec.scale, sliding_window=spec.sliding_window)
         self._write = RopeAndCache(self._cache, None, head_norms(spec, scope))
         self._attend = scope.op(ops.relative_paged_attention)
@@ -103,7 +120,7 @@ class RelativeAttention:
         query = self._write(query, key, value, key, key, batch)  # no rotation
         relative = relative.unflatten(-1, (-1, spec.relative_size))  # [T, Hq, R]
         if spec.growth_floor is not None:
-            growth = self._growth(batch.positions, spec.growth_floor)
+            growth = position_growth(batch.positions, spec.growth_floor, spec.growth_scale)
             query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
         cache, places = batch.of_layer(self._index)
         attended = self._attend(
@@ -117,12 +134,6 @@ class RelativeAttention:
             kv_scale=self._cache.kv_scale,
         )
         return self._out(attended.flatten(1))
-
-    def _growth(self, positions: Tensor, floor: float) -> Tensor:
-        """[T] -> [T, 1, 1] float32. In float64 before, since the last bit of torch's logarithms follows where in the
-        step a number stands."""
-        grown = torch.log(((positions + 1).double() / floor).clamp_min(1.0))
-        return (1 + self._spec.growth_scale * grown).float()[:, None, None]
 
 
 class ScaledMLP:
@@ -157,6 +168,48 @@ class ScaledMLP:
         return self._network(x) * self._scale
 
 
+def accept_stack(
+    scope: Scope,
+    spec: SparseMoESpec,
+    name: str,
+    roles: tuple[str, ...],
+    count: int,
+    *,
+    first: int = 0,
+    by_turns: bool = False,
+) -> None:
+    """Checkpoints may bring some matrices of several experts in one tensor.
+
+    Args:
+        scope: Scope of the mixture.
+        name: Of the tensor in it.
+        roles: Names of the matrices of an expert, one behind the other.
+        count: Number of the experts.
+        first: Number of the first of them.
+        by_turns: The rows of two matrices take turns instead.
+    """
+    size, inner = spec.hidden_size, spec.intermediate_size
+
+    def split(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for expert, matrix in enumerate(tensor, start=first):
+            parts = (matrix[0::2], matrix[1::2]) if by_turns else matrix.chunk(len(roles))
+            for role, rows in zip(roles, parts, strict=True):
+                yield f"{scope.prefix}experts.{expert}.{role}.weight", rows
+
+    shape = (size, inner) if roles == spec.names[2:] else (len(roles) * inner, size)
+    scope.packed(name, (count, *shape), split)
+
+
+def accept_experts(scope: Scope, spec: SparseMoESpec, count: int) -> None:
+    """Checkpoints may bring these matrices of all experts as Transformers names them, or as published, where the rows
+    of gate and up take turns."""
+    pair, down = spec.names[:2], spec.names[2:]
+    accept_stack(scope, spec, "experts.gate_up_proj", pair, count)
+    accept_stack(scope, spec, "experts.w13_weight", pair, count, by_turns=True)
+    accept_stack(scope, spec, "experts.down_proj", down, count)
+    accept_stack(scope, spec, "experts.w2_weight", down, count)
+
+
 class SharedSinkMoE:
     """x [T, I] -> [T, I]: what the chosen experts and the shared ones make of each token, all weighed by the router."""
 
@@ -179,31 +232,15 @@ class SharedSinkMoE:
         self._scale = self._parameter.take() * self._spec.routing.scale
 
     def _accept(self, scope: Scope, spec: SharedSinkMoESpec) -> None:
-        """Take what checkpoints bring: stacked matrices of all routed experts, and of all shared ones, as Transformers
-        names them and as published, where the rows of gate and up take turns."""
+        """Take stacked matrices of all routed experts, and of all shared ones."""
         gate, up, down = spec.names
-        size, inner, routed, shared = spec.hidden_size, spec.intermediate_size, spec.num_routed, spec.num_shared
-
-        def split(tensor: Tensor, first: int, roles: tuple[str, ...], by_turns: bool) -> Iterator[tuple[str, Tensor]]:
-            for expert, matrix in enumerate(tensor, start=first):
-                parts = (matrix[0::2], matrix[1::2]) if by_turns else matrix.chunk(len(roles))
-                for role, rows in zip(roles, parts, strict=True):
-                    yield f"{scope.prefix}experts.{expert}.{role}.weight", rows
-
-        for name, first, roles, by_turns in (
-            ("experts.gate_up_proj", 0, (gate, up), False),
-            ("experts.w13_weight", 0, (gate, up), True),
-            ("experts.down_proj", 0, (down,), False),
-            ("experts.w2_weight", 0, (down,), False),
-            ("shared_experts.gate_proj", routed, (gate,), False),
-            ("shared_experts.up_proj", routed, (up,), False),
-            ("shared_experts.shared_w13_weight", routed, (gate, up), True),
-            ("shared_experts.down_proj", routed, (down,), False),
-            ("shared_experts.shared_w2_weight", routed, (down,), False),
-        ):
-            matrix = (size, inner) if roles == (down,) else (len(roles) * inner, size)
-            count = shared if first else routed
-            scope.packed(name, (count, *matrix), partial(split, first=first, roles=roles, by_turns=by_turns))
+        accept_experts(scope, spec, spec.num_routed)
+        at, first, count = "shared_experts", spec.num_routed, spec.num_shared
+        accept_stack(scope, spec, f"{at}.gate_proj", (gate,), count, first=first)
+        accept_stack(scope, spec, f"{at}.up_proj", (up,), count, first=first)
+        accept_stack(scope, spec, f"{at}.shared_w13_weight", (gate, up), count, first=first, by_turns=True)
+        for name in ("down_proj", "shared_w2_weight"):
+            accept_stack(scope, spec, f"{at}.{name}", (down,), count, first=first)
 
     def _select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """[T, E + S] -> ids and weights [T, K + S]: of the K best experts, and of all shared ones."""
@@ -238,10 +275,10 @@ class InklingLayer:
         self._index = index + 1
         self.attention = RelativeAttention(attention, taps, index, scope / attention.name)
         self.input_norm = AddNorm(make_norm(spec.input_norm, scope), self.attention.consumers)
-        self.attention_convolution = AddedConvolution(scope, {"attn_sconv": hidden}, taps)
+        self.attention_convolution = AddedConvolution(scope, {"attn_sconv.conv1d": hidden}, taps)
         self.feed_forward = build_feed_forward(spec.feed_forward, scope)
         self.feed_forward_norm = AddNorm(make_norm(spec.feed_forward_norm, scope), consumers_of(self.feed_forward))
-        self.feed_forward_convolution = AddedConvolution(scope, {"mlp_sconv": hidden}, taps)
+        self.feed_forward_convolution = AddedConvolution(scope, {"mlp_sconv.conv1d": hidden}, taps)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch

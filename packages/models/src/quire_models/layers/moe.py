@@ -46,11 +46,12 @@ from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_exper
 __all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "make_router", "place_experts"]
 
 
-def make_router(spec: SparseMoESpec, scope: Scope) -> Router:
+def make_router(spec: SparseMoESpec, scope: Scope, dtype: torch.dtype | None = None) -> Router:
     """The router of a mixture.
 
     Args:
         scope: Scope of the mixture itself.
+        dtype: Of its weight; None for the compute dtype.
     """
     bias = None
     if spec.correction_bias:
@@ -58,7 +59,7 @@ def make_router(spec: SparseMoESpec, scope: Scope) -> Router:
         bias = CorrectionBias(scope, spec.correction_bias, *shape)
     rule = RoutingRule(**dataclasses.asdict(spec.routing))
     select = ExpertChoice(scope, spec.num_experts, rule, bias=bias)
-    return Router(scope / spec.router, spec.hidden_size, spec.num_experts, select, bias=spec.router_bias)
+    return Router(scope / spec.router, spec.hidden_size, spec.num_experts, select, bias=spec.router_bias, dtype=dtype)
 
 
 class FusedExperts:

@@ -127,10 +127,22 @@ class Router:
 
     __slots__ = ("_bias_parameter", "_linear", "_parameter", "bias", "select", "weight")
 
-    def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        size: int,
+        num_experts: int,
+        select: Select,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Args:
+        dtype: Of the weight; None for the compute dtype.
+        """
         self._linear = scope.op(ops.lm_head)
         self.select = select
-        self._parameter = scope.parameter("weight", num_experts, size)
+        self._parameter = scope.parameter("weight", num_experts, size, dtype=dtype)
         self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None
         self.weight: Tensor
         """[E, size]."""

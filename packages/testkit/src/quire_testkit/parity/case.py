@@ -44,6 +44,8 @@ class ParityCase:
     """Transformers decodes with its cache. False where that gives this class other logits than without one."""
     num_unused: int = field(default=0, repr=False)
     """Parameters of the class that it never reads, and Quire does not load."""
+    wide: tuple[str, ...] = field(default=(), repr=False)
+    """Parameters whose names contain one of these stay in float32 when Transformers runs the class in bfloat16."""
     as_written: str = field(init=False, repr=False, compare=False)
     """The case as it was made: some configuration classes add to the objects that they are given."""
 

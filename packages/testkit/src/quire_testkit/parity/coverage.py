@@ -30,7 +30,6 @@ REFUSED: Mapping[str, str] = {
     "Gemma4UnifiedAssistantForCausalLM": "drafts for another network, whose keys it reads",
     "Gemma4UnifiedForConditionalGeneration": "takes media without towers; its text is Gemma4UnifiedForCausalLM",
     "GitForCausalLM": "sees pictures, and attends to them in both directions",
-    "Inkling2ForCausalLM": _STATES,
     "MegatronBertForCausalLM": _OWN_ATTENTION,
     "MusicgenForCausalLM": "makes sound, several tokens at once",
     "MusicgenMelodyForCausalLM": "makes sound, several tokens at once",

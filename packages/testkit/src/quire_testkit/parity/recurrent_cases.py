@@ -6,12 +6,13 @@ Quire cut differently, and every later token reads what was rounded on the way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
-__all__ = ["INKLING_FIELDS", "RECURRENT_CASES"]
+__all__ = ["INKLING2_FIELDS", "INKLING_FIELDS", "RECURRENT_CASES"]
 
 DELTA_FIELDS: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -61,6 +62,22 @@ INKLING_FIELDS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "route_scale": 2.0,
     "logits_mup_width_multiplier": 3.0,
+}
+
+INKLING2_FIELDS: dict[str, Any] = {
+    **without(
+        INKLING_FIELDS, "mlp_layer_types", "n_shared_experts", "logits_mup_width_multiplier", "moe_intermediate_size"
+    ),
+    "num_hidden_layers": 5,
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid_sliding"],
+    "intermediate_size": 24,
+    "n_layers_per_attn_res_block": 2,
+    "qk_l2_clip_threshold": 1.0,
+    "rel_l2_clip_threshold": 0.5,
+    "mlp_gate_softcap": 1.5,
+    "mlp_up_softcap": 2.0,
+    "final_logit_softcapping": 3.0,
+    "unpadded_vocab_size": 200,
 }
 
 _recurrent = partial(case, tolerance=1e-3)
@@ -268,6 +285,10 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         mlp_beta_factor=0.7,
         weight_scale=0.1,
         uses_cache=False,
+    ),
+    "Inkling2ForCausalLM": replace(
+        _recurrent("Inkling2TextConfig", {**LLAMA_FIELDS, **INKLING2_FIELDS}, tolerance=1e-5, weight_scale=0.05),
+        wide=("mlp.gate.weight", "conv1d", "attention_input", "mlp_input", "final_input"),
     ),
     "InklingForCausalLM": _recurrent(
         "InklingTextConfig", {**LLAMA_FIELDS, **INKLING_FIELDS}, tolerance=1e-5, weight_scale=0.1

@@ -290,6 +290,9 @@ def _bfloat16_errors(
     """The error in bfloat16, and the allowed one: medians over prompts, since a router that rounding turns to another
     expert is far off at once, with Transformers as with us."""
     network, rounded = load_model(config, folder, dtype="bfloat16"), copy.deepcopy(oracle).bfloat16()
+    for name, parameter in rounded.named_parameters():
+        if any(part in name for part in case.wide):
+            parameter.data = parameter.data.float()
     ours, theirs = [], []
     for number in range(NUM_BF16_PROMPTS):
         prompt = random.Random(number).choices(range(3, config.vocab_size), k=NUM_PROMPT)
