@@ -96,7 +96,7 @@ def summary(doc: str) -> str:
 
 def _with_name(text: str, name: str) -> str:
     """The text of `ops.py` with the op's import and its name in `__all__`, both in alphabetical order."""
-    imports = re.findall(r"^from quire_ops\.\w+ import .*\n", text, re.MULTILINE)
+    imports = re.findall(r"^from quire_ops\.\w+ import (?:\((?:\n .*)*\n\)|.*)\n", text, re.MULTILINE)
     block = "".join(sorted([*imports, f"from quire_ops.{name} import {name}\n"]))
     text = text.replace("".join(imports), block)
     before, listed, after = re.split(
