@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from runner_harness import HYBRID, Engine, TinyNetwork, random_model
@@ -12,8 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from quire_interfaces import ConfigError, NewRow, SamplingParams
 from quire_kv_cache import plan_kv_cache
+from quire_models import ModelConfig, load_model
 from quire_runner import ModelRunner, RunnerConfig, activation_bytes, row_bytes
 from quire_testkit.conformance.executor import ExecutorSuite
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
 
 
 @dataclass
@@ -109,6 +114,39 @@ def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, 
     peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
     figure = activation_bytes(model.config, config, dtype_bytes=4, kv_cache_dtype=cache_dtype)
     assert peak <= figure < 2 * peak
+
+
+def test_a_sparse_step_stays_within_the_figure(tmp_path: Path) -> None:
+    """Several residual streams, and attention to the tokens that an index finds (Qwen4-Exp)."""
+    case, context, step_tokens = CASES["Qwen4ExpForCausalLM"], 1024, 128
+    sizes = {
+        "hidden_size": 256, "head_dim": 64, "hc_count": 2, "ple_embed_dim": 256, "indexer_head_dim": 64,
+        "indexer_budget": 512, "max_position_embeddings": context,
+    }  # fmt: skip
+    write_checkpoint(tmp_path, "Qwen4ExpForCausalLM", dataclasses.replace(case, fields={**case.fields, **sizes}))
+    model = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32")
+    plan = plan_kv_cache(model.config.kv_cache_specs(16, "float32"), num_blocks=600)
+    config = RunnerConfig(
+        max_num_seqs=1, max_model_len=context, max_num_batched_tokens=step_tokens, logits_chunk_tokens=1
+    )
+    runner = ModelRunner.for_model(model, plan, config)
+    num = context // 16
+    request = NewRow(
+        row=0,
+        request_id="r",
+        token_ids=[5] * context,
+        num_prompt_tokens=context,
+        num_computed_tokens=context - step_tokens,
+        block_ids=tuple(list(range(1 + group * num, 1 + (group + 1) * num)) for group in range(len(plan.groups))),
+        sampling_params=SamplingParams(),
+        seed=0,
+    )
+    step = ExecutorSuite().entries(0, [0], context - step_tokens, step_tokens, new_rows=[request])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+        runner.run(step)
+    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
+    peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    assert peak <= activation_bytes(model.config, config, dtype_bytes=4, kv_cache_dtype="float32") < 2 * peak
 
 
 @pytest.mark.parametrize(

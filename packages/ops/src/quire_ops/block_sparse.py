@@ -19,7 +19,7 @@ from quire_ops.table import torch_backend_for
 
 __all__ = ["index_topk_blocks", "sparse_attention"]
 
-WORKSPACE = 1 << 22
+WORKSPACE = 1 << 19
 """Numbers that the torch backend holds at once for the tokens of one call."""
 
 
