@@ -65,7 +65,7 @@ def test_attention_counts_what_tokens_see() -> None:
     assert work.sizes["queries_per_kv_head"] == 2
 
 
-SMALL = {"rows": 2, "size": 32, "outputs": 48, "inputs": 128, "vocab_size": 50, "heads": 4, "kv_heads": 2,
+SMALL = {"rows": 2, "size": 32, "outputs": 48, "inputs": 256, "vocab_size": 50, "heads": 4, "kv_heads": 2,
          "head_dim": 8, "block_size": 4, "batch": "q5,q1k9", "experts": 3, "top_k": 2, "inner": 16}  # fmt: skip
 
 
@@ -78,6 +78,12 @@ def test_a_case_gives_an_op_what_it_takes(op: str) -> None:
     counted = make_work(op, shape, torch.float32, torch.device("meta"))
     assert counted.flop == work.flop
     assert counted.num_bytes >= work.num_bytes > 0
+
+
+def test_blocks_have_a_known_form_and_whole_rows() -> None:
+    for shape, message in (({"form": "Q9"}, "one of Q4_1, .*, got 'Q9'"), ({"inputs": 300}, "blocks of 256, got 300")):
+        with pytest.raises(ConfigError, match=message):
+            make_work("block_linear", shape, torch.float32, torch.device("meta"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire_bench.batch_spec import SequenceLens, parse_batch
 from quire_interfaces import ConfigError
 from quire_ops import Experts, LinearWeights, PagedLayout, kv_cache_shape
+from quire_ops.block_formats import BLOCK_FORMATS, block_header
 from quire_ops.grouped import block_groups
 
 __all__ = ["CASES", "KernelCase", "KernelWork", "make_work"]
@@ -151,6 +152,23 @@ def _int4_linear(shape: Shape, dtype: torch.dtype, device: torch.device) -> Kern
     return _product(shape, dtype, device, [weight, scale], outputs * dtype.itemsize, call)
 
 
+def _block_linear(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
+    form = shape["form"]
+    forms = [name for name, layout in BLOCK_FORMATS.items() if not layout.grid]
+    if form not in forms:
+        raise ConfigError(f"form of op 'block_linear' must be one of {', '.join(forms)}, got {form!r}", field="form")
+    if shape["inputs"] % BLOCK_FORMATS[form].inputs:
+        raise ConfigError(
+            f"inputs of {form} are whole blocks of {BLOCK_FORMATS[form].inputs}, got {shape['inputs']}", field="inputs"
+        )
+    size = (shape["outputs"], BLOCK_FORMATS[form].row_bytes(shape["inputs"]))
+    weight = _integers(0, 256, *size, dtype=torch.uint8, device=device)
+    weight &= 0x3B  # whatever is a scale is a number of moderate size then
+    header = block_header(form, torch.linspace(-1, 1, 16)).to(device)
+    out_bytes = shape["outputs"] * dtype.itemsize
+    return _product(shape, dtype, device, [weight, header], out_bytes, lambda f, x: f(x, weight, header, None))
+
+
 def _embedding(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
     weight = _random(shape["vocab_size"], shape["size"], dtype=dtype, device=device)
     ids = _integers(0, shape["vocab_size"], shape["rows"], dtype=torch.int64, device=device)
@@ -265,6 +283,7 @@ CASES: dict[str, KernelCase] = {
         ("lm_head_argmax", _PRODUCT | {"outputs": 32000}, _lm_head_argmax),
         ("int8_linear", _PRODUCT, _int8_linear),
         ("grouped_linear", _PRODUCT, _int4_linear),
+        ("block_linear", _PRODUCT | {"form": "Q4_K"}, _block_linear),
         ("embedding", _ROWS | {"vocab_size": 32000}, _embedding),
         ("rotary_embedding", {"rows": 32, "heads": 32, "head_dim": 128}, _rotary),
         ("write_kv_cache", _HEADS, _write),
@@ -273,5 +292,5 @@ CASES: dict[str, KernelCase] = {
         ("fused_moe", {"rows": 8, "experts": 8, "top_k": 2, "size": 1024, "inner": 768}, _moe),
     )
 }
-"""Op -> how it is measured; `grouped_linear` with int4 in groups of 128, `gated_linear` with `outputs` of gate, as
-many of up."""
+"""Op -> how it is measured; `grouped_linear` with int4 in groups of 128, `block_linear` in blocks of `form`,
+`gated_linear` with `outputs` of gate, as many of up."""
