@@ -118,6 +118,16 @@ def test_names_with_the_prefix_of_the_body_and_an_lm_head_are_taken_too(tmp_path
     assert not config.is_encoder
 
 
+def test_an_lm_head_under_its_published_name_is_left_out(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "DeepseekV4ForCausalLM")
+    assert "head.weight" in load_file(tmp_path / "model.safetensors")
+    config = ModelConfig.from_path(tmp_path, overrides={"architectures": ["DeepseekV4Model"]})
+    network = load_model(config, tmp_path, dtype="float32")
+    with torch.inference_mode():
+        expected = oracle.model(input_ids=torch.tensor([TEXT])).last_hidden_state[0]
+    assert relative_error(hidden_of(network), expected) < TOLERANCE
+
+
 @pytest.mark.parametrize(("head", "num_outputs"), [("ForRewardModel", 1), ("ForProcessRewardModel", 2)])
 def test_rewards_of_qwen_come_of_two_layers(head: str, num_outputs: int, tmp_path: Path) -> None:
     oracle = write(tmp_path, "Qwen2Model")

@@ -38,6 +38,10 @@ def named_tensors(
     if rules.default_prefix and not name.startswith((rules.default_prefix, f"{head}.")):
         name = rules.default_prefix + name
     name = rules.rename(name)
+    if name in head_tensors:
+        return ((name, tensor),)
+    if name.startswith(rules.ignored_prefixes):  # an LM head under its published name
+        return ()
     if name.endswith(rules.transposed):
         tensor = tensor.t()
     if name in rules.squeezed:
