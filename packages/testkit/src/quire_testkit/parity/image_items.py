@@ -141,6 +141,11 @@ def _of_fuyu(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values(6, 192)}
 
 
+def _of_inkling2(index: int, values: Values) -> dict[str, Tensor]:
+    rows, columns = ((2, 3), (4, 2))[index % 2]
+    return {"pixel_values": values(rows * columns, 8, 8, 3), "image_grid_thw": torch.tensor([[1, rows, columns]])}
+
+
 def _of_inkling(index: int, values: Values) -> dict[str, Tensor]:
     return {"pixel_values": values((6, 8)[index // 2 % 2], 2, 4, 4, 3)}
 
@@ -196,6 +201,7 @@ _ARRAYS: dict[tuple[str, ...], Callable[[int, Values], dict[str, Tensor]]] = {
     ("Emu3",): _of_emu3,
     ("Fuyu",): _of_fuyu,
     ("Gemma3n",): _of_gemma3n,
+    ("Inkling2",): _of_inkling2,
     ("Inkling",): _of_inkling,
     ("Gemma4For",): _positioned,
     ("GraniteDocling",): _padded_tiles,

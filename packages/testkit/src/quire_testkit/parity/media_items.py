@@ -50,7 +50,7 @@ def _sound(architecture: str, index: int, values: Callable[..., Tensor]) -> dict
         return {"input_features": values(1, 16, 60), "feature_attention_mask": heard}
     if architecture.startswith("Gemma3n"):
         return _of_gemma3n(values) if index % 2 else None
-    if architecture.startswith("Inkling"):
+    if architecture.startswith("InklingFor"):
         return _of_inkling(values) if index % 2 else None
     if architecture.startswith("Phi4Multimodal"):
         return _of_phi4(values) if index % 2 else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.media_parts import text, vision
-from quire_testkit.parity.recurrent_cases import INKLING_FIELDS
+from quire_testkit.parity.recurrent_cases import INKLING2_FIELDS, INKLING_FIELDS
 
 __all__ = ["NATIVE_RESOLUTION_CASES"]
 
@@ -130,6 +130,23 @@ NATIVE_RESOLUTION_CASES: dict[str, ParityCase] = {
             "text_config": text("persimmon"),
             "tie_word_embeddings": False,
         },
+    ),
+    "Inkling2ForConditionalGeneration": ParityCase(
+        config="Inkling2Config",
+        fields={
+            "image_token_id": 190,
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 4,
+                "posemb_grid_size": 6,
+                "projection_hidden_dim": 40,
+                "text_hidden_size": 64,
+            },
+            "text_config": text("inkling2_text", **INKLING2_FIELDS),
+        },
+        weight_scale=0.05,
     ),
     "InklingForConditionalGeneration": ParityCase(
         config="InklingConfig",
