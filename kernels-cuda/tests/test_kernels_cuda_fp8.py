@@ -56,8 +56,11 @@ from float64 at 128 inputs, this kernel 4e-4."""
 @multiplies_fp8
 @pytest.mark.parametrize(
     ("num_rows", "inputs", "groups", "input_scale", "has_bias", "wide"),
-    [(9, 140, 1, 0.0, True, False), (40, 140, 1, 0.02, False, True), (9, 300, 3, 0.0, True, True)],
-)
+    [
+        (9, 140, 1, 0.0, True, False), (40, 140, 1, 0.02, False, True), (9, 300, 3, 0.0, True, True),
+        (7, 3300, 26, 0.0, True, True), (9, 3300, 1, 0.02, True, False),
+    ],
+)  # fmt: skip
 def test_equals_reference(monkeypatch, num_rows, inputs, groups, input_scale, has_bias, wide) -> None:
     torch.manual_seed(1)
     dtype = torch.bfloat16

@@ -336,6 +336,10 @@ PICKED = 1 << 20
 """Bytes from which on a table is taken to be read in places, by kernels that are no products."""
 
 
+PRODUCTS = ("linear", "mm", "matmul", "fp8_kernel", "w8a8_kernel", "best_token_kernel")
+"""What is in the name of a product's launch."""
+
+
 def _launch(name: str, given: list[Any], made: list[Any], step: Step, caches: set[int]) -> Launch:
     """What one launch reads and writes.
 
@@ -343,7 +347,9 @@ def _launch(name: str, given: list[Any], made: list[Any], step: Step, caches: se
         given: Tensors that it is given, results among them for Triton's kernels.
         made: Tensors that it makes.
     """
-    is_product = any(text in name for text in ("linear", "mm", "matmul", "best_token_kernel"))
+    is_product = any(
+        text in name for text in ("linear", "mm", "matmul", "fp8_kernel", "w8a8_kernel", "best_token_kernel")
+    )
     is_attention = "attend" in name
     sizes, seen = [], set[tuple[int, int]]()
     matrices = []

@@ -1,6 +1,8 @@
 """Products of whole numbers on matrix units, of tokens rounded to int8 (`rounding.py`).
 
-They are summed in int32, which is exact, so that a row's result does not depend on its neighbours.
+They are summed in int32, which is exact, so that a row's result does not depend on its neighbours. Where too few tiles
+keep a GPU busy, inputs are divided among several programs (split-K), whose sums a second kernel adds:
+in int32, too, so that the result is the same to the bit.
 
 Shape legend: N rows, I inputs, O outputs. BM, BN, BK: rows, outputs and inputs of a tile.
 """
@@ -15,38 +17,66 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
-from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.platform import NVIDIA, Platform, num_multiprocessors
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.rounding import round_rows
 from quire_ops import CACHE_TORCH_DTYPES, ActivationScheme, QuantizedTokens, implements, ops
 
-__all__ = ["byte_tile", "calls", "w8a8_kernel", "w8a8_linear"]
+__all__ = ["add_w8a8_splits_kernel", "byte_splits", "byte_tile", "calls", "w8a8_kernel", "w8a8_linear"]
 
 _FEW_ROWS = 32
+_LAUNCH_PIECES = 11
+"""That a program reads in the 2.5 us of one launch more, three of them under way in the 0.7 us that memory takes."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def w8a8_kernel(
-    tokens, steps, weight, scale, bias, out, num_rows, num_outputs, inputs,
-    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    tokens, steps, weight, scale, bias, out, num_rows, num_outputs, inputs, split_inputs,
+    IS_SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out [N, O] = (tokens @ weight.T) * steps * scale + bias. Grid: (tiles of rows, tiles of outputs)."""
+    """out [N, O] = (tokens @ weight.T) * steps * scale + bias. Grid: (tiles of rows, tiles of outputs, splits).
+
+    IS_SPLIT: out [NUM_SPLITS, N, O] int32 gets the sums over `split_inputs` inputs each, and nothing else.
+    """
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     col = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     inside_row, inside_col = row < num_rows, col < num_outputs
     total = tl.zeros([BM, BN], tl.int32)
-    for begin in range(0, inputs, BK):
+    first = tl.program_id(2) * split_inputs
+    for begin in range(first, tl.minimum(first + split_inputs, inputs), BK):
         lane = begin + tl.arange(0, BK)
         inside = (lane < inputs)[None, :]
         left = tl.load(tokens + row[:, None] * inputs + lane[None, :], mask=inside_row[:, None] & inside, other=0)
         right = tl.load(weight + col[:, None] * inputs + lane[None, :], mask=inside_col[:, None] & inside, other=0)
         total = tl.dot(left, tl.trans(right), total, out_dtype=tl.int32)
-    result = total.to(tl.float32) * tl.load(steps + row, mask=inside_row, other=0.0)[:, None]
-    result = result * tl.load(scale + col, mask=inside_col, other=0.0).to(tl.float32)[None, :]
-    if HAS_BIAS:
-        result = result + tl.load(bias + col, mask=inside_col, other=0.0).to(tl.float32)[None, :]
     place = row[:, None] * num_outputs + col[None, :]
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside_row[:, None] & inside_col[None, :])
+    inside_out = inside_row[:, None] & inside_col[None, :]
+    if IS_SPLIT:
+        tl.store(out + tl.program_id(2).to(tl.int64) * num_rows * num_outputs + place, total, mask=inside_out)
+    else:
+        result = total.to(tl.float32) * tl.load(steps + row, mask=inside_row, other=0.0)[:, None]
+        result = result * tl.load(scale + col, mask=inside_col, other=0.0).to(tl.float32)[None, :]
+        if HAS_BIAS:
+            result = result + tl.load(bias + col, mask=inside_col, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside_out)
+
+
+@triton.jit(do_not_specialize=["num_elements"])
+def add_w8a8_splits_kernel(
+    parts, steps, scale, bias, out, num_elements, num_outputs,
+    NUM_SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [N, O] = (sum of parts [NUM_SPLITS, N, O] int32) * steps * scale + bias."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < num_elements
+    total = tl.zeros([BLOCK], tl.int32)
+    for split in tl.static_range(NUM_SPLITS):
+        total += tl.load(parts + split * num_elements + place, mask=mask, other=0)
+    result = total.to(tl.float32) * tl.load(steps + place // num_outputs, mask=mask, other=0.0)
+    result = result * tl.load(scale + place % num_outputs, mask=mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        result = result + tl.load(bias + place % num_outputs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
 
 
 def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
@@ -58,6 +88,27 @@ def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
     if target.has_few_registers:
         return {"BM": 32, "BN": 64, "BK": 64, "num_warps": 8, "num_stages": 1}
     return {"BM": 64, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": stages}
+
+
+def byte_splits(num_rows: int, num_outputs: int, inputs: int, tile: dict[str, int], device: torch.device) -> int:
+    """Inputs of each program of a product of bytes, a multiple of 128: all of them, unless dividing a weight that few
+    programs read saves more than the launch that adds the parts takes. By counting, not by a measurement.
+
+    A program has as many pieces [BN, BK] of the weight under way as it has stages, whatever is beside it, until two
+    tiles of 32 outputs for each multiprocessor ask for all that memory gives.
+    """
+    tiles, pieces = -(-num_outputs // tile["BN"]), inputs / tile["BK"]
+    most = max(1, 2 * 32 * num_multiprocessors(device) // tile["BN"])
+    part_pieces = 2 * 4 * tile["BM"] / tile["BK"]  # written and read again, of four bytes
+
+    def pieces_in_turn(splits: int) -> float:
+        at_once = min(tiles * splits, most)
+        own = 0.0 if splits == 1 else _LAUNCH_PIECES + part_pieces * tiles * splits / at_once
+        return pieces * tiles / at_once + own
+
+    choices = [splits for splits in (1, 2, 4, 8, 16) if splits == 1 or inputs // splits >= 512]
+    splits = min(choices, key=pieces_in_turn) if num_rows <= tile["BM"] else 1
+    return inputs if splits == 1 else triton.cdiv(triton.cdiv(inputs, splits), 128) * 128
 
 
 @implements(ops.w8a8_linear)
@@ -80,21 +131,33 @@ def w8a8_linear(
     if not out.numel():
         return out
     tile = byte_tile(num_rows, platform.target_of(tokens.device))
-    w8a8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]))](
-        tokens, steps, weight, scale, out if bias is None else bias, out, num_rows, num_outputs, inputs,
-        HAS_BIAS=bias is not None, **tile,
+    split_inputs = byte_splits(num_rows, num_outputs, inputs, tile, tokens.device)
+    splits, parts = triton.cdiv(inputs, split_inputs), out
+    if splits > 1:
+        parts = torch.empty((splits, num_rows, num_outputs), dtype=torch.int32, device=tokens.device)
+    given = out if bias is None else bias
+    w8a8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]), splits)](
+        tokens, steps, weight, scale, given, parts, num_rows, num_outputs, inputs, split_inputs,
+        IS_SPLIT=splits > 1, HAS_BIAS=bias is not None and splits == 1, **tile,
     )  # fmt: skip
+    if splits > 1:
+        add_w8a8_splits_kernel[(triton.cdiv(out.numel(), 1024),)](
+            parts, steps, scale, given, out, out.numel(), num_outputs,
+            NUM_SPLITS=splits, HAS_BIAS=bias is not None, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
     return out
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """Few rows and many."""
+    """Few rows, with splits and without, and many."""
     if shape.weights != "int8" or shape.num_experts:
         return
     dtype = CACHE_TORCH_DTYPES[shape.dtype]
     size = shape.hidden_size
-    weight = torch.empty(size, size, dtype=torch.int8, device="meta")
-    for use, rows in (("few rows", 16), ("many rows", 512)):
+    split = (("few rows split", 16, size // 4), ("64 rows split", 64, size // 4))
+    for use, rows, outputs in (("few rows", 16, 65536), *split, ("many rows", 512, size)):
         x = torch.empty(rows, size, dtype=dtype, device="meta")
+        weight = torch.empty(outputs, size, dtype=torch.int8, device="meta")
+        scale = torch.empty(outputs, dtype=dtype, device="meta")
         step = torch.empty(1, dtype=torch.float32, device="meta")
-        yield f"{shape.dtype} {use}", partial(w8a8_linear, x, weight, x[0], step, None, platform=platform)
+        yield f"{shape.dtype} {use}", partial(w8a8_linear, x, weight, scale, step, None, platform=platform)
