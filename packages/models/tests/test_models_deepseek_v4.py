@@ -83,7 +83,8 @@ def test_layers_take_turns_where_nothing_is_said() -> None:
     fields = {name: value for name, value in FLASH.items() if name != "compress_ratios"}
     rates = [each.compressor.rate for each in attentions(ModelConfig.from_dict(fields)) if each.compressor]
     assert rates == [128, 128, *([128, 4] * 21)][:43]
-    other = fields | {"compress_rates": {"compressed_sparse_attention": 8}, "compress_rate_hca": 64}
+    rates_of_kinds = {"compressed_sparse_attention": 8, "heavily_compressed_attention": 32}
+    other = fields | {"compress_rates": rates_of_kinds, "compress_rate_hca": 64}  # the latter wins, as in Transformers
     assert {each.compressor.rate for each in attentions(ModelConfig.from_dict(other)) if each.compressor} == {8, 64}
 
 
@@ -123,6 +124,7 @@ def test_other_caches_are_refused(dtype: str) -> None:
     [
         ({"compress_ratios": [0, 4]}, "compress_ratios must be 0, 4 or 128 for each of 43 layers"),
         ({"compress_ratios": [2] * 43}, "compress_ratios must be 0, 4 or 128 for each of 43 layers"),
+        ({"compress_ratios": [[4]] * 43}, "compress_ratios must be 0, 4 or 128 for each of 43 layers"),
         ({"layer_types": ["full_attention"] * 43}, "layer_types must name one of sliding_attention, compressed_sparse"),
         ({"o_groups": 7}, r"o_groups \(7\) must divide num_attention_heads \(64\)"),
         ({"index_head_dim": 32}, r"index_head_dim \(32\) must be at least the 64 dimensions that are rotated"),

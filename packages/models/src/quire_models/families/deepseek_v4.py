@@ -450,7 +450,8 @@ def _kinds(config: Fields, layers: int) -> Sequence[str]:
     """Of each layer: from `layer_types`, or from `compress_ratios`, whose list may go on behind the last layer."""
     ratios = config.get("compress_ratios")
     if config.get("layer_types") is None and ratios is not None:
-        if not isinstance(ratios, list) or len(ratios) < layers or any(each not in KINDS_OF_RATIOS for each in ratios):
+        known = tuple(KINDS_OF_RATIOS)
+        if not isinstance(ratios, list) or len(ratios) < layers or any(each not in known for each in ratios):
             raise CheckpointError(
                 f"{config.source}: compress_ratios must be 0, 4 or 128 for each of {layers} layers, is {ratios!r}"
             )
@@ -465,8 +466,8 @@ def _attentions(
     """The attention of each layer."""
     rates = config.object("compress_rates") or Fields({}, config.source)
     rate_of = {
-        SPARSE: rates.integer(SPARSE, default=config.integer("compress_rate_csa", default=4, minimum=1), minimum=1),
-        HEAVY: rates.integer(HEAVY, default=config.integer("compress_rate_hca", default=128, minimum=1), minimum=1),
+        SPARSE: config.integer("compress_rate_csa", default=rates.integer(SPARSE, default=4, minimum=1), minimum=1),
+        HEAVY: config.integer("compress_rate_hca", default=rates.integer(HEAVY, default=128, minimum=1), minimum=1),
     }
     num_groups = config.integer("o_groups", default=8, minimum=1)
     if sizes.num_heads % num_groups:
