@@ -97,7 +97,7 @@ def test_an_entry_is_the_mean_of_its_window() -> None:
 def test_tokens_find_what_the_reference_finds(
     backend: OpBackend, workspace: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire_ops.compressed_attention.WORKSPACE", workspace)
+    monkeypatch.setattr("quire_ops.compressed_attention.ATTENTION_WORKSPACE", workspace)
     layout, _ = rows_of_tokens(1, 8)
     entries, tokens = entries_of(layout, RATE), sum(layout.query_lens)
     query, weights = torch.randn(tokens, 6, SIZE), torch.randn(tokens, 6)
@@ -114,7 +114,7 @@ def test_tokens_find_what_the_reference_finds(
 def test_tokens_attend_to_their_window_and_to_entries(
     backend: OpBackend, dtype: torch.dtype, workspace: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire_ops.compressed_attention.WORKSPACE", workspace)
+    monkeypatch.setattr("quire_ops.compressed_attention.ATTENTION_WORKSPACE", workspace)
     layout, cache = rows_of_tokens(SIZE + 3, 8, dtype)
     tokens, entries = sum(layout.query_lens), entries_of(layout, RATE, dtype)
     query, chosen = torch.randn(tokens, HEADS, SIZE).to(dtype), None

@@ -20,6 +20,7 @@ from quire_interfaces.errors import (
 from quire_interfaces.fields import Fields, read_json
 from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSource
 from quire_interfaces.kv_cache import (
+    ATTENTION_WORKSPACE,
     FEW_TOKENS,
     KV_CACHE_DTYPES,
     NULL_BLOCK_ID,
@@ -91,6 +92,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALL_LOGPROBS",
+    "ATTENTION_WORKSPACE",
     "BESIDE_IMAGES",
     "FEW_TOKENS",
     "GRAMMAR_COMPILE_BOUNDS_S",

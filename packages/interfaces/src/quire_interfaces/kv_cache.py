@@ -14,6 +14,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.request import Request
 
 __all__ = [
+    "ATTENTION_WORKSPACE",
     "FEW_TOKENS",
     "KV_CACHE_DTYPES",
     "NULL_BLOCK_ID",
@@ -44,6 +45,9 @@ NULL_BLOCK_ID = 0
 FEW_TOKENS = 8
 """Up to so many tokens in a step, attention on GPUs takes a sequence for decoding, and may divide its keys among
 several programs; with more, for a prompt. What is captured in graphs, and planned for them, depends on it."""
+
+ATTENTION_WORKSPACE = 1 << 22
+"""Scores that torch's forms of attention without a fused operator hold at once: queries are taken in pieces."""
 
 STATE_ALIGNMENT_BYTES = 64
 STATE_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -321,7 +321,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = stages * activation_bytes(
         model, runner, kv_cache_dtype=resolved.cache_dtype,
-        input_numbers=model.max_encoder_len * model.network.sound_width,
+        input_numbers=model.max_encoder_len * model.network.sound_width, score_copies=model.network.score_copies,
     )  # fmt: skip
     if (input_bytes := model.network.state_input_bytes(dtype_bytes)) and runner.num_speculative_tokens:
         _check_drafted(config, model)

@@ -123,6 +123,9 @@ class SelfAttentionSpec:
     """Each head has a learned score that takes attention and gives nothing (gpt-oss)."""
     built_by: ClassVar[str] = ""
     """"module:class" of a family whose attention is its own; empty for the shared one."""
+    score_copies: ClassVar[int] = 0
+    """Numbers of float32 for each score, where only torch computes its attention, with the scores in memory; of
+    `ATTENTION_WORKSPACE` scores at once."""
     gated: bool = False
     """The query projection brings a gate of the result beside each head's query (Qiu et al. 2025)."""
     heads: HeadShard | None = None

@@ -457,6 +457,11 @@ class NetworkSpec:
         parts = (*self.mixers, *(layer.feed_forward for layer in self.layers))
         return max(3 * self.intermediate_size, *(part.width for part in parts if part is not None))
 
+    @property
+    def score_copies(self) -> int:
+        """Most numbers of float32 that a mixer keeps for each score; 0 where none has its scores in memory."""
+        return max((getattr(mixer, "score_copies", 0) for mixer in self.mixers), default=0)
+
     def weights(self) -> Iterator[Weight]:
         """All parameters by their full names, but the tables of embedding and head."""
         yield from inside(self.body, self.embedding.weights())

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_interfaces import ATTENTION_WORKSPACE
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 from quire_ops.staging import to_device
@@ -35,8 +36,6 @@ __all__ = [
     "window_ends",
 ]
 
-WORKSPACE = 1 << 22
-"""Numbers that the torch backend holds at once for the tokens of one call."""
 FEW_TOKENS = 4
 """Sequences with at most so many tokens in a step attend together in the torch backend."""
 
@@ -221,7 +220,7 @@ def _torch_compressed_topk(
             windows = torch.arange(count, device=device)
             sequence = torch.full_like(windows, number)
             own = _gathered(entries, layout, sequence, windows, rate, query.shape[2]).float()  # [E, D]
-            rows = max(1, WORKSPACE // (query.shape[1] * count))
+            rows = max(1, ATTENTION_WORKSPACE // (query.shape[1] * count))
             for first in range(begin, end, rows):
                 part = slice(first, min(first + rows, end))
                 products = torch.relu(query[part].float() @ own.T)  # [n, Hi, E]
@@ -297,7 +296,7 @@ def _torch_compressed_attention(
     few = _few_tokens(layout)
     windows = torch.arange(0 if entries is None else few.longest // rate, device=device)
     width = sliding_window + (len(windows) if chosen is None else chosen.shape[1])
-    for begin in range(0, len(few.numbers), rows := max(1, WORKSPACE // (width * size))):
+    for begin in range(0, len(few.numbers), rows := max(1, ATTENTION_WORKSPACE // (width * size))):
         part = slice(begin, begin + rows)
         numbers, sequences, positions = few.numbers[part], few.sequences[part, None], few.positions[part, None]
         places = positions - torch.arange(sliding_window, device=device)  # [n, L]
@@ -318,7 +317,7 @@ def _torch_compressed_attention(
         windows = torch.arange(0 if entries is None or chosen is not None else kv_len // rate, device=device)
         own = entries_of(torch.full_like(windows, number), windows)
         of_token = heads * (2 * sliding_window + len(windows)) + (0 if chosen is None else chosen.shape[1] * size)
-        rows = min(sliding_window, max(1, WORKSPACE // of_token))
+        rows = min(sliding_window, max(1, ATTENTION_WORKSPACE // of_token))
         for first in range(begin, end, rows):
             part = slice(first, min(first + rows, end))
             oldest = kv_len - end + first  # position of the first token

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire_interfaces import ATTENTION_WORKSPACE
 from quire_ops import attention_ops
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
 from quire_ops.kv_format import decode_rows
@@ -225,8 +226,9 @@ def _attend_unfused(
         pairs = cache.pairs(seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
         context_len = seq.kv_len - seq.query_len
-        for begin in range(0, seq.query_len, QUERY_PIECE):
-            end = min(begin + QUERY_PIECE, seq.query_len)
+        num_queries = max(1, min(QUERY_PIECE, ATTENTION_WORKSPACE // (num_heads * seq.kv_len)))
+        for begin in range(0, seq.query_len, num_queries):
+            end = min(begin + num_queries, seq.query_len)
             rows = slice(seq.query_begin + begin, seq.query_begin + end)
             grouped = query[rows].float().view(end - begin, num_kv_heads, num_heads // num_kv_heads, head_dim)
             scores = torch.einsum("qhgd,lhd->hgql", grouped, keys) * scale

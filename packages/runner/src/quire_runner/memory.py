@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire_interfaces import FEW_TOKENS, KV_CACHE_DTYPES
+from quire_interfaces import ATTENTION_WORKSPACE, FEW_TOKENS, KV_CACHE_DTYPES
 from quire_interfaces.platforms import platform_of
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
@@ -57,7 +57,7 @@ class NetworkDims(Protocol):
 
 def activation_bytes(
     network: NetworkDims, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None,
-    input_numbers: int = 0,
+    input_numbers: int = 0, score_copies: int = 0,
 ) -> int:  # fmt: skip
     """Largest number of bytes alive at once within a step: either in a layer of the full token budget, or at the
     logits of a step in which every row samples (drafts included).
@@ -68,6 +68,7 @@ def activation_bytes(
         dtype_bytes: Bytes of an activation's element; None takes the configured dtype's, and 4 where that is "auto".
         kv_cache_dtype: What keys and values are kept in; None for the dtype of the activations.
         input_numbers: Numbers alive at once while tokens are made of an encoder's input, one at a time.
+        score_copies: Numbers of float32 for each score of attention whose scores are in memory (`NetworkSpec`).
     """
     num_tokens = config.max_num_batched_tokens
     element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
@@ -84,9 +85,15 @@ def activation_bytes(
         # First as bytes, then widened to float32, then cast if that is not what the network computes in.
         gathered = max(gathered, 1 + 4 + (element if element != 4 else 0))
     context = config.max_model_len * (key_value * gathered + mask + SLOT_BYTES)
+    scores = 0
+    if score_copies:
+        num_scores = config.max_model_len * network.num_heads * min(num_tokens, MASKED_QUERIES)
+        scores = min(num_scores, max(ATTENTION_WORKSPACE, config.max_model_len * network.num_heads)) * score_copies * 4
+        # Keys and values are widened to float32, and laid out anew.
+        context += scores + config.max_model_len * key_value * 8
     if not platform_of(config.device).is_host:
         context = max(context, _split_bytes(network))
-    layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
+    layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element + scores)
     # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
     stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size
     layer = max(layer, num_tokens * stack * element, (num_tokens * network.hidden_size + input_numbers) * element)

@@ -177,6 +177,7 @@ class WindowAttentionSpec:
     first_shape: int = 0
     """The first of its own among their shapes."""
     built_by: ClassVar[str] = "quire_models.families.deepseek_v4_layers:WindowAttention"
+    score_copies: ClassVar[int] = 2
 
     @property
     def num_kv_heads(self) -> int:

@@ -58,6 +58,7 @@ class RelativeAttentionSpec(SelfAttentionSpec):
     """Queries and biases grow with the logarithm of the position from here on; None for no growth."""
     growth_scale: float
     built_by: ClassVar[str] = "quire_models.families.inkling_layers:RelativeAttention"
+    score_copies: ClassVar[int] = 4
 
     def relative(self) -> LinearSpec:
         """From x to the numbers that mix the profiles, of each head."""

@@ -20,6 +20,7 @@ class RootAlibiSpec(SelfAttentionSpec):
     max_distance: int
     """The largest distance between two tokens."""
     built_by: ClassVar[str] = "quire_models.families.step1_layers:RootAlibiAttention"
+    score_copies: ClassVar[int] = 4
 
 
 def spec(config: Fields) -> NetworkSpec:

@@ -50,6 +50,7 @@ class T5SelfAttentionSpec(SelfAttentionSpec):
 
     splits_heads: ClassVar[bool] = True
     built_by: ClassVar[str] = "quire_models.families.t5_layers:T5SelfAttention"
+    score_copies: ClassVar[int] = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
