@@ -26,6 +26,7 @@ from quire_interfaces import (
 from quire_kv_cache import KVCacheConfig, KVCacheManager
 from quire_models.config import ModelConfig
 from quire_models.layers.scope import Parameter
+from quire_runner import RunnerConfig, activation_bytes
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -123,3 +124,17 @@ def check_request(plan: MemoryPlan) -> None:
             most = max(most, num_blocks - cache.usage().num_free_blocks)
             request.output_token_ids.append(1)
     assert num_blocks / most == pytest.approx(plan.max_concurrency, rel=SHARE)
+
+
+def test_scores_in_memory_are_planned(tmp_path: Path) -> None:
+    """Inkling's attention is torch's, whose scores are beside the activations."""
+    write_checkpoint(tmp_path, "InklingForCausalLM", CASES["InklingForCausalLM"])
+    config = QuireConfig.of(
+        model=str(tmp_path), max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS,
+        kv_cache_memory_bytes=MEMORY, block_size=8,
+    )  # fmt: skip
+    model = ModelConfig.from_path(tmp_path)
+    scores = MAX_LEN * STEP_TOKENS * model.num_heads * 4
+    runner = RunnerConfig(max_num_seqs=4, max_model_len=MAX_LEN, max_num_batched_tokens=STEP_TOKENS)
+    without = activation_bytes(model, runner, dtype_bytes=4, kv_cache_dtype="float32")
+    assert make_plan(config, model).ledger_bytes["activations"] >= without + 3 * scores
