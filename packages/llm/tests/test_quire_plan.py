@@ -85,8 +85,9 @@ def test_graphs_have_room_for_what_a_head_reads() -> None:
         config = QuireConfig.of(speculative_method=method, **settings)
         return make_plan(config, model, free_bytes=10 * GB).ledger_bytes["graphs"]
 
-    # For 32 tokens: inputs of the layers, the same side by side, and where the head finds them.
-    assert graphs("eagle3") - graphs("draft_model") == 3 * 32 * 3 * model.hidden_size * 2
+    # For the 1,024 tokens of the largest mixed step: inputs of the layers, the same side by side, and where the head
+    # finds them.
+    assert graphs("eagle3") - graphs("draft_model") == 3 * 1024 * 3 * model.hidden_size * 2
 
 
 def test_a_tier_on_disk_takes_its_copies() -> None:
