@@ -16,6 +16,7 @@ from quire_interfaces import ConfigError, NewRow, SamplingParams
 from quire_kv_cache import plan_kv_cache
 from quire_models import ModelConfig, load_model
 from quire_runner import ModelRunner, RunnerConfig, activation_bytes, row_bytes
+from quire_runner.memory import step_graph_bytes
 from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -52,6 +53,13 @@ def test_activations_of_a_long_step_are_those_of_its_widest_layer() -> None:
     )
     mlp, stream, rotations = 3 * 256, 3 * 64 + 2 * 16, 4 * 16 * 16
     assert activation_bytes(Shape(), config) == (rotations + 4096 * (stream + mlp)) * 2
+
+
+def test_a_network_without_attention_is_planned_on_a_gpu() -> None:
+    config = RunnerConfig(device="cuda", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128)
+    without = Shape(num_heads=0, num_kv_heads=0, head_dim=0)
+    assert 40 << 20 < activation_bytes(without, config) < activation_bytes(Shape(), config)
+    assert step_graph_bytes(without, config, dtype_bytes=2) > 40 << 20
 
 
 def test_many_sampling_rows_are_bound_by_their_logits() -> None:

@@ -159,6 +159,8 @@ def step_graph_bytes(network: NetworkDims, config: RunnerConfig, *, dtype_bytes:
 def _split_bytes(network: NetworkDims) -> int:
     """Most bytes of the float32 results of programs that share what a single one would compute. There are only as many
     as fill a GPU, so they do not grow with the step."""
+    if not network.num_kv_heads:
+        return SPLIT_BYTES  # of products: nothing attends
     rows = FEW_TOKENS * -(-network.num_heads // network.num_kv_heads)
     return max(SPLIT_BYTES, SPLIT_PROGRAMS * rows * (network.head_dim + 1) * 4)
 
