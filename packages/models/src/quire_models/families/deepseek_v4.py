@@ -126,7 +126,10 @@ class CompressorSpec:
     def projections(self) -> tuple[LinearSpec, LinearSpec]:
         """Values and gates."""
         hidden, width = self.hidden_size, self.row_width
-        return tuple(LinearSpec(name=name, in_features=hidden, out_features=width) for name in ("kv_proj", "gate_proj"))  # type: ignore[return-value]  # two of them
+        values, gates = (
+            LinearSpec(name=name, in_features=hidden, out_features=width) for name in ("kv_proj", "gate_proj")
+        )
+        return values, gates
 
     def weights(self) -> Iterator[Weight]:
         """Projections, biases of places, and the norm."""

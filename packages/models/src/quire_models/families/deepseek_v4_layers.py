@@ -382,7 +382,7 @@ class DeepseekV4Layer:
 class DeepseekV4ForCausalLM(HyperDecoderLM):
     """The DeepSeek-V4 network."""
 
-    layers: list[DeepseekV4Layer]  # type: ignore[assignment]
+    layers: list[DeepseekV4Layer]  # type: ignore[assignment]  # its specs are built as these
 
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         """Hidden states [T, I] behind the last norm."""

@@ -73,7 +73,7 @@ class PooledLatentAttention(SparseLatentAttention):
 
     def __init__(self, spec: PooledLatentSpec, index: int, scope: Scope) -> None:
         super().__init__(spec, index, scope)
-        self._rotate = _as_it_is  # type: ignore[assignment]
+        self._rotate = _as_it_is  # type: ignore[assignment]  # in the place of a Rotary
 
     def fused_weights(self) -> None:
         """None: op `decoder_stack` rotates, and knows no index."""

@@ -105,7 +105,7 @@ class UnrotatedLatentAttention(LatentAttention):
 
     def __init__(self, spec: UnrotatedLatentSpec, index: int, scope: Scope) -> None:
         super().__init__(spec, index, scope)
-        self._rotate = _as_it_is  # type: ignore[assignment]
+        self._rotate = _as_it_is  # type: ignore[assignment]  # in the place of a Rotary
 
     def fused_weights(self) -> None:
         """None: op `decoder_stack` rotates."""
