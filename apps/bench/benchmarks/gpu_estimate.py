@@ -91,6 +91,9 @@ STEPS = [Step(shape, "h100", batch, context) for shape, batch, context in MEASUR
     Step("8b", "h200", 1), Step("8b", "h200", 64), Step("0.6b", "h200", 1),
     Step("8b", "h200", 1, weights="int4"), Step("8b", "h200", 64, kv_cache_dtype="int8"),
     Step("0.6b", "h200", 64, drawn=True),
+    *(Step("8b", "h200", batch, weights=weights) for batch, weights in (
+        (64, "int4"), (1, "fp8"), (64, "mxfp8"), (1, "w8a8"), (64, "ptpc_fp8"),
+    )),
 ]  # fmt: skip
 """Estimates of `--table`."""
 SHARES = {"attention": 0.75, "product": 0.96, "other": 0.8}
@@ -157,6 +160,7 @@ def _fake_runner(
     from quire_models import ModelConfig, build_model
     from quire_ops import kernel_builders
     from quire_quantization import methods
+    from quire_quantization.numbers import EXACT_SCALES, assumed_answers
     from quire_runner import ModelRunner, RunnerConfig
     from quire_testkit.checkpoints import checkpoint_config
 
@@ -175,7 +179,8 @@ def _fake_runner(
             dtype = parameter.dtype or network.dtype
             memory = parameter.memory(dtype, network.device)
             parameter.tensor = torch.empty(parameter.shape, dtype=dtype, device="cuda") if memory is None else memory
-        network.finish_loading()
+        with assumed_answers({EXACT_SCALES: True}):  # methods round scales to the weight's dtype
+            network.finish_loading()
         plan = plan_kv_cache(config.kv_cache_specs(BLOCK, step.kv_cache_dtype or "bfloat16"), num_blocks=num_blocks)
         runner_config = RunnerConfig(device="cuda", dtype="bfloat16", **settings)
         runner = ModelRunner.for_model(network, plan, runner_config, capture=capture)
@@ -347,9 +352,7 @@ def _launch(name: str, given: list[Any], made: list[Any], step: Step, caches: se
         given: Tensors that it is given, results among them for Triton's kernels.
         made: Tensors that it makes.
     """
-    is_product = any(
-        text in name for text in ("linear", "mm", "matmul", "fp8_kernel", "w8a8_kernel", "best_token_kernel")
-    )
+    is_product = any(text in name for text in PRODUCTS)
     is_attention = "attend" in name
     sizes, seen = [], set[tuple[int, int]]()
     matrices = []

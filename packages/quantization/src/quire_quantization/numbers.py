@@ -7,7 +7,8 @@ memory (`in_every_case`): there every answer is given once, and what a damaged f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = [
     "ZERO_POINTS",
     "are_absent",
     "ask",
+    "assumed_answers",
     "in_every_case",
     "once",
 ]
@@ -49,15 +51,23 @@ def in_every_case(run: Callable[[], object]) -> None:
     waiting: list[dict[str, bool]] = [{}]
     while waiting:
         known = waiting.pop(0)
-        case = _Case(dict(known))
-        _cases.append(case)
-        try:
+        with assumed_answers(known) as answers:
             run()
-        finally:
-            _cases.pop()
-        for question in list(case.answers)[len(known) :]:  # those that came up now, whose answer was no
+        for question in list(answers)[len(known) :]:  # those that came up now, whose answer was no
             waiting.append({**known, question: True})
             known = {**known, question: False}
+
+
+@contextmanager
+def assumed_answers(answers: dict[str, bool]) -> Iterator[dict[str, bool]]:
+    """Within it tensors have no numbers, and these answers are given in their place; to other questions, which are
+    added to the dictionary that is yielded, no."""
+    case = _Case(dict(answers))
+    _cases.append(case)
+    try:
+        yield case.answers
+    finally:
+        _cases.pop()
 
 
 def are_absent() -> bool:
