@@ -12,7 +12,7 @@ NATIVE = [
     f"{name}ForConditionalGeneration"
     for name in (
         "Gemma3", "Idefics3", "InternVL", "Lfm2Vl", "LightOnOcr", "Llava", "Mistral3", "Qwen2Audio", "Qwen2VL",
-        "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "SmolVLM", "Voxtral",
+        "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen4Exp", "SmolVLM", "Voxtral",
     )
 ]  # fmt: skip
 

@@ -17,9 +17,11 @@ from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig, load_model
 from quire_models.families.qwen4_exp import NGramSpec
 from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
 NAME = "Qwen4ExpForCausalLM"
+SEEING = "Qwen4ExpForConditionalGeneration"
 TEXT = [196, 3, *(3 + 7 * token % 140 for token in range(30)), 196, 5, 6]
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
@@ -60,7 +62,9 @@ def test_the_text_of_a_checkpoint_with_towers(tmp_path: Path) -> None:
     oracle.save_pretrained(tmp_path)
     with torch.inference_mode():
         expected = oracle(input_ids=torch.tensor([TEXT])).logits[0]
-    assert ModelConfig.from_path(tmp_path).media is None
+    whole = ModelConfig.from_path(tmp_path)
+    assert whole.media is not None
+    assert whole.media.has_mrope
     assert (logits(tmp_path) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
@@ -87,6 +91,11 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
     values |= {"layer_types": None, "model_type": "qwen4_exp_text", "architectures": [NAME], **fields}
     with pytest.raises(CheckpointError, match=message):
         ModelConfig.from_dict(values)
+
+
+def test_positions_on_several_axes_stand_behind_the_keys_of_the_index() -> None:
+    config = ModelConfig.from_dict({**MEDIA_CASES[SEEING].fields, "model_type": "qwen4_exp", "architectures": [SEEING]})
+    assert config.kv_cache_specs(16, "bfloat16")["model.layers.3.indexer"].block_bytes == 16 * (12 + 9) * 2
 
 
 def test_keys_of_the_index_have_no_narrow_form() -> None:

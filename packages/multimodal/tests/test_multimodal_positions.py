@@ -128,6 +128,7 @@ def owner_of(family: str, class_name: str) -> Any:
         ("qwen2_5_vl", "Qwen2_5_VLModel", False),
         ("qwen3_vl", "Qwen3VLModel", True),
         ("qwen3_5", "Qwen3_5Model", True),
+        ("qwen4_exp", "Qwen4ExpModel", True),
         ("glm4v", "Glm4vModel", True),
         ("glm46v", "Glm46VModel", True),
         ("paddleocr_vl", "PaddleOCRVLModel", False),

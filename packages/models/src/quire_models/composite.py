@@ -63,6 +63,7 @@ MROPE: dict[str, tuple[list[int], bool]] = {
     "qwen3_omni_moe_text": ([24, 20, 20], True),
     "qwen3_vl_moe_text": ([24, 20, 20], True),
     "qwen3_vl_text": ([24, 20, 20], True),
+    "qwen4_exp_text": ([11, 11, 10], True),
 }
 """`model_type` of a language model -> sections of M-RoPE where its file does not say them, and whether they come by
 turns, which the class says."""

@@ -54,7 +54,6 @@ UNSERVED: dict[str, str] = {
     "lfm3_vl": "its language model keeps states between tokens, which runs without towers only",
     "minicpmv4_7": "the slices of an image share one canvas of positions",
     "molmo2": "the tokens of all images of a prompt see one another",
-    "qwen4_exp": "blocks of its index are rotated by the position of their first token, on three axes",
     "vibevoice_asr": "its tower adds noise to what it hears",
 }
 """`model_type` of networks whose media are not served -> the reason. Their text is, where their language model runs."""

@@ -69,7 +69,7 @@ class PositionScheme:
 _PLAIN = PositionScheme()
 _SCHEMES = {
     **dict.fromkeys(
-        """qwen2_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v glm4v_moe glm46v glm_ocr paddleocr_vl
+        """qwen2_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe qwen4_exp glm4v glm4v_moe glm46v glm_ocr paddleocr_vl
         cohere_compass cosmos3_edge cosmos3_omni""".split(),
         _PLAIN,
     ),

@@ -46,6 +46,8 @@ KINDS = {
 """Name of a layer's kind -> it attends."""
 MAX_EXACT_TOKENS = 1 << 24
 """Token ids below it are float32 numbers, as which states keep them."""
+POSITION_DIGITS = 3
+"""Digits of a position to the base of 256, each of which is a number of every dtype of a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,15 @@ class BlockIndexSpec:
     num_blocks: int
     """Blocks that a token attends to at most, beside the tokens behind the last whole one."""
     block_tokens: int
+    num_axes: int = 1
+    """Axes of positions (M-RoPE). On several, a position does not follow from a token's place in its sequence, and
+    stands behind the token's key: a block is rotated by that of its first token."""
     built_by: ClassVar[str] = "quire_models.families.qwen4_exp_layers:BlockIndex"
+
+    @property
+    def cache_width(self) -> int:
+        """Numbers of a token: its key, and its position on each axis where there are several."""
+        return self.head_dim + (POSITION_DIGITS * self.num_axes if self.num_axes > 1 else 0)
 
     @property
     def width(self) -> int:
@@ -96,9 +106,9 @@ class BlockIndexSpec:
             yield Weight(f"{self.name}.{norm}.weight", (self.head_dim,), "norms")
 
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """A key of each token."""
+        """A key of each token, with its position where it has several axes."""
         check_latent_dtype(dtype, "keys of an index")
-        return LatentAttentionSpec(block_size=block_size, width=self.head_dim, dtype=dtype)
+        return LatentAttentionSpec(block_size=block_size, width=self.cache_width, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +268,7 @@ class HyperNetworkSpec(NetworkSpec):
 
 def spec(config: Fields) -> NetworkSpec:
     """`layer_types` or `full_attention_interval` say which layers attend; `ple_layer_ids` which have n-gram embeddings,
-    counted from 1. Text has one position per token, whatever `mrope_section` says."""
+    counted from 1."""
     config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     config.fixed("indexer_kv_heads", 1)
     config.skip("router_aux_loss_coef", "mtp_*")
@@ -334,6 +344,7 @@ def _index(config: Fields, sizes: DecoderSizes) -> BlockIndexSpec:
         eps=sizes.eps,
         num_blocks=budget // block_tokens,
         block_tokens=block_tokens,
+        num_axes=1 if sizes.rope is None else len(sizes.rope.mrope_section) or 1,
     )
 
 

@@ -18,6 +18,7 @@ from quire_attention import ForwardBatch
 from quire_models.build import build_feed_forward, build_mixer
 from quire_models.config import ModelConfig
 from quire_models.families.qwen4_exp import (
+    POSITION_DIGITS,
     BlockIndexSpec,
     BlockSparseAttentionSpec,
     GatedResidualSpec,
@@ -235,13 +236,27 @@ class BlockIndex:
         spec = self._spec
         keys, layout = batch.of_layer(self._index)
         query, key = self._project(x).split((spec.num_heads * spec.head_dim, spec.head_dim), dim=-1)
+        if spec.num_axes > 1:
+            key = torch.cat((key, self._digits(batch.positions).to(key.dtype)), dim=1)
         self._write(key.contiguous(), keys, layout.slot_mapping)
         self._complete(keys, layout)
         if max(layout.kv_lens) // spec.block_tokens <= spec.num_blocks:
             return None
         query = self._rotate(self._query_norm(query.unflatten(-1, (spec.num_heads, -1))), cos, sin)
-        found: Tensor = self._find(query, keys, layout, block_tokens=spec.block_tokens, k=spec.num_blocks)
+        own = keys[..., : spec.head_dim]
+        found: Tensor = self._find(query, own, layout, block_tokens=spec.block_tokens, k=spec.num_blocks)
         return found
+
+    def _digits(self, positions: Tensor) -> Tensor:
+        """[T] or [A, T] -> [T, A * digits], the last digit first."""
+        of_axes = positions.expand(self._spec.num_axes, -1).t()  # [T, A]
+        return torch.stack([of_axes >> 8 * digit & 255 for digit in range(POSITION_DIGITS)], dim=2).flatten(1)
+
+    def _positions(self, digits: Tensor) -> Tensor:
+        """[T, A * digits] -> [A, T]."""
+        places = torch.tensor([256**digit for digit in range(POSITION_DIGITS)], device=digits.device)
+        positions: Tensor = (digits.long().unflatten(1, (-1, POSITION_DIGITS)) * places).sum(2)
+        return positions.t()
 
     def _complete(self, keys: Tensor, layout: PagedLayout) -> None:
         """Put the key of each block that the step completes in the place of its last token's, which nobody needs any
@@ -249,11 +264,15 @@ class BlockIndex:
         completed = self._completed(layout)
         if completed is None:
             return
-        begins, slots = completed
-        rows = keys[slots // layout.block_size, slots % layout.block_size]  # [B, R, D]
+        positions, slots = completed
+        stored = keys[slots // layout.block_size, slots % layout.block_size]  # [B, R, D + digits]
+        rows, digits = stored.split((self._spec.head_dim, stored.shape[2] - self._spec.head_dim), dim=2)
+        if self._spec.num_axes > 1:
+            positions = self._positions(digits[:, 0])
         mean = self._key_norm(rows.float().mean(dim=1).to(rows.dtype))
-        cos, sin = self.table(begins, max(layout.kv_lens))
-        self._write(self._rotate(mean[:, None], cos, sin)[:, 0], keys, slots[:, -1])
+        cos, sin = self.table(positions, max(layout.kv_lens))
+        rotated = self._rotate(mean[:, None], cos, sin)[:, 0]
+        self._write(torch.cat((rotated, digits[:, -1]), dim=1), keys, slots[:, -1])
 
     def _completed(self, layout: PagedLayout) -> tuple[Tensor, Tensor] | None:
         """Positions [B] of the first token, and slots [B, R] of all tokens, of the blocks that the step completes; None

@@ -30,6 +30,7 @@ TOWERS: dict[str, Callable[[Mapping[str, Any], int], TowerSpec | None]] = {
     "qwen3_5_moe": qwen_vl.spec_of_3,
     "qwen3_vl": qwen_vl.spec_of_3,
     "qwen3_vl_moe": qwen_vl.spec_of_3,
+    "qwen4_exp": qwen_vl.spec_of_3,
     "smolvlm": idefics3.spec,
     "voxtral": whisper.spec_of_voxtral,
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.media_parts import text, vision
+from quire_testkit.parity.recurrent_cases import QWEN4_FIELDS
 
 __all__ = ["MROPE_CASES"]
 
@@ -151,6 +152,31 @@ MROPE_CASES: dict[str, ParityCase] = {
             "vision_start_token_id": 192,
             "vision_end_token_id": 193,
         },
+    ),
+    "Qwen4ExpForConditionalGeneration": ParityCase(
+        config="Qwen4ExpConfig",
+        fields={
+            "text_config": text(
+                "qwen4_exp_text",
+                **QWEN4_FIELDS
+                | {"rope_parameters": {**_MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+            ),
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 4,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 16,
+            },
+            **_IMAGE,
+            "video_token_id": 191,
+            "vision_start_token_id": 192,
+            "vision_end_token_id": 193,
+        },
+        tolerance=1e-3,
+        weight_scale=0.1,
     ),
     "Qwen3_5ForConditionalGeneration": ParityCase(
         config="Qwen3_5Config",

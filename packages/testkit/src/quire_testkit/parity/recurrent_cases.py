@@ -12,7 +12,7 @@ from typing import Any
 
 from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase, case, without
 
-__all__ = ["INKLING2_FIELDS", "INKLING_FIELDS", "RECURRENT_CASES"]
+__all__ = ["INKLING2_FIELDS", "INKLING_FIELDS", "QWEN4_FIELDS", "RECURRENT_CASES"]
 
 DELTA_FIELDS: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -78,6 +78,33 @@ INKLING2_FIELDS: dict[str, Any] = {
     "mlp_up_softcap": 2.0,
     "final_logit_softcapping": 3.0,
     "unpadded_vocab_size": 200,
+}
+
+QWEN4_FIELDS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "eos_token_id": [196, 2],  # in the prompt: n-grams end there
+    "head_dim": 16,
+    **DELTA_FIELDS,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "output_gate_type": "sigmoid",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "indexer_n_heads": 6,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 12,
+    "indexer_budget": 20,
+    "indexer_compress_ratio": 4,
+    "hc_count": 3,
+    "hc_lowrank": 20,
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 48,
+    "ngram_size": 3,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 3,
 }
 
 _recurrent = partial(case, tolerance=1e-3)
@@ -181,34 +208,7 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         weight_scale=0.1,
         seed=1,
     ),
-    "Qwen4ExpForCausalLM": _recurrent(
-        "Qwen4ExpTextConfig",
-        num_hidden_layers=4,
-        eos_token_id=[196, 2],  # in the prompt: n-grams end there
-        head_dim=16,
-        **DELTA_FIELDS,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=40,
-        output_gate_type="sigmoid",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        indexer_n_heads=6,
-        indexer_kv_heads=1,
-        indexer_head_dim=12,
-        indexer_budget=20,
-        indexer_compress_ratio=4,
-        hc_count=3,
-        hc_lowrank=20,
-        ple_layer_ids=[1, 3],
-        ple_embed_dim=48,
-        ngram_size=3,
-        heads_per_ngram=2,
-        ngram_vocab_size_base=50,
-        make_ngram_vocab_size_divisible_by=8,
-        split_ngram_parts=3,
-        weight_scale=0.1,
-    ),
+    "Qwen4ExpForCausalLM": _recurrent("Qwen4ExpTextConfig", **QWEN4_FIELDS, weight_scale=0.1),
     "GraniteMoeHybridForCausalLM": _recurrent(
         "GraniteMoeHybridConfig",
         **MAMBA2_FIELDS,
