@@ -17,7 +17,7 @@ from quire_ops import PagedLayout, ops
 __all__ = ["head_linear", "index_topk", "latent_attention", "sparse_latent_attention"]
 
 
-@backend_for(ops.latent_attention, trees=True)
+@backend_for(ops.latent_attention, trees=True, cache_dtypes=frozenset())
 def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
     """The numbers of a row must be next to each other."""
     assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
@@ -48,7 +48,7 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
     return out
 
 
-@backend_for(ops.index_topk)
+@backend_for(ops.index_topk, cache_dtypes=frozenset())
 def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout, *, k: int) -> Tensor:
     """Positions in their order, of equal scores the first; a key's numbers must lie together."""
     assert key_cache.dtype == query.dtype, f"keys of {key_cache.dtype} for queries of {query.dtype}"
@@ -79,7 +79,7 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     return out
 
 
-@backend_for(ops.sparse_latent_attention)
+@backend_for(ops.sparse_latent_attention, cache_dtypes=frozenset())
 def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int) -> Tensor:
     """Over all tokens, in their order, it has the bits of `latent_attention`."""
     assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"

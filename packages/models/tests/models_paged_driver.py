@@ -11,7 +11,7 @@ from torch import Tensor
 from quire_attention import CrossMedia, ForwardBatch, MediaEmbeds
 from quire_interfaces import FullAttentionSpec, KVCacheSpec, LatentAttentionSpec, MambaSpec
 from quire_models import DecoderLM
-from quire_ops import LoraTokens, PagedLayout, kv_cache_shape
+from quire_ops import CACHE_TORCH_DTYPES, LoraTokens, PagedLayout, kv_cache_shape
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Sequence:
 def _cache_shape(spec: KVCacheSpec, num_blocks: int) -> tuple[int, ...]:
     """Shape of a layer's cache; a single number where it keeps states."""
     if isinstance(spec, LatentAttentionSpec):
-        return num_blocks, spec.block_size // spec.dcp_size, spec.width
+        return num_blocks, spec.block_size // spec.dcp_size, spec.row_bytes // CACHE_TORCH_DTYPES[spec.dtype].itemsize
     if isinstance(spec, FullAttentionSpec):
         return kv_cache_shape(num_blocks, spec.block_size // spec.dcp_size, spec.num_kv_heads, spec.head_dim)
     return (1,)
@@ -63,8 +63,9 @@ class PagedDriver:
         self.device = device
         self.model = model
         self.block_size = block_size
-        dtype = cache_dtype or model.dtype
-        specs = config.kv_cache_specs(block_size, str(dtype).removeprefix("torch.")).values()
+        name = model.cache_dtype if cache_dtype is None else str(cache_dtype).removeprefix("torch.")
+        dtype = cache_dtype or CACHE_TORCH_DTYPES[name]
+        specs = config.kv_cache_specs(block_size, name).values()
         shapes = [_cache_shape(spec, num_blocks) for spec in specs]
         nothing = float("nan") if dtype.is_floating_point else 127  # of which scales become 3e38
         self.caches = tuple(torch.full(shape, nothing, dtype=dtype, device=device) for shape in shapes)

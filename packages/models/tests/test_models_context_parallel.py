@@ -41,8 +41,7 @@ def run(folder: Path, *, tp_group: Collectives, dcp_size: int, block_size: int =
     config = ModelConfig.from_path(folder)
     config = dataclasses.replace(config, network=interleave(config.network, dcp_size))
     model = load_model(config, folder, tp_group=tp_group, **options)
-    dtype = torch.float8_e4m3fn if options.get("kv_cache_dtype") == "fp8_e4m3" else None
-    driver = PagedDriver(model, block_size=block_size, shuffle=True, cache_dtype=dtype)
+    driver = PagedDriver(model, block_size=block_size, shuffle=True)
     rng = random.Random(3)
     first, second, third = (driver.add([rng.randrange(3, 60) for _ in range(length)]) for length in (37, 29, 9))
     driver.step((third, 1))
@@ -79,4 +78,5 @@ def test_every_split_of_heads_and_tokens(
 
 def test_latents_of_four_ranks_are_interleaved_twice(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "DeepseekV3ForCausalLM", CASES["DeepseekV3ForCausalLM"])
-    agree(tmp_path, 4, 2, dtype="float32")
+    for cache_dtype in (None, "fp8_ds_mla"):
+        agree(tmp_path, 4, 2, dtype="float32", kv_cache_dtype=cache_dtype)

@@ -134,6 +134,15 @@ def test_wrong_kinds_of_indices_are_named(kinds: object) -> None:
         ModelConfig.from_dict(GLM5 | {"indexer_types": kinds})
 
 
+def test_rows_in_fp8_are_the_published_ones() -> None:
+    """656 bytes of a token, and behind them the index's key in bfloat16."""
+    wide, narrow = (ModelConfig.from_dict(KIMI_K2).kv_cache_specs(16, dtype) for dtype in ("bfloat16", "fp8_ds_mla"))
+    assert {spec.block_bytes for spec in wide.values()} == {16 * 1152}
+    assert {spec.block_bytes for spec in narrow.values()} == {16 * 656}
+    (indexed,) = {spec.block_bytes for spec in ModelConfig.from_dict(GLM5).kv_cache_specs(16, "fp8_ds_mla").values()}
+    assert indexed == 16 * (656 + 256)
+
+
 def test_rows_of_every_other_format_are_refused() -> None:
     with pytest.raises(ConfigError, match="latents are not kept in fp8_e4m3") as refusal:
         ModelConfig.from_dict(KIMI_K2).kv_cache_specs(16, "fp8_e4m3")

@@ -22,7 +22,9 @@ from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMat
 from quire_interfaces.kv_cache import (
     ATTENTION_WORKSPACE,
     FEW_TOKENS,
+    FP8_DS_MLA,
     KV_CACHE_DTYPES,
+    LATENT_CACHE_DTYPES,
     NULL_BLOCK_ID,
     AllBlocksCleared,
     BlockAllocator,
@@ -44,6 +46,7 @@ from quire_interfaces.kv_cache import (
     SlidingWindowSpec,
     StateTensor,
     kv_row_bytes,
+    latent_row_bytes,
 )
 from quire_interfaces.kv_transfer import (
     BlockKey,
@@ -95,8 +98,10 @@ __all__ = [
     "ATTENTION_WORKSPACE",
     "BESIDE_IMAGES",
     "FEW_TOKENS",
+    "FP8_DS_MLA",
     "GRAMMAR_COMPILE_BOUNDS_S",
     "KV_CACHE_DTYPES",
+    "LATENT_CACHE_DTYPES",
     "MAX_LOGPROBS",
     "MAX_LOGPROB_TOKEN_IDS",
     "NULL_BLOCK_ID",
@@ -203,6 +208,7 @@ __all__ = [
     "between",
     "kv_row_bytes",
     "kv_transfer_params_of",
+    "latent_row_bytes",
     "one_of",
     "read_json",
     "setting",

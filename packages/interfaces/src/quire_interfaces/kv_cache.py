@@ -16,7 +16,9 @@ from quire_interfaces.request import Request
 __all__ = [
     "ATTENTION_WORKSPACE",
     "FEW_TOKENS",
+    "FP8_DS_MLA",
     "KV_CACHE_DTYPES",
+    "LATENT_CACHE_DTYPES",
     "NULL_BLOCK_ID",
     "AllBlocksCleared",
     "BlockAllocator",
@@ -38,6 +40,7 @@ __all__ = [
     "SlidingWindowSpec",
     "StateTensor",
     "kv_row_bytes",
+    "latent_row_bytes",
 ]
 
 NULL_BLOCK_ID = 0
@@ -57,6 +60,16 @@ KV_CACHE_DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, 
 
 ROW_SCALE_BYTES = {"int8": 4, "int4": 4}
 
+FP8_DS_MLA = "fp8_ds_mla"
+"""The published layout of latents in fp8 (DeepSeek-V3.2; the name is vLLM's): the latent in float8_e4m3 with a float32
+scale for each 128 numbers, and what follows it in bfloat16 (`quire_ops.latent_format`)."""
+
+LATENT_CACHE_DTYPES = ("float32", "bfloat16", "float16", FP8_DS_MLA)
+"""What rows of latents are kept in."""
+
+LATENT_GROUP = 128
+"""Numbers of a latent that share a scale in `FP8_DS_MLA`; the last group may have fewer."""
+
 
 def kv_row_bytes(dtype: str, head_dim: int) -> int:
     """Bytes of a row: the key (or value) of one token and one head.
@@ -68,6 +81,12 @@ def kv_row_bytes(dtype: str, head_dim: int) -> int:
     Raises:
         ConfigError: there is no such name, or the row is not a whole number of bytes.
     """
+    if dtype == FP8_DS_MLA:
+        raise ConfigError(
+            f"{FP8_DS_MLA} is for latents (multi-head latent attention), and this model keeps keys and values; choose "
+            f"one of {', '.join(KV_CACHE_DTYPES)}",
+            field="kv_cache_dtype",
+        )
     if dtype not in KV_CACHE_DTYPES:
         raise ConfigError(
             f"there is no KV cache dtype {dtype!r}; choose one of {', '.join(KV_CACHE_DTYPES)}", field="kv_cache_dtype"
@@ -79,6 +98,35 @@ def kv_row_bytes(dtype: str, head_dim: int) -> int:
             field="kv_cache_dtype",
         )
     return bits // 8 + ROW_SCALE_BYTES.get(dtype, 0)
+
+
+def latent_row_bytes(dtype: str, width: int, rank: int) -> int:
+    """Bytes of a row of latent attention: what is kept of one token.
+
+    Args:
+        dtype: One of `LATENT_CACHE_DTYPES`.
+        width: Numbers of the row.
+        rank: Numbers of the latent, with which it begins; 0 for a row without.
+
+    Raises:
+        ConfigError: Rows are not kept in this dtype, or have no whole words of it.
+    """
+    if dtype not in LATENT_CACHE_DTYPES or (dtype == FP8_DS_MLA and not rank):
+        choices = LATENT_CACHE_DTYPES if rank else LATENT_CACHE_DTYPES[:-1]
+        raise ConfigError(
+            f"{'latents' if rank else 'keys of an index'} are not kept in {dtype}; the KV cache of this network can be "
+            f"{', '.join(choices)} (kv_cache_dtype auto)",
+            field="kv_cache_dtype",
+        )
+    if dtype != FP8_DS_MLA:
+        return width * KV_CACHE_DTYPES[dtype] // 8
+    if rank % 4 or width % 2:
+        raise ConfigError(
+            f"{FP8_DS_MLA} needs a latent of a multiple of 4 numbers and an even number behind it; this model's are "
+            f"{rank} and {width - rank}; choose one of {', '.join(LATENT_CACHE_DTYPES[:-1])}",
+            field="kv_cache_dtype",
+        )
+    return rank + 4 * -(-rank // LATENT_GROUP) + 2 * (width - rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +210,22 @@ class LatentAttentionSpec(KVCacheSpec):
 
     width: int
     """Numbers of a row."""
+    rank: int = 0
+    """Numbers of the latent, with which a row begins; 0 where rows are something else, such as keys of an index."""
     dtype: str
-    """"float32", "bfloat16" or "float16"."""
+    """One of `LATENT_CACHE_DTYPES`."""
+
+    def __post_init__(self) -> None:
+        latent_row_bytes(self.dtype, self.width, self.rank)  # raises ConfigError
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return latent_row_bytes(self.dtype, self.width, self.rank)
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size // self.dcp_size * kv_row_bytes(self.dtype, self.width)
+        return self.block_size // self.dcp_size * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
 from quire_engine import EngineConfig
 from quire_interfaces import (
     ALL_LOGPROBS,
+    FP8_DS_MLA,
     KV_CACHE_DTYPES,
     MAX_LOGPROBS,
     ConfigError,
@@ -199,9 +200,9 @@ class ModelSettings(Settings):
     kv_cache_dtype: str = setting(
         "auto",
         help="Data type of keys and values; auto: fp8 where the checkpoint asks for it and brings scales "
-        "(kv_cache_scheme), else that of the activations. fp8 is fp8_e4m3; int8 and int4 scale each token and head by "
-        "itself.",
-        check=one_of("auto", *KV_CACHE_DTYPES, *KV_CACHE_ALIASES),
+        "(kv_cache_scheme), else that of the activations. fp8 is fp8_e4m3, and of latents (MLA) "
+        "fp8_ds_mla; int8 and int4 scale each token and head by itself.",
+        check=one_of("auto", *KV_CACHE_DTYPES, FP8_DS_MLA, *KV_CACHE_ALIASES),
     )
     kv_cache_memory_bytes: int | None = setting(
         None,

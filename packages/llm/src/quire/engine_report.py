@@ -17,7 +17,7 @@ from quire.kv_tier import EngineTiers
 from quire.plan import MemoryPlan, format_bytes
 from quire.pooling.poolers import PoolingChoice, cached_pooling_tasks, pooling_tasks
 from quire_engine import EngineInfo
-from quire_interfaces import Modality
+from quire_interfaces import FP8_DS_MLA, Modality
 from quire_interfaces.platforms import platform_of
 from quire_models.config import ModelConfig
 from quire_models.media_spec import MediaSpec
@@ -299,6 +299,8 @@ def _cache_format(dtype: str, network: Network) -> str:
     """What keys and values are kept in, and where their scales come from."""
     if dtype in ("int8", "int4"):
         return f"{dtype}, a scale for each token and head"
+    if dtype == FP8_DS_MLA:
+        return f"{dtype}, a scale for each 128 numbers of a token's latent"
     if not dtype.startswith("fp8"):
         return dtype
     found = network.num_kv_scales

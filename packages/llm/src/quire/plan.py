@@ -22,6 +22,7 @@ from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
 from quire.parallel.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
 from quire.routed_experts_config import check_routed_experts
 from quire_interfaces import (
+    FP8_DS_MLA,
     ConfigError,
     CrossAttentionSpec,
     KVCachePlan,
@@ -119,10 +120,13 @@ def resolved_dtype(asked: str, checkpoint: str, device: str = "cpu") -> str:
 
 def resolved_cache_dtype(asked: str, dtype: str, model: ModelConfig) -> str:
     """What keys and values are kept in: as asked, or for "auto" what the checkpoint has scales for, or the dtype to run
-    in."""
-    if asked != "auto":
+    in. "fp8" of latents is their published layout."""
+    if asked not in ("auto", "fp8"):
         return KV_CACHE_ALIASES.get(asked, asked)
     specs = model.kv_cache_specs(16, dtype).values()
+    if asked == "fp8":
+        keeps_latents = any(isinstance(spec, LatentAttentionSpec) and spec.rank for spec in specs)
+        return FP8_DS_MLA if keeps_latents else KV_CACHE_ALIASES[asked]
     takes_scales = model.is_native and not any(isinstance(spec, LatentAttentionSpec) for spec in specs)
     return (model.stored_cache_dtype if takes_scales else None) or dtype
 

@@ -11,7 +11,7 @@ import torch
 
 from quire_attention import AttentionBackend, select_attention_backend
 from quire_distributed import Collectives
-from quire_interfaces import CheckpointError, ConfigError
+from quire_interfaces import FP8_DS_MLA, CheckpointError, ConfigError
 from quire_interfaces.platforms import platform_of_type
 from quire_lora import AdapterSlots
 from quire_models.build import class_of
@@ -87,8 +87,9 @@ def build_model(
         sizes = {"head_dim": config.head_dim or 64, "queries_per_kv_head": heads // kv_heads}
         if block_size is not None:
             sizes["block_size"] = block_size
+        cache_dtype = None if kv_cache_dtype == FP8_DS_MLA else kv_cache_dtype  # of latents alone
         attention_backend = select_attention_backend(
-            replace(request, sizes=sizes, cache_dtype=kv_cache_dtype, features=_attention_features(config)),
+            replace(request, sizes=sizes, cache_dtype=cache_dtype, features=_attention_features(config)),
             attention_backend,
         ).backend
     adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, device_of_torch) if max_loras else None

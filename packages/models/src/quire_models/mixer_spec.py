@@ -11,7 +11,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 from quire_interfaces import (
     ChunkedLocalSpec,
-    ConfigError,
     FullAttentionSpec,
     KVCacheSpec,
     LatentAttentionSpec,
@@ -36,10 +35,8 @@ __all__ = [
     "RecurrentSpec",
     "SelfAttentionSpec",
     "ShortConvSpec",
-    "check_latent_dtype",
 ]
 
-LATENT_DTYPES = ("float32", "bfloat16", "float16")
 LATENT_NORM_EPS = 1e-6
 """Whatever config.json says of the other norms: published networks have no setting for it."""
 
@@ -309,17 +306,8 @@ class LatentSelfAttentionSpec:
             yield Weight("indexer.weights_proj.weight", (index.num_heads, hidden), "attention", is_wide=True)
 
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
-        check_latent_dtype(dtype, "latents")
-        return LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype, dcp_size=self.dcp_size)
-
-
-def check_latent_dtype(dtype: str, rows: str) -> None:
-    """Raises ConfigError where `rows`, for which there are no narrow formats, would be kept in one."""
-    if dtype not in LATENT_DTYPES:
-        raise ConfigError(
-            f"{rows} are not kept in {dtype}; the KV cache of this network can be {', '.join(LATENT_DTYPES)} "
-            "(kv_cache_dtype auto)",
-            field="kv_cache_dtype",
+        return LatentAttentionSpec(
+            block_size=block_size, width=self.row_width, rank=self.kv_lora_rank, dtype=dtype, dcp_size=self.dcp_size
         )
 
 

@@ -13,6 +13,7 @@ from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluo
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_cache_ops import kv_cache_shape
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.latent_format import latent_width, split_latent_cache
 from quire_ops.layer_weights import (
     AttentionWeights,
     CrossAttentionWeights,
@@ -110,11 +111,13 @@ __all__ = [
     "is_in_blocks",
     "kernel_builders",
     "kv_cache_shape",
+    "latent_width",
     "op",
     "op_report",
     "op_table",
     "ops",
     "replayable",
+    "split_latent_cache",
     "swigluoai_and_mul",
     "to_device",
     "torch_device",

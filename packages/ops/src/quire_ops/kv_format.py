@@ -22,8 +22,10 @@ CACHE_TORCH_DTYPES = {
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
     "int4": torch.uint8,
+    "fp8_ds_mla": torch.uint8,
 }
-"""A name of `quire_interfaces.KV_CACHE_DTYPES` -> dtype of the cache's tensor; each dtype stands for one format."""
+"""A name of `quire_interfaces.KV_CACHE_DTYPES` or `LATENT_CACHE_DTYPES` -> dtype of the cache's tensor; each dtype
+stands for one format of keys and values, and for one of latents."""
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 QUANTIZED = frozenset({*FP8, torch.int8, torch.uint8})

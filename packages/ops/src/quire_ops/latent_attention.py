@@ -3,7 +3,10 @@
 With the projections absorbed into queries and outputs it is attention with one key-value head, whose value is the
 beginning of its key: every token's entry is read once for all heads.
 
-Shape legend: T tokens, Hq query heads, W numbers of a cache entry, L tokens seen.
+Shape legend: T tokens, Hq query heads, W numbers of a cache entry, X elements of its row in the cache, L tokens seen.
+
+Rows of a floating-point cache are the entries themselves, X = W; those of a uint8 cache are bytes of the layout in
+`latent_format.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from quire_ops.attention_ops import visible_places
 from quire_ops.attention_plan import AttentionPlan, make_plan
+from quire_ops.latent_format import decode_latent_row, decode_latents, encode_latent_row, encode_latents
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 from quire_ops.table import torch_backend_for
@@ -22,11 +26,13 @@ __all__ = ["latent_attention", "torch_latent_attention", "write_latent_cache"]
 
 
 @op
-def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write the entry of token t into slot `slot_mapping[t]`; entries [T, W], latent_cache [num_blocks, block_size, W]
-    of one dtype, slot_mapping [T] int64."""
+def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
+    """Write the entry of token t into slot `slot_mapping[t]`, in the format of the cache, where an entry's first `rank`
+    numbers are the latent; entries [T, W], latent_cache [num_blocks, block_size, X], slot_mapping [T] int64."""
+    is_fp8 = latent_cache.dtype == torch.uint8
     for token, slot in enumerate(slot_mapping.tolist()):
-        latent_cache[divmod(slot, latent_cache.shape[1])] = entries[token]
+        row = encode_latent_row(entries[token], rank) if is_fp8 else entries[token]
+        latent_cache[divmod(slot, latent_cache.shape[1])] = row
 
 
 @op(trees=True)
@@ -35,14 +41,15 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
     entry is the key, and its first `rank` numbers, the latent, are the value. Slots that no token of the step may see
     are never read. Entries may be the beginnings of longer ones.
 
-    query [T, Hq, W], latent_cache [num_blocks, block_size, W] -> [T, Hq, rank], dtype of query.
+    query [T, Hq, W], latent_cache [num_blocks, block_size, X] -> [T, Hq, rank], dtype of query.
     """
     out = query.new_empty(*query.shape[:2], rank)
     block_size, token = latent_cache.shape[1], 0
     for blocks, query_len, kv_len in zip(layout.block_table.tolist(), layout.query_lens, layout.kv_lens, strict=True):
-        entries = [latent_cache[blocks[place // block_size], place % block_size] for place in range(kv_len)]
+        rows = [latent_cache[blocks[place // block_size], place % block_size] for place in range(kv_len)]
+        entries = [decode_latent_row(row, rank) for row in rows]
         for place in range(kv_len - query_len, kv_len):
-            seen = torch.stack([entries[p] for p in visible_places(layout, token, place)]).double()  # [L, W]
+            seen = torch.stack([entries[p] for p in visible_places(layout, token, place)])  # [L, W]
             weights = torch.softmax(query[token].double() @ seen.T * scale, dim=-1)
             out[token] = (weights @ seen[:, :rank]).to(query.dtype)
             token += 1
@@ -50,9 +57,10 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
 
 
 @torch_backend_for(write_latent_cache)
-def _torch_write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
-    block_size = latent_cache.shape[1]
-    latent_cache[slot_mapping // block_size, slot_mapping % block_size] = entries
+def _torch_write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
+    block_size, dtype = latent_cache.shape[1], latent_cache.dtype
+    rows = encode_latents(entries, rank) if dtype == torch.uint8 else entries.to(dtype)
+    latent_cache[slot_mapping // block_size, slot_mapping % block_size] = rows
 
 
 @torch_backend_for(latent_attention, trees=True)
@@ -67,7 +75,7 @@ def torch_latent_attention(
     block_size = latent_cache.shape[1]
 
     def gather(slots: Tensor) -> tuple[Tensor, Tensor]:
-        rows = latent_cache[slots // block_size, slots % block_size][:, None]
+        rows = decode_latents(latent_cache[slots // block_size, slots % block_size], query.dtype, rank)[:, None]
         return rows, rows  # torch's fused operator wants values as wide as keys: what is too much is cut off
 
     return attend(query, gather, plan, scale)[..., :rank]

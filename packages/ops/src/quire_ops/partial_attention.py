@@ -4,8 +4,8 @@ has some of a sequence's tokens.
 With the logarithm of the sum of a part's weights, the log-sum-exp, results over disjoint sets of tokens make the result
 over all of them (Milakov & Gimelshein 2018, sec. 3; Dao et al. 2023, "Flash-Decoding").
 
-Shape legend: T tokens, Hq query heads, Hkv key-value heads, D head dimension, W numbers of a latent cache's entry, N
-parts, L tokens seen.
+Shape legend: T tokens, Hq query heads, Hkv key-value heads, D head dimension, W numbers of a latent cache's entry, X
+elements of its row (`latent_attention.py`), N parts, L tokens seen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from quire_ops.attention_plan import AttentionPlan, make_plan
 from quire_ops.kv_format import decode_rows
 from quire_ops.kv_reference import decode_row
+from quire_ops.latent_format import decode_latent_row, decode_latents
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 from quire_ops.table import torch_backend_for
@@ -95,15 +96,15 @@ def latent_attention_with_lse(
     """`latent_attention` of each token over the first entries that the cache has of its own sequence, and the
     log-sum-exp of each head's scores; layout and visible_lens as in `paged_attention_with_lse`.
 
-    query [T, Hq, W], latent_cache [num_blocks, block_size, W], visible_lens [T] int32 -> [T, Hq, rank] float32 and
+    query [T, Hq, W], latent_cache [num_blocks, block_size, X], visible_lens [T] int32 -> [T, Hq, rank] float32 and
     [T, Hq] float32; zeros and -inf for tokens that see nothing."""
     out, lse = query.new_zeros(*query.shape[:2], rank).float(), query.new_full(query.shape[:2], -torch.inf).float()
     block_size = latent_cache.shape[1]
     for token, blocks, visible in _tokens(layout, visible_lens):
         if not visible:
             continue
-        entries = [latent_cache[blocks[place // block_size], place % block_size] for place in range(visible)]
-        seen = torch.stack(entries).double()
+        rows = [latent_cache[blocks[place // block_size], place % block_size] for place in range(visible)]
+        seen = torch.stack([decode_latent_row(row, rank) for row in rows])
         scores = query[token].double() @ seen.T * scale
         lse[token] = torch.logsumexp(scores, dim=-1)
         out[token] = (torch.softmax(scores, dim=-1) @ seen[:, :rank]).float()
@@ -169,7 +170,7 @@ def _torch_latent_attention_with_lse(
     block_size = latent_cache.shape[1]
 
     def gather(slots: Tensor) -> tuple[Tensor, Tensor]:
-        rows = latent_cache[slots // block_size, slots % block_size][:, None].float()
+        rows = decode_latents(latent_cache[slots // block_size, slots % block_size], torch.float32, rank)[:, None]
         return rows, rows[..., :rank]
 
     return _attend(query, rank, gather, layout, visible_lens, scale, lambda scores, distance: scores)

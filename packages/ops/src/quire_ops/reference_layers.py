@@ -166,7 +166,7 @@ def _latent_attention(x: Tensor, weights: LatentAttentionWeights, step: LayerSte
     assert norm.weight is not None
     key = _rotated(key[:, None], cos, sin, weights.interleaved)[:, 0]
     row = torch.cat((rms_norm(latent, norm.weight, norm.eps), key), dim=-1)
-    write_latent_cache(row, step.kv_cache, step.layout.slot_mapping)
+    write_latent_cache(row, step.kv_cache, step.layout.slot_mapping, rank)
     query = reference_linear(x, weights.q_down)
     if weights.q_up is not None and weights.q_norm is not None and weights.q_norm.weight is not None:
         query = reference_linear(rms_norm(query, weights.q_norm.weight, weights.q_norm.eps), weights.q_up)

@@ -1,8 +1,8 @@
 """Sparse latent attention: which tokens to attend to, where they are, and attention over these alone (DeepSeek-AI 2025,
 DeepSeek-V3.2-Exp).
 
-Shape legend: T tokens, Hq query heads, Hi heads of the index, D their dimension, W numbers of a cache entry, K tokens
-attended to, L tokens of a sequence.
+Shape legend: T tokens, Hq query heads, Hi heads of the index, D their dimension, W numbers of a cache entry, X elements
+of its row (`latent_attention.py`), K tokens attended to, L tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_ops.attention_plan import AttentionPlan, PrefillSequence
+from quire_ops.latent_format import decode_latent_row, decode_latents
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 from quire_ops.staging import to_device
@@ -100,11 +101,11 @@ def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, 
     """`latent_attention` of each token over the entries in its own slots alone; slots of -1, which the first of a token
     is not, count for nothing. Other slots are never read.
 
-    query [T, Hq, W], latent_cache [num_blocks, block_size, W], slots [T, K] int64 -> [T, Hq, rank], dtype of query.
+    query [T, Hq, W], latent_cache [num_blocks, block_size, X], slots [T, K] int64 -> [T, Hq, rank], dtype of query.
     """
     out = query.new_empty(*query.shape[:2], rank)
     for token, own in enumerate(slots.tolist()):
-        seen = torch.stack([latent_cache[divmod(slot, latent_cache.shape[1])] for slot in own if slot >= 0]).double()
+        seen = _entries(latent_cache, own, rank)
         scores = torch.softmax(query[token].double() @ seen.T * scale, dim=-1)
         out[token] = (scores @ seen[:, :rank]).to(query.dtype)
     return out
@@ -117,15 +118,21 @@ def sparse_latent_attention_with_lse(
     """`sparse_latent_attention`, and the log-sum-exp of each head's scores, by which `merge_attention_states` joins it
     with scores of other things, such as sinks.
 
-    query [T, Hq, W], latent_cache [num_blocks, block_size, W], slots [T, K] int64 -> [T, Hq, rank] float32 and
+    query [T, Hq, W], latent_cache [num_blocks, block_size, X], slots [T, K] int64 -> [T, Hq, rank] float32 and
     [T, Hq] float32."""
     out, lse = query.new_empty(*query.shape[:2], rank).float(), query.new_empty(query.shape[:2]).float()
     for token, own in enumerate(slots.tolist()):
-        seen = torch.stack([latent_cache[divmod(slot, latent_cache.shape[1])] for slot in own if slot >= 0]).double()
+        seen = _entries(latent_cache, own, rank)
         scores = query[token].double() @ seen.T * scale
         lse[token] = torch.logsumexp(scores, dim=-1)
         out[token] = (torch.softmax(scores, dim=-1) @ seen[:, :rank]).float()
     return out, lse
+
+
+def _entries(latent_cache: Tensor, slots: list[int], rank: int) -> Tensor:
+    """[L, W] float64: the entries in those of the slots that are not -1."""
+    rows = [latent_cache[divmod(slot, latent_cache.shape[1])] for slot in slots if slot >= 0]
+    return torch.stack([decode_latent_row(row, rank) for row in rows])
 
 
 def tokens_of(layout: PagedLayout) -> Iterator[tuple[int, int, list[int]]]:
@@ -206,7 +213,7 @@ def torch_sparse_latent_attention(
 ) -> Tensor:
     """The entries of a few tokens are gathered at a time."""
     out = query.new_empty(*query.shape[:2], rank)
-    for part, rows, scores in _scored(query, latent_cache, slots, scale):
+    for part, rows, scores in _scored(query, latent_cache, slots, scale, rank):
         out[part] = torch.softmax(scores, dim=-1).to(query.dtype) @ rows[..., :rank]
     return out
 
@@ -217,13 +224,15 @@ def _torch_sparse_latent_attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     out = query.new_empty(*query.shape[:2], rank, dtype=torch.float32)
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
-    for part, rows, scores in _scored(query, latent_cache, slots, scale):
+    for part, rows, scores in _scored(query, latent_cache, slots, scale, rank):
         lse[part] = torch.logsumexp(scores, dim=-1)
         out[part] = torch.softmax(scores, dim=-1) @ rows[..., :rank].float()
     return out, lse
 
 
-def _scored(query: Tensor, latent_cache: Tensor, slots: Tensor, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _scored(
+    query: Tensor, latent_cache: Tensor, slots: Tensor, scale: float, rank: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """A few tokens at a time: which they are, their entries [n, K, W], and scores [n, Hq, K] float32, -inf where there
     is no entry."""
     block_size = latent_cache.shape[1]
@@ -232,7 +241,7 @@ def _scored(query: Tensor, latent_cache: Tensor, slots: Tensor, scale: float) ->
     tokens = max(1, WORKSPACE // (slots.shape[1] * query.shape[2]))
     for begin in range(0, len(query), tokens):
         part = slice(begin, begin + tokens)
-        rows = latent_cache[slots[part] // block_size, slots[part] % block_size]
+        rows = decode_latents(latent_cache[slots[part] // block_size, slots[part] % block_size], query.dtype, rank)
         scores = (query[part] @ rows.transpose(1, 2)).float() * scale
         yield part, rows, scores.masked_fill_(unused[part, None], -torch.inf)
 

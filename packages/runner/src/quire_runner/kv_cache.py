@@ -34,7 +34,7 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
         cache_shape: The attention backend's shape of one layer's cache.
 
     Returns:
-        Layer name -> the layer's cache, in the backend's shape; [num_blocks, block_size, width] where a layer keeps
+        Layer name -> the layer's cache, in the backend's shape; [num_blocks, block_size, row] where a layer keeps
         latents, bytes [num_blocks, block_bytes] where it keeps states.
         Layers of different groups may share memory: their blocks have different ids.
 
@@ -50,9 +50,9 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
                 caches[name] = storage.view(plan.num_blocks, block_bytes)[:, : spec.block_bytes]
             continue
         if isinstance(spec, LatentAttentionSpec):
-            rows = (plan.num_blocks, spec.block_size // spec.dcp_size, spec.width)
+            dtype = CACHE_TORCH_DTYPES[spec.dtype]
+            rows = (plan.num_blocks, spec.block_size // spec.dcp_size, spec.row_bytes // dtype.itemsize)
             for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
-                dtype = CACHE_TORCH_DTYPES[spec.dtype]
                 caches[name] = _view(storage, block_bytes, spec.block_bytes, rows, plan.num_blocks, dtype)
             continue
         if not isinstance(spec, FullAttentionSpec):
@@ -94,11 +94,11 @@ def copy_tokens(cache: Tensor, block_size: int, sources: Tensor, targets: Tensor
     """Copy what a layer keeps of tokens from slots [N] to other slots [N]; a slot may be both.
 
     Args:
-        cache: [num_blocks, 2, heads, block_size, row], or [num_blocks, block_size, width] of latents.
+        cache: [num_blocks, 2, heads, block_size, row], or [num_blocks, block_size, row] of latents.
         block_size: Tokens of a block.
         sources: Slots, block * block_size + place in it; `targets` likewise.
     """
-    tokens = cache.movedim(1 if cache.dim() == 3 else 3, 1)  # latents: [num_blocks, block_size, width]
+    tokens = cache.movedim(1 if cache.dim() == 3 else 3, 1)  # latents: [num_blocks, block_size, row]
     tokens[targets // block_size, targets % block_size] = tokens[sources // block_size, sources % block_size]
 
 

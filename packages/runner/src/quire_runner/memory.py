@@ -81,7 +81,7 @@ def activation_bytes(
     # An attention backend gathers one sequence's keys and values, lays them out anew, and masks a piece of its queries.
     mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
     gathered = 2 * element
-    if kv_cache_dtype is not None and KV_CACHE_DTYPES[kv_cache_dtype] <= 8:
+    if kv_cache_dtype is not None and KV_CACHE_DTYPES.get(kv_cache_dtype, 8) <= 8:  # fp8_ds_mla, too
         # First as bytes, then widened to float32, then cast if that is not what the network computes in.
         gathered = max(gathered, 1 + 4 + (element if element != 4 else 0))
     context = config.max_model_len * (key_value * gathered + mask + SLOT_BYTES)

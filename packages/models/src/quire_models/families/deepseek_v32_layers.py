@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_interfaces import FP8_DS_MLA
 from quire_models.families.deepseek_v32 import SparseLatentSelfAttentionSpec
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_ops import PagedLayout, ops
+from quire_ops import PagedLayout, ops, split_latent_cache
 
 __all__ = ["LightningIndexer", "SparseLatentAttention"]
 
@@ -49,7 +50,11 @@ class LightningIndexer:
         self._weights = (scope / "weights_proj").parameter("weight", heads, hidden, dtype=torch.float32)
         self.weights: Tensor
         self._score = dataclasses.replace(scope, dtype=torch.float32).op(ops.linear)
-        self._find = scope.op(ops.index_topk)
+        # Behind latents in fp8, its keys are in bfloat16.
+        of_keys = dataclasses.replace(
+            scope, cache_dtype="bfloat16" if scope.cache_dtype == FP8_DS_MLA else scope.cache_dtype
+        )
+        self._find = of_keys.op(ops.index_topk)
         self._locate = scope.op(ops.position_slots)
         scope.when_loaded(self._finish)
 
@@ -116,9 +121,9 @@ class SparseLatentAttention(LatentAttention):
 
     def __call__(self, x: Any, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self.cache)
-        latents, keys = cache[..., : self._width], cache[..., self._width :]
+        latents, keys = split_latent_cache(cache, self._width, self._rank)
         down, row, *beside = self._down(x)
-        self._write(self._row(row, cos, sin), latents, layout.slot_mapping)
+        self._write(self._row(row, cos, sin), latents, layout.slot_mapping, self._rank)
         if self.indexer is not None:
             count = len(self.indexer.of_input)
             made, beside = beside[:count], beside[count:]

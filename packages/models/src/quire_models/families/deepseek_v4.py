@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 from quire_interfaces import (
+    LATENT_CACHE_DTYPES,
     CheckpointError,
     ConfigError,
     Fields,
@@ -28,7 +29,6 @@ from quire_models.decoder_sizes import DecoderSizes, decoder_sizes, expert_count
 from quire_models.families.glm4_moe import LEAST_SCORES
 from quire_models.families.hy_v4 import HyperLayerSpec, HyperNetworkSpec, StreamsSpec
 from quire_models.feed_forward_spec import Routing, SparseMoESpec
-from quire_models.mixer_spec import LATENT_DTYPES
 from quire_models.rope_config import RopeConfig, parse_rope
 from quire_models.spec import CheckpointNames, LinearSpec, NetworkSpec, NormSpec, Weight, inside
 
@@ -272,9 +272,10 @@ class WindowAttentionSpec:
 
 
 def _known_dtype(dtype: str) -> str:
-    if dtype not in LATENT_DTYPES:
+    choices = LATENT_CACHE_DTYPES[:-1]  # not the layout of plain latents
+    if dtype not in choices:
         raise ConfigError(
-            f"compressed attention keeps nothing in {dtype}; its KV cache can be {', '.join(LATENT_DTYPES)} "
+            f"compressed attention keeps nothing in {dtype}; its KV cache can be {', '.join(choices)} "
             "(kv_cache_dtype auto)",
             field="kv_cache_dtype",
         )

@@ -125,7 +125,7 @@ class GatedLatentAttention(LatentAttention):
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self.cache)
         down, latent, gate = self._down(x)
-        self._write(self._row(latent, cos, sin), cache, layout.slot_mapping)
+        self._write(self._row(latent, cos, sin), cache, layout.slot_mapping, self._rank)
         query = self._queries(self._query_latent(down), cos, sin)
         attended = self._attend(query, cache, layout, scale=self._spec.scale, rank=self._rank)  # [T, H, R]
         rows = self._gate(gate.reshape(-1, 1), attended.flatten(0, 1))  # its value is linear in it

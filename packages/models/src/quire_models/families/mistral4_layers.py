@@ -27,7 +27,7 @@ class GrowingLatentAttention(LatentAttention):
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self.cache)
         down, latent = self._down(x)
-        self._write(self._row(latent, cos, sin), cache, layout.slot_mapping)
+        self._write(self._row(latent, cos, sin), cache, layout.slot_mapping, self._rank)
         query = self._queries(self._query_latent(down), cos, sin)
         query = query * self._growth(batch.positions)[:, None, None].to(query.dtype)
         return self._output(self._attend(query, cache, layout, scale=self._spec.scale, rank=self._rank))

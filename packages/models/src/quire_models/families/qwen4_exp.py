@@ -14,7 +14,7 @@ from quire_models.config_fields import layer_kinds
 from quire_models.decoder_sizes import DecoderSizes, decoder_sizes
 from quire_models.families.qwen2_moe import qwen_moe
 from quire_models.families.qwen3_next import gated_delta
-from quire_models.mixer_spec import RecurrentSpec, SelfAttentionSpec, check_latent_dtype
+from quire_models.mixer_spec import RecurrentSpec, SelfAttentionSpec
 from quire_models.spec import (
     CheckpointNames,
     LayerSpec,
@@ -107,7 +107,6 @@ class BlockIndexSpec:
 
     def cache(self, block_size: int, dtype: str) -> KVCacheSpec:
         """A key of each token, with its position where it has several axes."""
-        check_latent_dtype(dtype, "keys of an index")
         return LatentAttentionSpec(block_size=block_size, width=self.cache_width, dtype=dtype)
 
 

@@ -200,7 +200,7 @@ class ContextParallelLatentAttention(LatentAttention):
         down, latent = self._down(x)
         if len(places.own):
             rows = self._row(latent, cos, sin)[places.own]
-            self._write(rows, latent_cache, places.slot_mapping)
+            self._write(rows, latent_cache, places.slot_mapping, self._rank)
         query = self._context.gather(self._queries(self._query_latent(down), cos, sin))
         out, lse = self._attend_part(
             query, latent_cache, places.layout, places.visible_lens, scale=self._spec.scale, rank=self._rank

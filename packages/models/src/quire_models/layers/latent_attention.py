@@ -123,7 +123,7 @@ class LatentAttention:
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         latent_cache, metadata = batch.of_layer(self.cache)
         down, latent = self._down(x)
-        self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping)
+        self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping, self._rank)
         query = self._queries(self._query_latent(down), cos, sin)
         attended = self._attend(query, latent_cache, metadata, scale=self._spec.scale, rank=self._rank)
         return self._output(attended)

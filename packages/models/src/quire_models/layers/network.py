@@ -289,7 +289,7 @@ class Network:
             scales: A name of `attention_names` -> [2, num_kv_heads] float32, keys first. The others keep a scale of 1.
         """
         self.num_kv_scales = len(scales)
-        if self.cache_dtype.startswith("fp8"):
+        if self.cache_dtype in ("fp8_e4m3", "fp8_e5m2"):
             for name, scale in scales.items():
                 heads = self._scope.head_shards.get(name)
                 own = scale if heads is None else scale[:, heads.kv_heads].contiguous()
