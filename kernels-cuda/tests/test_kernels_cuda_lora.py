@@ -15,6 +15,8 @@ from quire_ops import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.lora import lora_linear as reference
 
 RANKS = [3, 11, 0, 18, 0]
+HOST = ("ranks", "adjusted", "a_scale", "b_scale")
+"""Of wide weights, what is on the host or not there."""
 
 
 def make_weights(inputs: int, outputs: int, dtype: torch.dtype, adjusted: list[int]) -> LoraWeights:
@@ -58,7 +60,7 @@ def test_equals_reference(monkeypatch, dtype: torch.dtype, wide: bool, adjusted:
     reference(expected, x.double(), weights, tokens)
     before, got = out.clone(), here(out)
     poison(monkeypatch)
-    lora_linear(got, here(x), on_device(weights, "ranks", "adjusted"), on_device(tokens, "groups", "is_fixed"))
+    lora_linear(got, here(x), on_device(weights, *HOST), on_device(tokens, "groups", "is_fixed"))
     assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     unused = [slot for slot in (2, 4) if not adjusted[slot]]
     untouched = torch.from_numpy(np.isin(tokens.slots.numpy(), [-1, *unused]))
@@ -78,11 +80,34 @@ def test_tokens_of_a_graph(monkeypatch) -> None:
     x, out = torch.randn(21, 200), torch.randn(21, 40)
     expected, got = out.double(), here(out.clone())
     reference(expected, x.double(), weights, tokens)
-    hidden = replace(on_device(weights, "ranks", "adjusted"), ranks=torch.zeros(0), adjusted=torch.zeros(0))
+    hidden = replace(on_device(weights, *HOST), ranks=torch.zeros(0), adjusted=torch.zeros(0))
     poison(monkeypatch)
     lora_linear(got, here(x), hidden, on_device(tokens, "groups", "is_fixed"))
     assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
     assert torch.equal(got.cpu()[slots == NO_SLOT], out[slots == NO_SLOT])
+
+
+@pytest.mark.parametrize(("narrow", "dtype"), [(torch.int8, torch.float32), (torch.float8_e4m3fn, torch.bfloat16)])
+def test_narrow_matrices_give_the_bits_of_widened_ones(monkeypatch, narrow: torch.dtype, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    wide = make_weights(70, 140, dtype, [0, 1, 0, 0, 0])
+    a, b = ((50 * each.float()).clamp(-127, 127).to(narrow) for each in (wide.a, wide.b))
+    a_scale, b_scale = torch.rand(5, 18) / 50, torch.rand(5, 140) / 50
+    stored = replace(wide, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
+    widened = replace(
+        wide, a=(a.float() * a_scale[:, :, None]).to(dtype), b=(b.float() * b_scale[:, None, :]).to(dtype)
+    )
+    tokens = LoraTokens.of(torch.randint(-1, 5, (20,), dtype=torch.int32).numpy())
+    assert tokens is not None
+    x, out = torch.randn(20, 70).to(dtype), torch.randn(20, 140).to(dtype)
+    poison(monkeypatch)
+    results = []
+    for weights in (stored, widened):
+        names = HOST[:2] if weights is stored else HOST
+        results.append(here(out.clone()))
+        lora_linear(results[-1], here(x), on_device(weights, *names), on_device(tokens, "groups", "is_fixed"))
+    assert torch.equal(*results)
+    assert not torch.equal(results[0].cpu(), out)
 
 
 def test_empty_slots_launch_nothing() -> None:

@@ -21,6 +21,8 @@ __all__ = ["LoraTables", "lora_linear"]
 
 _FIELDS = ("a", "b", "ranks", "adjusted", "scale", "shift")
 """Of `LoraWeights`, and of `LoraTable` in `csrc/kernels.h`."""
+_FORMS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""dtype of narrow matrices -> `LoraForm` in `csrc/lora.h`."""
 
 
 def _table(weights: LoraWeights | None) -> ctypes.Structure:
@@ -28,8 +30,11 @@ def _table(weights: LoraWeights | None) -> ctypes.Structure:
     if weights is None:
         return STRUCTS["LoraTable"]()
     tensors: dict[str, Tensor] = {name: getattr(weights, name) for name in _FIELDS}
+    if weights.a_scale is not None and weights.b_scale is not None:
+        tensors |= {"a_scale": weights.a_scale, "b_scale": weights.b_scale}
     assert all(tensor.is_contiguous() for tensor in tensors.values())
-    return STRUCTS["LoraTable"](**{name: tensor.data_ptr() for name, tensor in tensors.items()})
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    return STRUCTS["LoraTable"](**pointers, form=_FORMS.get(weights.a.dtype, 0))
 
 
 class LoraTables:

@@ -16,8 +16,10 @@ HIDDEN, VOCAB = 6, 11
 SHAPES = {f"model.layers.{layer}.{name}_proj": (out, HIDDEN) for layer in (0, 1) for name, out in (("q", 4), ("k", 2))}
 
 
-def make_slots(num_slots: int = 2, max_rank: int = 4, dtype: torch.dtype = torch.float32) -> AdapterSlots:
-    slots = AdapterSlots(num_slots, max_rank, dtype, torch.device("cpu"))
+def make_slots(
+    num_slots: int = 2, max_rank: int = 4, dtype: torch.dtype = torch.float32, lora_dtype: str = "auto"
+) -> AdapterSlots:
+    slots = AdapterSlots(num_slots, max_rank, dtype, torch.device("cpu"), lora_dtype)
     slots.embedding, slots.lm_head = ("model.embed_tokens", (VOCAB, HIDDEN)), ("lm_head", (VOCAB, HIDDEN))
     for name, (outputs, inputs) in SHAPES.items():
         weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)

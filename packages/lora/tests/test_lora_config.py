@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import quire_lora
 from quire_interfaces import ConfigError
-from quire_lora import LoraConfig, adapter_bytes
+from quire_lora import AdapterSlots, LoraConfig, adapter_bytes
 from quire_lora.peft_config import PeftConfig
 
 
@@ -40,6 +41,12 @@ def test_parameters_are_found_by_the_ends_of_their_names() -> None:
 def test_bytes_of_slots() -> None:
     config = LoraConfig(max_loras=3, max_lora_rank=4)
     assert adapter_bytes([(10, 6)], config, 2) == 3 * (4 * 16 * 2 + 8 * 10)
+    narrow = LoraConfig(max_loras=3, max_lora_rank=4, lora_dtype="int8")
+    assert adapter_bytes([(10, 6)], narrow, 2) == 3 * (4 * 16 + 4 * (4 + 10) + 8 * 10)
+    slots = AdapterSlots(3, 4, torch.bfloat16, torch.device("cpu"), "int8")
+    weights = slots.linear("proj", 10, 6, lambda: (torch.zeros(10, 6), None))
+    tensors = (weights.a, weights.b, weights.scale, weights.shift, weights.a_scale, weights.b_scale)
+    assert sum(each.nbytes for each in tensors if each is not None) == adapter_bytes([(10, 6)], narrow, 2)
 
 
 def test_every_exported_name_is_there_and_none_needs_torch_to_be_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,51 @@ def test_quantized_adapters_are_what_they_stand_for(tmp_path: Path, dtype: torch
     for name, one in wanted.linears.items():
         assert torch.equal(found.linears[name].a, one.a)
         assert torch.equal(found.linears[name].b, one.b)
+
+
+@pytest.mark.parametrize("lora_dtype", ["int8", "fp8_e4m3"])
+def test_narrow_slots_keep_what_is_stored_so_and_round_the_rest(tmp_path: Path, lora_dtype: str) -> None:
+    """The former give the bits of slots in the network's dtype, with DoRA too; the LM head's stays wide."""
+    slots, wide_slots = make_slots(lora_dtype=lora_dtype), make_slots()
+    for name in SHAPES:  # of the same network
+        slots.linears[name] = replace(slots.linears[name], base=wide_slots.linears[name].base)
+    dtype, tensors = slots.narrow_dtype, tensors_of()
+    assert dtype is not None
+    tensors |= {f"{PREFIX}lm_head.lora_A.weight": torch.randn(2, HIDDEN)}
+    tensors |= {f"{PREFIX}lm_head.lora_B.weight": torch.randn(VOCAB, 2)}
+    stored = {name: (tensor * 30).clamp(-128, 127).to(dtype) for name, tensor in tensors.items()}
+    stored[f"{PREFIX}model.layers.0.q_proj.lora_A.weight"][0, 0] = -128
+    stored |= {f"{name}_scale": torch.rand(len(tensor)) for name, tensor in tensors.items()}
+    stored |= {f"{PREFIX}{name}.lora_magnitude_vector": torch.rand(shape[0]) for name, shape in SHAPES.items()}
+    folder = write(tmp_path, stored, target_modules=["q_proj", "k_proj", "lm_head"], use_dora=True)
+    narrow, wide = (read_adapter(folder, each) for each in (slots, wide_slots))
+    for name, linear in narrow.linears.items():
+        assert linear.a.dtype == linear.b.dtype == dtype
+        assert torch.equal(linear.a, stored[f"{PREFIX}{name}.lora_A.weight"])
+        slots.place(0, "1", narrow)
+        weights = slots.linears[name].weights
+        assert weights is not None
+        a, b = weights.matrices(0, 2, torch.float32)
+        assert torch.equal(a, wide.linears[name].a)
+        assert torch.equal(b, wide.linears[name].b)
+    assert torch.equal(narrow.lm_head.b, wide.lm_head.b)
+
+    folder = write(tmp_path, tensors_of())
+    narrow, wide = (read_adapter(folder, each) for each in (slots, wide_slots))
+    for name, linear in narrow.linears.items():
+        a, b = linear.product(torch.device("cpu"))
+        exact = wide.linears[name]
+        for found, wanted, dim in ((a, exact.a, 1), (b, exact.b, 0)):
+            largest = wanted.abs().amax(dim, keepdim=True)
+            # int8: half a step; e4m3: half of the last of four bits, or of a step below the least normal number.
+            bound = largest / 254 if dtype == torch.int8 else torch.maximum(wanted.abs() / 16, largest / 448 / 1024)
+            assert ((found - wanted).abs() <= bound + 1e-6).all()
+        assert not torch.equal(a, exact.a)
+
+    broken = tensors_of()
+    broken[f"{PREFIX}model.layers.0.q_proj.lora_A.weight"][0, 0] = float("nan")
+    with pytest.raises(CheckpointError, match=r"1 with numbers that are not finite: model.layers.0.q_proj.lora_A"):
+        read_adapter(write(tmp_path, broken), slots)
 
 
 def test_adapters_kept_in_float8_and_what_is_wrong_with_others(tmp_path: Path) -> None:

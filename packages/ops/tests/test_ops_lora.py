@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,35 @@ def test_a_backend_equals_the_reference(backend, dtype: torch.dtype, wide: bool,
     untouched = torch.from_numpy((slots < 0) | (slots == SLOTS - 1))
     assert torch.equal(out[untouched], before[untouched])
     assert torch.equal(whole[:, outputs:], others)
+
+
+@pytest.mark.parametrize("narrow", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_narrow_matrices_give_the_bits_of_widened_ones(backend, dtype: torch.dtype, narrow: torch.dtype) -> None:
+    torch.manual_seed(3)
+    chooser = random.Random(3)
+    inputs, outputs, count = 37, 301, 14
+    wide = make_weights(inputs, outputs, dtype, chooser)
+    a, b = ((100 * each.float()).clamp(-127, 127).to(narrow) for each in (wide.a, wide.b))
+    a_scale, b_scale = torch.rand(SLOTS, MAX_RANK) / 100, torch.rand(SLOTS, outputs) / 100
+    stored = replace(wide, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
+    widened = replace(
+        wide,
+        a=(a.float() * a_scale[:, :, None]).to(dtype),
+        b=(b.float() * b_scale[:, None, :]).to(dtype),
+    )
+    tokens = LoraTokens.of(np.array([chooser.randint(-1, SLOTS - 1) for _ in range(count)], dtype=np.int32))
+    assert tokens is not None
+    x, out = torch.randn(count, inputs).to(dtype), torch.randn(count, outputs).to(dtype)
+    got, expected = out.clone(), out.clone()
+    backend.function(got, x, stored, tokens)
+    backend.function(expected, x, widened, tokens)
+    assert torch.equal(got, expected)
+    assert not torch.equal(got, out)
+    reference = out.double()
+    ops.lora_linear(reference, x.double(), stored, tokens)
+    assert (got.double() - reference).abs().max() <= TOLERANCE[dtype] * reference.abs().max()
 
 
 def test_tokens_are_gathered_by_slot() -> None:

@@ -33,6 +33,8 @@ struct LoraTable {
     const int32_t* ranks;        // [slots]
     const int32_t* adjusted;     // [slots] whether the next two are in use
     const float *scale, *shift;  // [slots, outputs]
+    const float *a_scale, *b_scale;  // [slots, max_rank], [slots, outputs] of narrow a and b
+    int64_t form;                    // of a and b: a `LoraForm`
 };
 
 // Tokens [begin, end) of a list of those with adapters, all of one slot.

@@ -2,7 +2,8 @@
 //
 // Two parts with a barrier between them. Shrink: each token's inputs against the rows of its adapter's a, dot products.
 // Expand: to each token's outputs the rows of b, weighted. Both run in one order of additions, whatever the token's
-// neighbours, and the numbers between them stay in float32.
+// neighbours, and the numbers between them stay in float32. Narrow matrices are widened piece by piece, to the bits that
+// they would have if they were kept in the activations' type.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,44 @@ struct LoraOutputs {
     }
     int64_t run() const { return width ? width : 256; }  // outputs that lie side by side and are done at once
 };
+
+// What a and b are kept in: the activations' type, or numbers of one byte that are multiplied with scales.
+enum class LoraForm { network, int8, fp8 };
+
+inline LoraForm form_of(const LoraTable& table) { return static_cast<LoraForm>(table.form); }
+template <typename T>
+inline int64_t lora_bytes(const LoraTable& table) {
+    return form_of(table) == LoraForm::network ? sizeof(T) : 1;
+}
+
+// `count` numbers times their scales, one for all or one for each, in the activations' type.
+template <typename T, typename Narrow>
+inline void lora_widen_row(const Narrow* from, const float* scale, bool for_each, int64_t count, T* to) {
+    const Floats same = splat(*scale);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i) * (for_each ? load(scale + i) : same));
+    const int rest = static_cast<int>(count - i);
+    if (rest) store_first(to + i, load_first(from + i, rest) * (for_each ? load_first(scale + i, rest) : same), rest);
+}
+
+// `count` numbers of each of some rows of a narrow matrix, `stride` apart; they lie side by side in memory of the thread.
+// The scales are those of the rows, or of the columns.
+template <typename T>
+inline const T* lora_widen(LoraForm form, const void* matrix, int64_t first, int64_t stride, int rows, int64_t count,
+                           const float* scale, bool of_columns) {
+    static thread_local Buffer buffer;
+    T* const to = buffer.get<T>(rows * count);
+    for (int row = 0; row < rows; ++row) {
+        const int64_t at = first + row * stride;
+        const float* const scales = of_columns ? scale : scale + row;
+        if (form == LoraForm::int8) {
+            lora_widen_row(static_cast<const int8_t*>(matrix) + at, scales, of_columns, count, to + row * count);
+        } else {
+            lora_widen_row(static_cast<const Float8*>(matrix) + at, scales, of_columns, count, to + row * count);
+        }
+    }
+    return to;
+}
 
 // Rows of a, and tokens, that meet in registers: counts are constants all the way, or sums would live in memory.
 constexpr int kLoraRows = 4, kLoraTokens = kLanes == 8 ? 3 : 4;
@@ -139,9 +178,13 @@ inline void lora_shrink_rows(const LoraTable& table, const LoraTokens& tokens, c
                              int64_t stride, int64_t cols, float* inner) {
     const int num_rows = std::min(kLoraRows, table.ranks[group.slot] - row);
     if (num_rows <= 0) return;
-    const T* a = static_cast<const T*>(table.a) + group.slot * tokens.max_rank * cols;
+    const int64_t first = group.slot * tokens.max_rank + row;
+    const T* const a = form_of(table) == LoraForm::network
+                           ? static_cast<const T*>(table.a) + first * cols
+                           : lora_widen<T>(form_of(table), table.a, first * cols, cols, num_rows, cols,
+                                           table.a_scale + first, false);
     const T* w[kLoraRows];
-    for (int i = 0; i < kLoraRows; ++i) w[i] = a + (row + std::min(i, num_rows - 1)) * cols;
+    for (int i = 0; i < kLoraRows; ++i) w[i] = a + std::min(i, num_rows - 1) * cols;
     for_tokens<kLoraTokens>(group.end - group.begin, [&](int64_t first, auto together) {
         constexpr int kTokens = decltype(together)::value;
         const T* from[kTokens];
@@ -172,7 +215,8 @@ void lora_shrink(const LoraTable* tables, int num_tables, const LoraTokens& toke
         if (item + 1 < mine.end && next != thing && tables[next / per_table].ranks) {
             const int64_t slot = tokens.groups[next % per_table / blocks].slot;
             const int64_t first = slot * tokens.max_rank + next % blocks * kLoraRows;
-            lora_fetch(static_cast<const T*>(tables[next / per_table].a) + first * cols, kLoraRows * cols * sizeof(T));
+            const int64_t row_bytes = cols * lora_bytes<T>(tables[next / per_table]);
+            lora_fetch(static_cast<const char*>(tables[next / per_table].a) + first * row_bytes, kLoraRows * row_bytes);
         }
         lora_shrink_rows(table, tokens, lora_part(group, item % cuts, cuts), static_cast<int>(row), x, stride, cols,
                          inner + which * tokens.count() * tokens.max_rank);
@@ -180,9 +224,9 @@ void lora_shrink(const LoraTable* tables, int num_tables, const LoraTokens& toke
 }
 
 // kVectors times kLanes outputs, or the first `lanes` of one vector, of some tokens: out * scale + shift + inner b. b, scale
-// and shift: where these outputs begin in them; without a scale nothing is adjusted.
+// and shift: where these outputs begin in them, rows of b `stride` apart; without a scale nothing is adjusted.
 template <int kVectors, int kTokens, bool kWhole, typename T, typename Out>
-__attribute__((always_inline)) inline void lora_add(const T* b, int64_t outputs, int rank, const float* scale,
+__attribute__((always_inline)) inline void lora_add(const T* b, int64_t stride, int rank, const float* scale,
                                                     const float* shift, int lanes, Out* const out[kTokens],
                                                     const float* const inner[kTokens]) {
     const auto read = [&](const auto* from) { return kWhole ? load(from) : load_first(from, lanes); };
@@ -198,10 +242,10 @@ __attribute__((always_inline)) inline void lora_add(const T* b, int64_t outputs,
         Floats row[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            row[v] = read(b + r * outputs + v * kLanes);
+            row[v] = read(b + r * stride + v * kLanes);
             in_register(row[v]);
         }
-        if (kWhole) __builtin_prefetch(b + r * outputs + 2 * kVectors * kLanes);
+        if (kWhole) __builtin_prefetch(b + r * stride + 2 * kVectors * kLanes);
 #pragma GCC unroll 8
         for (int j = 0; j < kTokens; ++j) {
             const Floats factor = splat(inner[j][r]);
@@ -240,7 +284,12 @@ inline void lora_expand_piece(const LoraExpansion<Out>& x, const LoraTokens& tok
     const bool adjusted = table.adjusted[group.slot];
     if (rank == 0 && !adjusted) return;
     const int64_t begin = piece * x.out.run(), count = std::min(x.out.run(), x.outputs - begin);
-    const T* b = static_cast<const T*>(table.b) + group.slot * tokens.max_rank * x.outputs + begin;
+    const int64_t first_b = group.slot * tokens.max_rank * x.outputs + begin;
+    const bool narrow = form_of(table) != LoraForm::network;
+    const int64_t stride = narrow ? count : x.outputs;
+    const T* const b = narrow ? lora_widen<T>(form_of(table), table.b, first_b, x.outputs, rank, count,
+                                              table.b_scale + group.slot * x.outputs + begin, true)
+                              : static_cast<const T*>(table.b) + first_b;
     const float* scale = adjusted ? table.scale + group.slot * x.outputs + begin : nullptr;
     const float* shift = adjusted ? table.shift + group.slot * x.outputs + begin : nullptr;
     for_tokens<kLoraAdded>(group.end - group.begin, [&](int64_t first, auto together) {
@@ -257,9 +306,9 @@ inline void lora_expand_piece(const LoraExpansion<Out>& x, const LoraTokens& tok
             const int64_t done = rest >= whole ? whole : std::min<int64_t>(kLanes, rest);
             const float *scales = scale ? scale + n : nullptr, *shifts = shift ? shift + n : nullptr;
             if (done == whole) {
-                lora_add<kLoraVectors, kTokens, true>(b + n, x.outputs, rank, scales, shifts, kLanes, to, from);
+                lora_add<kLoraVectors, kTokens, true>(b + n, stride, rank, scales, shifts, kLanes, to, from);
             } else {
-                lora_add<1, kTokens, false>(b + n, x.outputs, rank, scales, shifts, static_cast<int>(done), to, from);
+                lora_add<1, kTokens, false>(b + n, stride, rank, scales, shifts, static_cast<int>(done), to, from);
             }
             n += done;
             for (int j = 0; j < kTokens; ++j) to[j] += done;

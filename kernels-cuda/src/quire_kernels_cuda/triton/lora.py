@@ -4,7 +4,7 @@ Tokens with an adapter come sorted by slot (`LoraTokens.order`), so that a tile 
 walks over those that its tile has (after Punica, Chen et al. 2023, sec. 4, "SGMV"; S-LoRA, Sheng et al. 2023). One
 kernel shrinks tokens to the rank, the inputs divided among programs; the other adds those parts, widens them and
 changes the result in place. Grids depend on how many tokens have an adapter; which slots they have is read on the
-device.
+device. Narrow matrices (int8, fp8) are widened in registers, to the bits that they would have in the network's dtype.
 
 Shape legend: T tokens, M of them with an adapter, R largest rank, I inputs, O outputs.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform, num_multiprocessors
+from quire_kernels_cuda.triton.matmul import weight_tile
 from quire_ops import CACHE_TORCH_DTYPES, LoraTokens, LoraWeights, implements, ops, to_device
 
 __all__ = ["calls", "expand_kernel", "lora_linear", "shrink_kernel"]
@@ -42,10 +43,14 @@ def _members(order, slots, num_members, BM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_members", "rank"])
 def shrink_kernel(
-    x, a, order, slots, inner, num_members, rank, inputs, x_row, a_slot, a_rank, split_inputs,
-    BM: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+    x, a, a_scale, order, slots, inner, num_members, rank, inputs, x_row, a_slot, a_rank, split_inputs, num_ranks,
+    FORM: tl.constexpr, FACTOR: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
-    """inner [splits, M, R] float32: parts of x @ a[slot].T. Grid: (tiles of tokens, tiles of ranks, splits)."""
+    """inner [splits, M, R] float32: parts of x @ a[slot].T. Grid: (tiles of tokens, tiles of ranks, splits).
+
+    FORM, FACTOR: as op `weight_tile` has forms, and what its numbers are multiplied with. a_scale: [S, num_ranks], of
+    forms other than "plain".
+    """
     member, is_row, token, slot = _members(order, slots, num_members, BM)
     ranks = tl.program_id(1) * BR + tl.arange(0, BR)
     split = tl.program_id(2)
@@ -62,11 +67,10 @@ def shrink_kernel(
             x_tile = tl.load(
                 x + (token * x_row)[:, None] + col[None, :], mask=mine[:, None] & inside[None, :], other=0.0
             )
-            a_tile = tl.load(
-                matrix + (ranks * a_rank)[:, None] + col[None, :],
-                mask=(ranks < rank)[:, None] & inside[None, :],
-                other=0.0,
-            )
+            a_tile = weight_tile(matrix, ranks, ranks < rank, col, inside, a_rank, FORM, tl.float32)
+            if FORM != "plain":
+                scale = tl.load(a_scale + current.to(tl.int64) * num_ranks + ranks, mask=ranks < rank, other=0.0)
+                a_tile = (a_tile * (scale * FACTOR)[:, None]).to(x_tile.dtype)
             total = tl.dot(x_tile, tl.trans(a_tile), total, input_precision="ieee")
         current = tl.min(tl.where(slot > current, slot, _NO_SLOT), 0)
     place = (split.to(tl.int64) * num_members + member)[:, None] * rank + ranks[None, :]
@@ -75,13 +79,15 @@ def shrink_kernel(
 
 @triton.jit(do_not_specialize=["num_members", "rank", "num_splits"])
 def expand_kernel(
-    inner, b, order, slots, adjusted, scale, shift, out, num_members, rank, num_splits, outputs, b_slot, b_rank,
-    out_row, out_col,
-    ADJUSTS: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
+    x, inner, b, b_scale, order, slots, adjusted, scale, shift, out, num_members, rank, num_splits, outputs, b_slot,
+    b_rank, out_row, out_col,
+    FORM: tl.constexpr, FACTOR: tl.constexpr, ADJUSTS: tl.constexpr,
+    BM: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """out[order] = out[order] * scale + inner @ b[slot] + shift. Grid: (tiles of tokens, tiles of outputs).
 
-    adjusted: [S] int32, if ADJUSTS: which slots have scale and shift.
+    adjusted: [S] int32, if ADJUSTS: which slots have scale and shift. b_scale: [S, O], as a_scale. x: is of the
+    network's dtype.
     """
     member, is_row, token, slot = _members(order, slots, num_members, BM)
     col = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -105,11 +111,10 @@ def expand_kernel(
             for split in range(num_splits):
                 row = (member.to(tl.int64) + split * num_members)[:, None] * rank
                 shrunk += tl.load(inner + row + ranks[None, :], mask=part, other=0.0)
-            b_tile = tl.load(
-                matrix + (ranks * b_rank)[:, None] + col[None, :],
-                mask=(ranks < rank)[:, None] & inside[None, :],
-                other=0.0,
-            )
+            b_tile = weight_tile(matrix, ranks, ranks < rank, col, inside, b_rank, FORM, tl.float32)
+            if FORM != "plain":
+                factor = tl.load(b_scale + current.to(tl.int64) * outputs + col, mask=inside, other=0.0)
+                b_tile = (b_tile * (factor * FACTOR)[None, :]).to(x.dtype.element_ty)
             total = tl.dot(shrunk.to(b_tile.dtype), b_tile, total, input_precision="ieee")
         current = tl.min(tl.where(slot > current, slot, _NO_SLOT), 0)
     tl.store(place, total.to(out.dtype.element_ty), mask=cell)
@@ -131,21 +136,26 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
     split_inputs = triton.cdiv(triton.cdiv(inputs, splits), step) * step
     splits = triton.cdiv(inputs, split_inputs)
     inner = torch.empty((splits, num_members, rank), dtype=torch.float32, device=x.device)
+    form, a, b, a_scale, b_scale = "plain", weights.a, weights.b, weights.scale, weights.scale
+    if weights.a_scale is not None and weights.b_scale is not None:
+        form, a_scale, b_scale = "int8" if a.dtype == torch.int8 else "fp8", weights.a_scale, weights.b_scale
+        a, b = (each if form == "int8" else each.view(torch.uint8) for each in (a, b))
+    forms = {"FORM": form, "FACTOR": 256.0 if form == "fp8" else 1.0}
     if rank:
         shrink_kernel[(tiles, triton.cdiv(rank, _RANKS), splits)](
-            x, weights.a, tokens.order, tokens.slots, inner, num_members, rank, inputs, x.stride(0),
-            *weights.a.stride()[:2], split_inputs, BM=_ROWS, BR=_RANKS, BI=step, num_warps=4, num_stages=2,
+            x, a, a_scale, tokens.order, tokens.slots, inner, num_members, rank, inputs, x.stride(0),
+            *a.stride()[:2], split_inputs, a.shape[1], **forms, BM=_ROWS, BR=_RANKS, BI=step, num_warps=4, num_stages=2,
         )  # fmt: skip
     adjusted = to_device(weights.adjusted.numpy(), x.device) if adjusts else tokens.slots
     expand_kernel[(tiles, triton.cdiv(outputs, 128))](
-        inner, weights.b, tokens.order, tokens.slots, adjusted, weights.scale, weights.shift, out, num_members, rank,
-        splits, outputs, *weights.b.stride()[:2], *out.stride(), ADJUSTS=adjusts, BM=_ROWS, BR=_RANKS, BO=128,
+        x, inner, b, b_scale, tokens.order, tokens.slots, adjusted, weights.scale, weights.shift, out, num_members,
+        rank, splits, outputs, *b.stride()[:2], *out.stride(), **forms, ADJUSTS=adjusts, BM=_ROWS, BR=_RANKS, BO=128,
         num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """Adapters that only add, and such that scale too."""
+    """Adapters that only add, such that scale too, and narrow ones."""
     if not shape.adapters:
         return
 
@@ -155,8 +165,15 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     size, numbers = shape.hidden_size, torch.ones(4, dtype=torch.int32)
     tokens = LoraTokens(slots=empty(64, dtype=torch.int32), order=empty(64, dtype=torch.int32), groups=numbers)
     x = empty(64, size)
-    for use, adjusted in (("", torch.zeros_like(numbers)), (" scaled", numbers)):
-        wide: Any = {"dtype": torch.float32}
-        weights = LoraWeights(a=empty(4, 16, size), b=empty(4, 16, size), ranks=16 * numbers, adjusted=adjusted,
-                              scale=empty(4, size, **wide), shift=empty(4, size, **wide))  # fmt: skip
+    wide: Any = {"dtype": torch.float32}
+    for use, adjusted, narrow in (
+        ("", torch.zeros_like(numbers), None), (" scaled", numbers, None),
+        (" int8", torch.zeros_like(numbers), torch.int8), (" fp8", torch.zeros_like(numbers), torch.float8_e4m3fn),
+    ):  # fmt: skip
+        matrix: Any = {} if narrow is None else {"dtype": narrow}
+        scales: Any = {} if narrow is None else {"a_scale": empty(4, 16, **wide), "b_scale": empty(4, size, **wide)}
+        weights = LoraWeights(
+            a=empty(4, 16, size, **matrix), b=empty(4, 16, size, **matrix), ranks=16 * numbers, adjusted=adjusted,
+            scale=empty(4, size, **wide), shift=empty(4, size, **wide), **scales,
+        )  # fmt: skip
         yield f"{shape.dtype}{use}", partial(lora_linear, x, x, weights, tokens)

@@ -195,8 +195,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("use --structured-output-backend", structured_outputs_config="{}"),
     **_answer("use --reasoning-parser; thinking_token_budget of a request bounds its thinking", reasoning_config="{}"),
     # Adapters.
-    **_answer("adapters are held in the type of the activations, on every layer that they have weights for",
-              lora_dtype="auto", lora_target_modules="+"),
+    **_answer("adapters are applied to every layer that they have weights for", lora_target_modules="+"),
     **_answer("adapters of experts and of other layers serve together in any case", specialize_active_lora=_BOTH,
               enable_mixed_moe_lora_format=_BOTH, enable_moe_shared_loras=_BOTH),
     # What is logged and measured.

@@ -65,6 +65,7 @@ def load_networks(blueprint: Blueprint, report: Report, groups: RankGroups | Non
         load_format=config.model.load_format,
         max_loras=config.lora.max_loras if takes_adapters(config) else 0,
         max_lora_rank=config.lora.max_lora_rank,
+        lora_dtype=config.lora.lora_dtype,
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         towers_folder=blueprint.media_folder,
         progress=lambda done, total: report("loading weights", done / max(1, total)),

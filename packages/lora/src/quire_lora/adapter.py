@@ -10,7 +10,31 @@ from torch import Tensor
 
 from quire_ops import LoraWeights
 
-__all__ = ["Adapter", "ExpertAdapter", "LinearAdapter", "TableAdapter"]
+__all__ = ["Adapter", "ExpertAdapter", "LinearAdapter", "TableAdapter", "narrowed"]
+
+_TENSORS = ("a", "b", "scale", "shift", "a_scale", "b_scale", "weight")
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Narrow dtype -> largest magnitude of what is rounded to it."""
+
+
+def narrowed(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix in int8 or float8_e4m3fn. Values that the dtype has stay as they are; others are rounded, row by row.
+
+    Args:
+        values: [N, M] float32.
+        scale: [N] float32: what they are multiplied with.
+
+    Returns:
+        The narrow values, and what they are multiplied with.
+    """
+    limit = _LARGEST[dtype]
+    stored = values.clamp(-limit - (dtype == torch.int8), limit).to(dtype)
+    if torch.equal(stored.float(), values):
+        return stored, scale
+    largest = values.abs().amax(1)
+    step = torch.where(largest > 0, largest / limit, 1.0)
+    values = (values / step[:, None]).clamp(-limit, limit)
+    return (values.round() if dtype == torch.int8 else values).to(dtype), scale * step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,17 +42,28 @@ class LinearAdapter:
     """What is added to a linear layer's result: see op `lora_linear`."""
 
     a: Tensor
-    """[rank, inputs] in the network's dtype."""
+    """[rank, inputs] in the network's dtype, or narrow: int8 or float8_e4m3fn."""
     b: Tensor
-    """[rank, outputs], scaling included."""
+    """[rank, outputs], scaling included, in `b_scale` where it is narrow."""
     scale: Tensor | None = None
     """[outputs] float32; None for ones."""
     shift: Tensor | None = None
     """[outputs] float32; None for zeros."""
+    a_scale: Tensor | None = None
+    """[rank] float32: what rows of a narrow `a` are multiplied with; None where it is in the network's dtype."""
+    b_scale: Tensor | None = None
+    """[outputs] float32: what columns of a narrow `b` are multiplied with."""
 
     @property
     def rank(self) -> int:
         return len(self.a)
+
+    def product(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`a` and `b` in float32, on a device."""
+        a, b = self.a.to(device).float(), self.b.to(device).float()
+        if self.a_scale is None or self.b_scale is None:
+            return a, b
+        return a * self.a_scale.to(device)[:, None], b * self.b_scale.to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,5 +145,5 @@ class Adapter:
         """Of all tensors."""
         routed = [part for each in self.experts.values() for part in each.parts]
         parts = [*self.linears.values(), *routed, self.embedding, self.lm_head]
-        tensors = [getattr(part, name, None) for part in parts for name in ("a", "b", "scale", "shift", "weight")]
+        tensors = [getattr(part, name, None) for part in parts for name in _TENSORS]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_interfaces import ConfigError, Settings, at_least, between, setting
+from quire_interfaces import ConfigError, Settings, at_least, between, one_of, setting
 
 __all__ = ["LoraConfig", "adapter_bytes"]
 
@@ -36,6 +36,12 @@ class LoraConfig(Settings):
     )
     max_lora_rank: int = setting(
         16, help="Largest rank of an adapter; memory is set aside for it.", unit="ranks", check=between(1, 512)
+    )
+    lora_dtype: str = setting(
+        "auto",
+        help="Data type of adapters on the device: auto for that of the activations, fp8_e4m3 or int8 for half of its "
+        "memory or less. Adapters that are stored so stay as they are; others are rounded, with a scale for each row.",
+        check=one_of("auto", "fp8_e4m3", "int8"),
     )
     max_cpu_loras: int = setting(
         32,
@@ -98,5 +104,11 @@ def adapter_bytes(shapes: Iterable[tuple[int, int]], config: LoraConfig, dtype_b
         config: Number of slots, and their rank.
         dtype_bytes: Of the network's dtype.
     """
-    per_slot = sum(config.max_lora_rank * (outputs + inputs) * dtype_bytes + 8 * outputs for outputs, inputs in shapes)
+    rank, is_narrow = config.max_lora_rank, config.lora_dtype != "auto"
+    per_slot = sum(
+        rank * (outputs + inputs) * (1 if is_narrow else dtype_bytes)
+        + 8 * outputs
+        + (4 * (rank + outputs) if is_narrow else 0)
+        for outputs, inputs in shapes
+    )
     return per_slot * config.max_loras

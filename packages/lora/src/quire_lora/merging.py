@@ -102,7 +102,8 @@ class HotAdapter:
 
 def merged_weight(weight: Tensor, adapter: LinearAdapter) -> Tensor:
     """[outputs, inputs] float32: what multiplies as `weight` [outputs, inputs] and the adapter on top of it do."""
-    return torch.addmm(weight.float(), adapter.b.to(weight.device).float().T, adapter.a.to(weight.device).float())
+    a, b = adapter.product(weight.device)
+    return torch.addmm(weight.float(), b.T, a)
 
 
 def merge_refusal(slots: AdapterSlots, adapter: Adapter) -> str:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter, stack_experts
+from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter, narrowed, stack_experts
 from quire_lora.peft_config import PeftConfig
 from quire_lora.slots import AdapterSlots, LinearSite
 
@@ -46,6 +46,14 @@ class _Module:
 
     name: str
     parts: dict[str, Tensor] = field(default_factory=dict)
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    """[rows] float32: what a part is multiplied with."""
+
+    def widen(self) -> None:
+        """Multiply the parts with their scales."""
+        for part, scale in self.scales.items():
+            self.parts[part] = self.parts[part] * scale[:, None]
+        self.scales.clear()
 
 
 def read_adapter(
@@ -80,6 +88,8 @@ class _Reader:
         self._missing: list[str] = []
         self._unknown: list[str] = []
         self._wrong: list[str] = []
+        self._infinite: list[str] = []
+        """Of those that are to be narrow."""
 
     def read(self) -> Adapter:
         modules = self._modules()
@@ -92,6 +102,7 @@ class _Reader:
             self._pause()
             for role, known in outer.items():
                 if known is not None and module.name == known[0]:
+                    module.widen()
                     tables[role] = self._table(module, known[1], embedding=role == "embedding")
                     break
             else:
@@ -116,27 +127,30 @@ class _Reader:
         scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALES)}
         for name, stored in tensors.items():
             found = _PARTS.fullmatch(name.removeprefix(PREFIX))
-            tensor = self._scaled(name, stored, scales.pop(f"{name}_scale", None))
-            if found is None or tensor is None:
+            scale = self._scale(name, stored, scales.pop(f"{name}_scale", None))
+            if found is None or (scale is None and not stored.is_floating_point()):
                 self._unknown.append(name)
                 continue
             part = found["part"].removesuffix(".weight") if "magnitude" in found["part"] else found["part"]
-            modules.setdefault(found["module"], _Module(found["module"])).parts[part] = tensor.float()
+            module = modules.setdefault(found["module"], _Module(found["module"]))
+            module.parts[part] = stored.float()
+            if scale is not None:
+                module.scales[part] = scale
         self._unknown += scales
         return modules
 
-    def _scaled(self, name: str, tensor: Tensor, scale: Tensor | None) -> Tensor | None:
-        """int8 or fp8 with a scale for each row, or one for all, as compressed-tensors has them; fp8 alone, as adapters
-        are saved that were kept in it. None for whole numbers that nothing says the meaning of."""
+    def _scale(self, name: str, tensor: Tensor, scale: Tensor | None) -> Tensor | None:
+        """[rows] float32 of int8 or fp8 with a scale for each row, or one for all, as compressed-tensors has them. None
+        without one: fp8 alone, as adapters are saved that were kept in it, or numbers that are not narrow."""
         if scale is None:
-            return tensor if tensor.is_floating_point() else None
+            return None
         if tensor.dtype not in (torch.int8, torch.float8_e4m3fn) or scale.numel() not in (1, len(tensor)):
             self._wrong.append(
                 f"{name} is {list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} and its scale "
                 f"{list(scale.shape)}, should be int8 or float8_e4m3fn with a scale for each row or one"
             )
-            return tensor
-        return tensor.float() * scale.float().view(-1, 1)
+            return torch.ones(len(tensor))
+        return scale.float().flatten().expand(len(tensor))
 
     def _tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         try:
@@ -148,7 +162,8 @@ class _Reader:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
 
     def _complain(self) -> None:
-        lists = (("missing", self._missing), ("not known", self._unknown), ("of the wrong shape", self._wrong))
+        lists = (("missing", self._missing), ("not known", self._unknown), ("of the wrong shape", self._wrong),
+                 ("with numbers that are not finite", self._infinite))  # fmt: skip
         parts = [f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists if names]
         if parts:
             raise CheckpointError(
@@ -202,10 +217,13 @@ class _Reader:
             if vector is not None and vector.numel() != outputs:
                 self._wrong.append(f"{module.name}.{what} is {list(vector.shape)}, should be {[outputs]}")
                 return {}
+        a_scale, b_scale = module.scales.get("lora_A.weight"), module.scales.get("lora_B.weight")
         vectors = {
             what: {} if vector is None else self._split(module.name, vector.reshape(-1, 1)) or {}
-            for what, vector in (("magnitude", magnitude), ("lora_bias", lora_bias), ("bias", bias))
-        }
+            for what, vector in (
+                ("magnitude", magnitude), ("lora_bias", lora_bias), ("bias", bias), ("b_scale", b_scale)
+            )
+        }  # fmt: skip
         found = {}
         for name, (site, piece) in pieces.items():
             if site.shape != (len(piece), a.shape[1]):
@@ -214,11 +232,11 @@ class _Reader:
                     f"{list(site.shape)}"
                 )
                 continue
-            own = {what: sites[name][1][:, 0] if name in sites else None for what, sites in vectors.items()}
+            own = {what: sites[name][1][:, 0] if sites else None for what, sites in vectors.items()}
             if site.outputs is not None:  # of a layer that ranks share out, the rank's own
                 piece = piece[site.outputs]
                 own = {what: None if vector is None else vector[site.outputs] for what, vector in own.items()}
-            found[name] = self._linear(module.name, site, a, piece, **own)
+            found[name] = self._linear(module.name, site, a, piece, a_scale=a_scale, **own)
         return found
 
     def _fits(self, module: str, a: Tensor, b: Tensor) -> bool:
@@ -272,8 +290,12 @@ class _Reader:
         magnitude: Tensor | None = None,
         lora_bias: Tensor | None = None,
         bias: Tensor | None = None,
+        a_scale: Tensor | None = None,
+        b_scale: Tensor | None = None,
     ) -> LinearAdapter:
-        b = b * self._config.scaling_of(module)
+        """a [r, I] and b [O, r], and what their rows are multiplied with; None for ones."""
+        rows = torch.ones(len(a)) if a_scale is None else a_scale
+        factor = (torch.ones(len(b)) if b_scale is None else b_scale) * self._config.scaling_of(module)
         scale: Tensor | None = None
         shift = torch.zeros(len(b))
         weight, own_bias = site.base() if magnitude is not None or bias is not None else (None, None)
@@ -281,22 +303,28 @@ class _Reader:
             shift += lora_bias * self._config.scaling_of(module)
         if magnitude is not None:
             assert weight is not None
-            change = b.to(weight.device) @ a.to(weight.device)  # what is read is on the host, the layer may not be
+            # What is read is on the host, the layer may not be.
+            change = (b * factor[:, None]).to(weight.device) @ (a * rows[:, None]).to(weight.device)
             norms = torch.linalg.vector_norm(weight + change, dim=1)
             scale = magnitude / norms.to(magnitude.device)  # Liu et al. 2024, eq. 5
-            b = b * scale[:, None]
+            factor = factor * scale
             if lora_bias is not None:
                 shift *= scale
         kept = torch.zeros(len(b)) if own_bias is None else own_bias.to(b.device)
         after = kept if bias is None else bias
         shift += after - (kept if scale is None else kept * scale)
-        dtype = self._slots.dtype
+        dtype = self._slots.narrow_dtype if site.weights is not None else None
+        shift_or_none = shift if scale is not None or shift.any() else None
+        if dtype is None:
+            wide_a, wide_b = (a * rows[:, None]).to(self._slots.dtype), (b * factor[:, None]).to(self._slots.dtype)
+            return LinearAdapter(a=wide_a, b=wide_b.T.contiguous(), scale=scale, shift=shift_or_none)
+        for what, matrix in (("lora_A", a), ("lora_B", b)):
+            if not matrix.isfinite().all():
+                self._infinite.append(f"{module}.{what}.weight")
+        (a, rows), (b, factor) = narrowed(a, rows, dtype), narrowed(b, factor, dtype)
         return LinearAdapter(
-            a=a.to(dtype).contiguous(),
-            b=b.T.to(dtype).contiguous(),
-            scale=scale,
-            shift=shift if scale is not None or shift.any() else None,
-        )
+            a=a, b=b.T.contiguous(), scale=scale, shift=shift_or_none, a_scale=rows, b_scale=factor
+        )  # fmt: skip
 
     # Routed experts.
 
@@ -308,6 +336,7 @@ class _Reader:
             while name.endswith(".base_layer"):
                 name = name.removesuffix(".base_layer")
             if self._config.parameters_of(name):
+                module.widen()
                 wrapped.setdefault(name, []).append(modules.pop(module.name))
         found: dict[str, LinearAdapter] = {}
         for name, layers in wrapped.items():

@@ -55,6 +55,7 @@ class ExpertSite:
     down: tuple[str, ...]
 
 
+# Many attributes: what layers registered, what is in the slots, and what tokens of the pass use them.
 class AdapterSlots:
     """What adapters are on the device, layer by layer. One thread fills slots and runs steps.
 
@@ -63,11 +64,17 @@ class AdapterSlots:
         max_rank: R.
         dtype: The network's.
         device: Where the network is.
+        lora_dtype: What matrices of linear layers are kept in: "auto" for `dtype`, "int8" or "fp8_e4m3", which are
+            widened in the product. Those of routed experts and of the vocabulary are kept in `dtype` all the same.
     """
 
-    def __init__(self, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device, lora_dtype: str = "auto"
+    ) -> None:
         self.num_slots, self.max_rank = num_slots, max_rank
         self.dtype, self.device = dtype, device
+        self.narrow_dtype = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}.get(lora_dtype)
+        """dtype of narrow matrices; None where they are kept in the network's."""
         self.linears: dict[str, LinearSite] = {}
         """Name of the layer -> its site."""
         self.experts: dict[str, ExpertSite] = {}
@@ -114,13 +121,16 @@ class AdapterSlots:
             own: Outputs that this rank computes, where ranks share them out; None for all.
         """
         num_own = outputs if own is None else own.stop - own.start
+        narrow, wide = self.narrow_dtype, torch.float32
         weights = LoraWeights(
-            a=self._zeros(self.num_slots, self.max_rank, inputs),
-            b=self._zeros(self.num_slots, self.max_rank, num_own),
+            a=self._zeros(self.num_slots, self.max_rank, inputs, dtype=narrow),
+            b=self._zeros(self.num_slots, self.max_rank, num_own, dtype=narrow),
+            a_scale=None if narrow is None else self._zeros(self.num_slots, self.max_rank, dtype=wide),
+            b_scale=None if narrow is None else self._zeros(self.num_slots, num_own, dtype=wide),
             ranks=torch.zeros(self.num_slots, dtype=torch.int32),
             adjusted=torch.zeros(self.num_slots, dtype=torch.int32),
-            scale=self._zeros(self.num_slots, num_own, dtype=torch.float32),
-            shift=self._zeros(self.num_slots, num_own, dtype=torch.float32),
+            scale=self._zeros(self.num_slots, num_own, dtype=wide),
+            shift=self._zeros(self.num_slots, num_own, dtype=wide),
         )
 
         def read_base() -> tuple[Tensor, Tensor | None]:
@@ -269,6 +279,11 @@ def _place(weights: LoraWeights, slot: int, adapter: LinearAdapter | None) -> No
     if adapter is not None and rank:
         weights.a[slot, :rank].copy_(adapter.a)
         weights.b[slot, :rank].copy_(adapter.b)
+        if weights.a_scale is not None and weights.b_scale is not None:
+            assert adapter.a_scale is not None
+            assert adapter.b_scale is not None
+            weights.a_scale[slot, :rank] = adapter.a_scale
+            weights.b_scale[slot] = adapter.b_scale
     if adapter is not None and adjusted:
         weights.scale[slot] = 1.0 if adapter.scale is None else adapter.scale
         weights.shift[slot] = 0.0 if adapter.shift is None else adapter.shift

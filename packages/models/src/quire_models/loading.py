@@ -62,6 +62,7 @@ def build_model(
     block_size: int | None = None,
     max_loras: int = 0,
     max_lora_rank: int = 16,
+    lora_dtype: str = "auto",
     disabled_linear_kernels: Collection[str] = (),
     join_products: bool | None = None,
     tp_group: Collectives | None = None,
@@ -92,7 +93,7 @@ def build_model(
             replace(request, sizes=sizes, cache_dtype=cache_dtype, features=_attention_features(config)),
             attention_backend,
         ).backend
-    adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, device_of_torch) if max_loras else None
+    adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, device_of_torch, lora_dtype) if max_loras else None
     scope = Scope(
         dtype=torch_dtype,
         device=device_of_torch,
@@ -144,6 +145,7 @@ def load_model(
     load_format: str = "auto",
     max_loras: int = 0,
     max_lora_rank: int = 16,
+    lora_dtype: str = "auto",
     disabled_linear_kernels: Collection[str] = (),
     language_model_only: bool = False,
     towers_folder: str | Path | None = None,
@@ -159,6 +161,7 @@ def load_model(
         device: As torch names it.
         max_loras: Adapters that steps may use at once: device slots; 0 for a network without.
         max_lora_rank: Largest rank of an adapter.
+        lora_dtype: What adapters are kept in, as `AdapterSlots` takes it.
         linear_method: How linear layers and the LM head keep their weights: "plain", "int8", "int4", ...
         attention_backend: A backend, or the name of one; None for the best that can serve.
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
@@ -185,7 +188,7 @@ def load_model(
     model = build_model(
         config, dtype=dtype, device=device, linear_method=linear_method, attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype, block_size=block_size, max_loras=max_loras, max_lora_rank=max_lora_rank,
-        disabled_linear_kernels=disabled_linear_kernels, tp_group=tp_group, pp_group=pp_group,
+        lora_dtype=lora_dtype, disabled_linear_kernels=disabled_linear_kernels, tp_group=tp_group, pp_group=pp_group,
         expert_parallel=expert_parallel,
     )  # fmt: skip
     if model.loads_itself:

@@ -30,7 +30,7 @@ class LoraWeights:
     """The adapters of one linear layer, by slot. The tensors never move: whoever fills slots writes into them."""
 
     a: Tensor
-    """[S, R, I] in the network's dtype; zeros behind a slot's rank."""
+    """[S, R, I] in the network's dtype, or narrow: int8 or float8_e4m3fn; zeros behind a slot's rank."""
     b: Tensor
     """[S, R, O], transposed from how checkpoints keep it, and multiplied with the adapter's scaling; zeros likewise."""
     ranks: Tensor
@@ -41,6 +41,17 @@ class LoraWeights:
     """[S, O] float32: what the layer's result is multiplied with before the rest is added (DoRA)."""
     shift: Tensor
     """[S, O] float32: what is added (biases)."""
+    a_scale: Tensor | None = None
+    """[S, R] float32: what rows of a narrow `a` are multiplied with; None where it is in the network's dtype."""
+    b_scale: Tensor | None = None
+    """[S, O] float32: what columns of a narrow `b` are multiplied with."""
+
+    def matrices(self, slot: int, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[rank, I] and [rank, O] of a slot in `dtype`; narrow ones times their scales in float32, then rounded."""
+        a, b = self.a[slot, :rank], self.b[slot, :rank]
+        if self.a_scale is None or self.b_scale is None:
+            return a.to(dtype), b.to(dtype)
+        return (a.float() * self.a_scale[slot, :rank, None]).to(dtype), (b.float() * self.b_scale[slot]).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,12 +89,13 @@ class LoraTokens:
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Adapters on top of a linear layer's result, in place: out = out * scale + (x @ a.T) @ b + shift with the matrices
     of the token's slot; tokens without a slot keep theirs. x [T, I]; out [T, O] of x's dtype or float32, of which the
-    tokens may be apart."""
+    tokens may be apart. Narrow matrices give the bits that they would give widened to x's dtype."""
     adjusted = weights.adjusted.tolist()
     for token, slot in enumerate(tokens.slots.tolist()):
         if slot < 0 or slot == NO_SLOT:
             continue
-        delta = x[token].double() @ weights.a[slot].double().T @ weights.b[slot].double()
+        a, b = weights.matrices(slot, weights.a.shape[1], x.dtype)
+        delta = x[token].double() @ a.double().T @ b.double()
         base = out[token].double()
         if adjusted[slot]:
             base = base * weights.scale[slot].double()
@@ -104,6 +116,6 @@ def _torch_lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: Lor
         if adjusted[slot]:
             base = torch.addcmul(weights.shift[slot], base, weights.scale[slot])
         if rank:
-            inner = torch.mm(x.index_select(0, which), weights.a[slot, :rank].T)
-            base += torch.mm(inner, weights.b[slot, :rank])
+            a, b = weights.matrices(slot, rank, x.dtype)
+            base += torch.mm(torch.mm(x.index_select(0, which), a.T), b)
         out.index_copy_(0, which.long(), base.to(out.dtype))
