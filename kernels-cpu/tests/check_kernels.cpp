@@ -280,7 +280,7 @@ void check_latent_attention(int dtype, int heads, int width, int rank) {
                 for (int d = 0; d < rank; ++d) expected[(t * heads + h) * rank + d] = out[d] / total;
             }
     const int64_t block_bytes = static_cast<int64_t>(rows.bytes.size()) / num_blocks;
-    quire_latent_attention(dtype, query.data(), rows.data(), got.data(), table.data(), stride, starts, lengths, 3, heads,
+    quire_latent_attention(dtype, query.data(), rows.data(), 0, got.data(), table.data(), stride, starts, lengths, 3, heads,
                            width, rank, block_size, block_bytes / block_size, block_bytes, static_cast<float>(scale),
                            nullptr, 0);
     check("latent attention", got, expected);

@@ -8,7 +8,14 @@ import pytest
 import torch
 from kernels_cpu_steps import Layout
 
-from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
+from quire_interfaces import latent_row_bytes
+from quire_kernels_cpu.latent import (
+    head_linear,
+    index_topk,
+    latent_attention,
+    sparse_latent_attention,
+    write_latent_cache,
+)
 from quire_ops import ops
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -249,3 +256,38 @@ def test_an_index_of_equal_scores_finds_the_first_and_of_none_the_others() -> No
     block, offset = layout.block_table[0, 1], 2  # position 6
     cache[block, offset] = torch.nan
     assert index_topk(query, weights, cache, layout, k=7).tolist() == [[0, 1, 2, 3, 4, 5, 7]]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("heads", "width", "rank"), [(1, 24, 16), (3, 150, 132), (16, 576, 512), (40, 144, 128), (130, 20, 20)]
+)
+def test_rows_in_fp8(dtype: torch.dtype, heads: int, width: int, rank: int) -> None:
+    """They are the reference's bytes, other bytes stay, and what is attended to has the same bits alone, beside others,
+    and in chosen slots."""
+    torch.manual_seed(heads)
+    layout = Layout(7, [1, 9, 1, 2], [1, 75, 1100, 64])
+    size = latent_row_bytes("fp8_ds_mla", width, rank)
+    cache = torch.full((layout.num_blocks, 7, size + 12), 0x7F, dtype=torch.uint8)  # no numbers, and scales of 3e38
+    rows, wanted = cache[..., :size], cache.clone()[..., :size]
+    for row, length in enumerate(layout.kv_lens):
+        positions = torch.arange(length)
+        slots = layout.block_table[row].long()[positions // 7] * 7 + positions % 7
+        entries = (torch.randn(length, width) * torch.exp(torch.randn(length, 1))).to(dtype)
+        write_latent_cache(entries, rows, slots, rank)
+        ops.write_latent_cache(entries, wanted, slots, rank)
+    assert torch.equal(rows, wanted)
+    assert (cache[..., size:] == 0x7F).all()
+    query, options = torch.randn(13, heads, width).to(dtype), {"scale": width**-0.5, "rank": rank}
+    got = latent_attention(query, rows, layout, **options)
+    expected = ops.latent_attention(query.double(), rows, layout, **options)
+    assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max().clamp_min(1)
+    ends = [
+        end - count + i + 1 for count, end in zip(layout.query_lens, layout.kv_lens, strict=True) for i in range(count)
+    ]
+    positions = torch.arange(max(ends)).expand(13, -1)
+    everything = ops.position_slots(torch.where(positions < torch.tensor(ends)[:, None], positions, -1), layout)
+    assert torch.equal(sparse_latent_attention(query, rows, everything, **options), got)
+    for row, first in ((0, 0), (2, 10)):
+        alone = Layout(7, [1], [layout.kv_lens[row]], layout.block_table[row : row + 1].contiguous())
+        assert torch.equal(latent_attention(query[first : first + 1], rows, alone, **options)[0], got[first])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire_interfaces import FP8_DS_MLA
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops import BackendSet, SizeRule
 
@@ -36,6 +37,7 @@ LAYER_FACTS: dict[str, Any] = {
     **ATTENTION_FACTS,
     "sizes": ATTENTION_FACTS["sizes"]
     | {"taps": SizeRule(maximum=MAX_TAPS), "key_head_dim": SizeRule(maximum=MAX_KEY_HEAD_DIM)},
+    "cache_dtypes": ATTENTION_FACTS["cache_dtypes"] | {FP8_DS_MLA},
 }
 """Fields of `OpBackend` for whatever computes whole layers: of the largest that the kernels of each mixer take."""
 

@@ -29,11 +29,14 @@ __all__ = [
     "pointers_to",
 ]
 
+LATENTS_IN_FP8 = 5
 _CACHE_FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3, torch.uint8: 4}
 
 
 def cache_format(kv_cache: Tensor, dtype: torch.dtype) -> int | None:
     """The number of the cache's format (`csrc/kv_cache.h`) beside numbers of `dtype`, or None if it is not served."""
+    if kv_cache.ndim == 3 and kv_cache.dtype == torch.uint8:
+        return LATENTS_IN_FP8
     return 0 if kv_cache.dtype == dtype else _CACHE_FORMATS.get(kv_cache.dtype)
 
 

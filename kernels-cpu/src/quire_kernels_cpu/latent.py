@@ -8,20 +8,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_interfaces import FP8_DS_MLA
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops import PagedLayout, ops
+from quire_ops.latent_attention import torch_write_latent_cache
 
-__all__ = ["head_linear", "index_topk", "latent_attention", "sparse_latent_attention"]
+__all__ = ["head_linear", "index_topk", "latent_attention", "sparse_latent_attention", "write_latent_cache"]
 
 
-@backend_for(ops.latent_attention, trees=True, cache_dtypes=frozenset())
+def _is_fp8(latent_cache: Tensor, query: Tensor) -> bool:
+    """Whether rows are of the layout in fp8, not of the queries' dtype."""
+    fp8 = latent_cache.dtype == torch.uint8
+    assert fp8 or latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
+    assert latent_cache.stride(2) == 1
+    return fp8
+
+
+@backend_for(ops.write_latent_cache)
+def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
+    """Rows that are no latents in fp8 are written by torch."""
+    if latent_cache.dtype != torch.uint8:
+        torch_write_latent_cache(entries, latent_cache, slot_mapping, rank)
+        return
+    entries, slots = entries.contiguous(), slot_mapping.contiguous()
+    library().quire_write_latents(
+        DTYPES[entries.dtype],
+        entries.data_ptr(),
+        latent_cache.data_ptr(),
+        slots.data_ptr(),
+        *entries.shape,
+        rank,
+        latent_cache.shape[1],
+        latent_cache.stride(1),
+        latent_cache.stride(0),
+    )
+
+
+@backend_for(ops.latent_attention, trees=True, cache_dtypes=frozenset({FP8_DS_MLA}))
 def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
     """The numbers of a row must be next to each other."""
-    assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
-    assert latent_cache.stride(2) == 1
+    fp8 = _is_fp8(latent_cache, query)
     query = query.contiguous()
     num_tokens, num_heads, width = query.shape
     out = query.new_empty(num_tokens, num_heads, rank)
@@ -30,6 +59,7 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
         DTYPES[query.dtype],
         query.data_ptr(),
         latent_cache.data_ptr(),
+        fp8,
         out.data_ptr(),
         layout.block_table.data_ptr(),
         layout.block_table.stride(0),
@@ -79,11 +109,10 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     return out
 
 
-@backend_for(ops.sparse_latent_attention, cache_dtypes=frozenset())
+@backend_for(ops.sparse_latent_attention, cache_dtypes=frozenset({FP8_DS_MLA}))
 def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int) -> Tensor:
     """Over all tokens, in their order, it has the bits of `latent_attention`."""
-    assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
-    assert latent_cache.stride(2) == 1
+    fp8 = _is_fp8(latent_cache, query)
     query, slots = query.contiguous(), slots.contiguous()
     num_tokens, num_heads, width = query.shape
     out = query.new_empty(num_tokens, num_heads, rank)
@@ -92,6 +121,7 @@ def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, 
         DTYPES[query.dtype],
         query.data_ptr(),
         latent_cache.data_ptr(),
+        fp8,
         out.data_ptr(),
         slots.data_ptr(),
         slots.shape[1],

@@ -127,6 +127,17 @@ def test_attention_multiplies_in_int8_where_projections_do(method: str, tmp_path
     assert torch.equal(*logits_both_ways(model, architecture, torch.int8))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_in_fp8_are_read_and_written_in_one_call(dtype: str, tmp_path: Path) -> None:
+    architecture = "DeepseekV3ForCausalLM"
+    write_checkpoint(tmp_path, architecture, CASES[architecture])
+    model: Any = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype=dtype, kv_cache_dtype="fp8_ds_mla")
+    assert model.in_one_call
+    stack = model._stack
+    assert torch.equal(*logits_both_ways(model, architecture))
+    assert stack._reads_caches
+
+
 @pytest.mark.parametrize("architecture", ONE_BY_ONE)
 def test_other_layers_go_one_by_one(architecture: str, tmp_path: Path) -> None:
     assert not load(architecture, tmp_path).in_one_call

@@ -26,6 +26,7 @@ public:
     }
 
     static bool fits(const PagedCache& cache) {
+        if (cache.format == CacheFormat::fp8_ds_mla) return false;  // scales differ within a row
         return cache.head_dim % (cache.format == CacheFormat::int4 ? 64 : 32) == 0 && cache.value_dim % 32 == 0;
     }
 

@@ -25,7 +25,8 @@ class RowAttention : public ColumnAttention<RowAttention<T>, T> {
 public:
     RowAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
         : Base(a, task, scratch),
-          as_stored_(columns_ <= kFewColumns && a.cache.format != CacheFormat::int4 && padded_ == a.cache.head_dim) {
+          as_stored_(columns_ <= kFewColumns && a.cache.format != CacheFormat::int4 &&
+                     a.cache.format != CacheFormat::fp8_ds_mla && padded_ == a.cache.head_dim) {
         keys_ = scratch.keys.get<float>(kPiece * padded_);
         values_ = scratch.values.get<float>(kPiece * padded_);
         queries_ = scratch.queries.get<float>(all_columns_ * padded_);

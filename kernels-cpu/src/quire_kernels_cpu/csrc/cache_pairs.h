@@ -68,6 +68,7 @@ inline void with_rows(const PagedCache& cache, const Run& run) {
         case CacheFormat::fp8_e5m2: return run(ByteRows<Float8Codes>{Float8Codes(kFloat8E5M2)});
         case CacheFormat::int8: return run(ByteRows<Int8Codes>{});
         case CacheFormat::int4: return run(Int4Rows{{}, cache.head_dim / 2});
+        case CacheFormat::fp8_ds_mla: return;  // see `PairAttention::fits`
     }
 }
 

@@ -330,12 +330,22 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
     });
 }
 
-void quire_latent_attention(int dtype, const void* query, const void* latents, void* out, const int32_t* block_table,
+void quire_write_latents(int dtype, const void* entries, void* latents, const int64_t* slots, int64_t tokens, int width, int rank,
+                         int block_size, int64_t row_bytes, int64_t block_bytes) {
+    for_dtype(dtype, [&]<typename T>() {
+        const auto cache = quire::make_latent_cache(latents, true, block_size, width, rank, row_bytes, block_bytes);
+#pragma omp parallel for schedule(static) if (tokens > 16)
+        for (int64_t t = 0; t < tokens; ++t)
+            quire::write_latents(cache, cache.row(slots[t], 0), static_cast<const T*>(entries) + t * width);
+    });
+}
+
+void quire_latent_attention(int dtype, const void* query, const void* latents, int fp8, void* out, const int32_t* block_table,
                             int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
                             int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
                             float scale, const int32_t* paths, int64_t path_stride) {
     for_dtype(dtype, [&]<typename T>() {
-        const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
+        const auto cache = quire::make_latent_cache(latents, fp8, block_size, width, rank, row_bytes, block_bytes);
         quire::attention_op(quire::Attention<T>{.query = static_cast<const T*>(query),
                                                 .query_stride = static_cast<int64_t>(num_heads) * width,
                                                 .head_stride = width,
@@ -350,11 +360,11 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
     });
 }
 
-void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
+void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, int fp8, void* out, const int64_t* slots,
                                    int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
                                    int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale) {
     for_dtype(dtype, [&]<typename T>() {
-        const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
+        const auto cache = quire::make_latent_cache(latents, fp8, block_size, width, rank, row_bytes, block_bytes);
         const quire::Attention<T> a{.query = static_cast<const T*>(query),
                                     .query_stride = static_cast<int64_t>(num_heads) * width,
                                     .head_stride = width,
@@ -372,7 +382,7 @@ void quire_index_topk(int dtype, const void* query, const float* weights, const 
                       const int32_t* kv_lens, int num_sequences, int heads, int width, int block_size, int64_t row_bytes,
                       int64_t block_bytes, int k) {
     for_dtype(dtype, [&]<typename T>() {
-        const auto cache = quire::make_latent_cache<T>(keys, block_size, width, width, row_bytes, block_bytes);
+        const auto cache = quire::make_latent_cache(keys, false, block_size, width, width, row_bytes, block_bytes);
         quire::index_topk(quire::IndexSearch<T>{.query = static_cast<const T*>(query),
                                                 .weights = weights,
                                                 .cache = cache,

@@ -318,15 +318,19 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                      int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
                      const int32_t* paths, int64_t path_stride, int int8_products);
 
+// Entries [tokens, width] into rows of fp8_ds_mla (`CacheFormat`), of latents of `rank` numbers.
+void quire_write_latents(int dtype, const void* entries, void* latents, const int64_t* slots, int64_t tokens, int width, int rank,
+                         int block_size, int64_t row_bytes, int64_t block_bytes);
+
 // Over latents [blocks, block_size, width], whose rows and blocks are so many bytes apart: query [T, Hq, width] -> out [T, Hq,
-// rank]. paths: see above.
-void quire_latent_attention(int dtype, const void* query, const void* latents, void* out, const int32_t* block_table,
+// rank]. fp8: rows are of fp8_ds_mla; paths: see above.
+void quire_latent_attention(int dtype, const void* query, const void* latents, int fp8, void* out, const int32_t* block_table,
                             int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
                             int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
                             float scale, const int32_t* paths, int64_t path_stride);
 
 // Latent attention over the rows in a token's own slots [tokens, slots_per_token] of a cache of `num_blocks` blocks; -1 for none.
-void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
+void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, int fp8, void* out, const int64_t* slots,
                                    int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
                                    int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale);
 

@@ -5,17 +5,21 @@
 // row's own float32 scale behind them. What the formats mean is declared in `quire_ops.declarations`.
 //
 // The cache of multi-head latent attention is [num_blocks, block_size, W]: one row for a token, which is the key of all heads,
-// and whose beginning is their value. Its heads here are as many as share work well: all of them read the same rows.
+// and whose beginning is their value. Its heads here are as many as share work well: all of them read the same rows. Of fp8_ds_mla
+// a row has the beginning in fp8_e4m3, float32 scales of its groups, and bfloat16 (`quire_ops.latent_format`).
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "vectors.h"
 
 namespace quire {
 
-enum class CacheFormat { network, fp8_e4m3, fp8_e5m2, int8, int4 };
+enum class CacheFormat { network, fp8_e4m3, fp8_e5m2, int8, int4, fp8_ds_mla };
+
+constexpr int kLatentGroup = 128;  // numbers of a latent that share a scale
 
 struct PagedCache {
     char* data;
@@ -52,11 +56,12 @@ PagedCache make_cache(void* data, CacheFormat format, int num_kv_heads, int bloc
             block_bytes ? block_bytes : filled, head_dim};
 }
 
-// Latents of W numbers in rows that are `row_bytes` apart.
-template <typename T>
-PagedCache make_latent_cache(const void* data, int block_size, int width, int value_dim, int64_t row_bytes, int64_t block_bytes) {
+// Latents of W numbers in rows that are `row_bytes` apart, in fp8_ds_mla or as the network computes.
+inline PagedCache make_latent_cache(const void* data, bool fp8, int block_size, int width, int value_dim, int64_t row_bytes,
+                                    int64_t block_bytes) {
     char* const rows = static_cast<char*>(const_cast<void*>(data));  // attention writes none
-    return {rows, CacheFormat::network, 1, block_size, width, row_bytes, nullptr, block_bytes, value_dim, true};
+    const CacheFormat format = fp8 ? CacheFormat::fp8_ds_mla : CacheFormat::network;
+    return {rows, format, 1, block_size, width, row_bytes, nullptr, block_bytes, value_dim, true};
 }
 
 // The sequences of a step, and where their rows are in the paged cache; of recurrent layers the states, one per block.
@@ -190,6 +195,26 @@ inline Floats load(const CachedFp8<kFormat>* from) {
 #endif
 }
 
+// A row of fp8_ds_mla as float32, [W], its scales included.
+inline void widen_latents(const PagedCache& cache, const char* row, float* to) {
+    typedef CachedFp8<CacheFormat::fp8_e4m3> Code;
+    const auto* const codes = reinterpret_cast<const Code*>(row);
+    const float* const values = fp8_of(CacheFormat::fp8_e4m3).value;
+    const int rank = cache.value_dim;
+    const char* from = row + rank;
+    int d = 0;
+    for (int end; d < rank; from += 4) {
+        float scale;
+        std::memcpy(&scale, from, 4);
+        end = std::min(d + kLatentGroup, rank);
+        for (; d + kLanes <= end; d += kLanes) store(to + d, load(codes + d) * splat(scale));
+        for (; d < end; ++d) to[d] = values[codes[d].bits] * scale;
+    }
+    const auto* const rest = reinterpret_cast<const BFloat16*>(from) - rank;
+    for (; d + kLanes <= cache.head_dim; d += kLanes) store(to + d, load(rest + d));
+    for (; d < cache.head_dim; ++d) to[d] = to_float(rest[d]);
+}
+
 // A row as float32, [D] and zeros up to `padded`, without its scale.
 template <typename T>
 void widen_row(const PagedCache& cache, const char* row, float* to, int padded) {
@@ -215,6 +240,9 @@ void widen_row(const PagedCache& cache, const char* row, float* to, int padded) 
             to[d] = (codes[d] & 15) - 8;
             to[half + d] = (codes[d] >> 4) - 8;
         }
+        d = dim;
+    } else if (cache.format == CacheFormat::fp8_ds_mla) {
+        widen_latents(cache, row, to);
         d = dim;
     } else {
         const auto widen = [&](const auto* x) {
@@ -247,6 +275,43 @@ inline Ints rounded_whole(Floats x) {
     return (Ints)((x == x ? x : Floats{}) + even) - (Ints)even;
 }
 
+// The largest magnitude of x [n]; that of NaN is above all others.
+template <typename T>
+float largest_magnitude(const T* x, int n) {
+    Ints top = {};  // in the order of their bits
+    for (int d = 0; d < n; d += kLanes) {
+        const Ints bits = (Ints)load_some(x + d, n - d) & 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    int32_t largest = 0;
+    for (int i = 0; i < kLanes; ++i) largest = std::max(largest, top[i]);
+    float most;
+    std::memcpy(&most, &largest, 4);
+    return most;
+}
+
+// x [W] into a row of latents.
+template <typename T>
+void write_latents(const PagedCache& cache, char* row, const T* x) {
+    if (cache.format == CacheFormat::network) {
+        std::memcpy(row, x, cache.head_dim * sizeof(T));
+        return;
+    }
+    const Fp8Format format = fp8_of(CacheFormat::fp8_e4m3);
+    const int rank = cache.value_dim;
+    char* to = row + rank;
+    for (int begin = 0; begin < rank; begin += kLatentGroup, to += 4) {
+        const int end = std::min(begin + kLatentGroup, rank);
+        const float exact = largest_magnitude(x + begin, end - begin) / format.largest;
+        const float scale = exact < FLT_MIN ? FLT_MIN : exact;  // a group of zeros divides
+        for (int d = begin; d < end; d += kLanes)
+            store_bytes(row + d, format.encode(load_some(x + d, end - d) / scale), end - d);
+        std::memcpy(to, &scale, 4);
+    }
+    for (int d = rank; d < cache.head_dim; d += kLanes)
+        store_some(reinterpret_cast<BFloat16*>(to) + d - rank, load_some(x + d, cache.head_dim - d), cache.head_dim - d);
+}
+
 // x [D] into a row. which: 0 for keys, 1 for values.
 template <typename T>
 void write_row(const PagedCache& cache, char* row, const T* x, int which, int head) {
@@ -261,15 +326,7 @@ void write_row(const PagedCache& cache, char* row, const T* x, int which, int he
         for (int d = 0; d < dim; d += kLanes) store_bytes(row + d, format.encode(load_some(x + d, dim - d) / scale), dim - d);
         return;
     }
-    Ints top = {};  // magnitudes in the order of their bits, in which those of NaN come last
-    for (int d = 0; d < dim; d += kLanes) {
-        const Ints bits = (Ints)load_some(x + d, dim - d) & 0x7fffffff;
-        top = bits > top ? bits : top;
-    }
-    int32_t largest = 0;
-    for (int i = 0; i < kLanes; ++i) largest = std::max(largest, top[i]);
-    float most;
-    std::memcpy(&most, &largest, 4);
+    const float most = largest_magnitude(x, dim);
     // A row of zeros has no inverse, nor has one of hardly more: they become zeros. What is not a number says so by the
     // scale.
     const float limit = cache.format == CacheFormat::int8 ? 127.0f : 7.0f, scale = most / limit;

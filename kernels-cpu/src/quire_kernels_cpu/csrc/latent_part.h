@@ -56,12 +56,12 @@ struct LatentAttentionPart {
         } else {
             pass.project_whole(entry(), normed, to, stride, &behind);
         }
-        const PagedCache cache = make_latent_cache<T>(pass.cache->data, static_cast<int>(pass.group->block_size),
+        const PagedCache cache = make_latent_cache(pass.cache->data, work.step->cache_format == CacheFormat::fp8_ds_mla, static_cast<int>(pass.group->block_size),
                                                       static_cast<int>(row_size()), a.rank, pass.cache->row_bytes,
                                                       pass.cache->block_bytes);
         const Range share = my_share(tokens);
         for (int64_t t = share.begin; t < share.end; ++t) {
-            write_latent(work, t, to[1] + t * stride, cache.row(pass.group->slot_mapping[t], 0));
+            write_latent(work, t, to[1] + t * stride, cache, cache.row(pass.group->slot_mapping[t], 0));
             if (a.q_rank)
                 rms_norm(projected + t * stride, projected + t * stride, static_cast<const T*>(nullptr), a.q_norm, a.q_rank, a.eps);
         }
@@ -109,10 +109,10 @@ private:
     }
 
     // A token's latent and key, as they are projected, into its row of the cache.
-    void write_latent(Workspace<T>& work, int64_t token, T* projected, char* row) const {
+    void write_latent(Workspace<T>& work, int64_t token, T* projected, const PagedCache& cache, char* row) const {
         rms_norm(projected, projected, static_cast<const T*>(nullptr), a.kv_norm, a.rank, a.eps);
         rotate_part(work, projected + a.rank, token);
-        std::memcpy(row, projected, row_size() * sizeof(T));
+        write_latents(cache, row, projected);
     }
 
     // Queries [tokens, heads, N + P] -> [tokens, heads, R + P] as they meet the rows of the cache; with a barrier behind.

@@ -22,7 +22,7 @@ from quire_ops.op import op
 from quire_ops.table import torch_backend_for
 from quire_ops.torch_attention import attend
 
-__all__ = ["latent_attention", "torch_latent_attention", "write_latent_cache"]
+__all__ = ["latent_attention", "torch_latent_attention", "torch_write_latent_cache", "write_latent_cache"]
 
 
 @op
@@ -57,7 +57,7 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
 
 
 @torch_backend_for(write_latent_cache)
-def _torch_write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
+def torch_write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
     block_size, dtype = latent_cache.shape[1], latent_cache.dtype
     rows = encode_latents(entries, rank) if dtype == torch.uint8 else entries.to(dtype)
     latent_cache[slot_mapping // block_size, slot_mapping % block_size] = rows

@@ -135,7 +135,8 @@ class FusedDecoder:
         for layer in self._stack.layers:
             if isinstance(layer.mixer, AttentionWeights | CrossAttentionWeights | LatentAttentionWeights):
                 dtype = kv_caches[layer.cache].dtype
-                quantized = dtype in QUANTIZED and not isinstance(layer.mixer, LatentAttentionWeights)
+                is_latent = isinstance(layer.mixer, LatentAttentionWeights)
+                quantized = dtype == torch.uint8 if is_latent else dtype in QUANTIZED
                 if dtype != self._scope.dtype and not quantized:
                     return False
         return True
