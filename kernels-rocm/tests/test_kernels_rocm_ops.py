@@ -21,6 +21,7 @@ if torch.version.hip is not None and torch.cuda.is_available():
     from test_kernels_cuda_cache import *  # noqa: F403
     from test_kernels_cuda_elementwise import *  # noqa: F403
     from test_kernels_cuda_gated import test_one_kernel_equals_the_reference  # noqa: F401
+    from test_kernels_cuda_logit_edits import *  # noqa: F403
     from test_kernels_cuda_lora import *  # noqa: F403
     from test_kernels_cuda_penalties import *  # noqa: F403
     from test_kernels_cuda_recurrent import *  # noqa: F403

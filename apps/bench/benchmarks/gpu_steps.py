@@ -15,6 +15,9 @@ __all__ = ["DRAWS", "STEPS", "run_draws", "run_steps"]
 STEPS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "a penalty": {"sampling": {"temperature": 0, "presence_penalty": 0.5}},
+    "a bias and a forbidden word": {
+        "sampling": {"temperature": 0, "logit_bias": {5: 1.0, 6: -1.0}, "bad_words_token_ids": ((7, 8),)}
+    },
     "a grammar": {"sampling": {"temperature": 0, "structured_outputs": "[a-z]*"}},
     "an adapter": {"has_adapter": True},
     "3 drafts verified": {"num_drafts": 3},

@@ -27,6 +27,7 @@ FAMILIES = (
     "index",
     "latent",
     "linear",
+    "logit_edits",
     "lora",
     "maxsim",
     "moe",

@@ -77,6 +77,7 @@ SERVED = (
     Served(op=ops.decode_inputs, module="step_inputs"),
     Served(op=ops.sample, module="sampling", batch_invariant=True),
     Served(op=ops.sample_masked, module="sampling", batch_invariant=True),
+    Served(op=ops.edit_logits, module="logit_edits", batch_invariant=True),
     Served(op=ops.penalize, module="penalties", batch_invariant=True),
     Served(op=ops.route_experts, module="routing", sizes={"experts": SizeRule(maximum=1024)}, batch_invariant=True),
     Served(op=ops.fused_moe, module="moe"),

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire_attention.batch import ForwardBatch
 from quire_ops import (
     NO_SLOT,
+    LogitEditTable,
     LoraTokens,
     LoraWeights,
     OpBackend,
@@ -98,6 +99,23 @@ def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor,
     logits.copy_(torch.where(seen, value - table.frequency[rows, None] * count, logits))
 
 
+def edit_logits(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: LogitEditTable) -> None:
+    """Op `edit_logits`, with tables over the vocabulary."""
+    num_before, device = table.prefixes.shape[2], logits.device
+    places = positions[:, None] + torch.arange(1 - num_before, 1, device=device)
+    window = token_ids[rows].gather(1, places.clamp(min=0)).masked_fill(places < 0, -2)
+    prefixes = table.prefixes[rows]
+    acts = ((prefixes == window[:, None]) | (prefixes == -1)).all(-1)
+    acts &= torch.arange(table.ids.shape[1], device=device) < table.num_entries[rows, None]
+    acts &= (positions + 1 - table.num_prompt_tokens[rows])[:, None] < table.until[rows]
+    ids, values = table.ids[rows].long(), table.values[rows]
+    logits.scatter_add_(1, ids, torch.where(acts & values.isfinite(), values, 0.0))
+    out = torch.zeros_like(logits).scatter_add_(1, ids, (acts & (values == -torch.inf)).float()) > 0
+    bits = (table.allowed[rows][:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    out |= (bits.flatten(1)[:, : logits.shape[1]] == 0) & (table.is_restricted[rows, None] != 0)
+    logits.masked_fill_(out, -torch.inf)
+
+
 def paged_attention(
     query: Tensor, kv_cache: Tensor, layout: PagedLayout, *, scale: float, sliding_window: int | None = None, **no: None
 ) -> Tensor:
@@ -140,6 +158,7 @@ def torch_table() -> OpTable:
     table.add(OpBackend(op=ops.sample, name="sorted", function=sample))
     table.add(OpBackend(op=ops.sample_masked, name="sorted", function=sample_masked))
     table.add(OpBackend(op=ops.penalize, name="tables", function=penalize))
+    table.add(OpBackend(op=ops.edit_logits, name="tables", function=edit_logits))
     return table
 
 

@@ -37,7 +37,12 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
     "penalized and sampled": {"temperature": 0.9, "frequency_penalty": 0.7},
     "log probabilities": {"logprobs": 2},
-}
+    "listed": {"logit_bias": {3: 9.0, 4: 8.0, 5: -9.0}, "bad_words_token_ids": ((3, 4), (4, 3, 3), (7,))},
+    "listed and drawn": {
+        "allowed_token_ids": tuple(range(2, 20)), "temperature": 0.9, "min_tokens": 6, "stop": (2, 3, 5, 7, 11, 13),
+        "repetition_penalty": 1.2,
+    },
+}  # fmt: skip
 
 
 def requests(kinds: list[str], seed: int) -> list[Request]:
@@ -67,8 +72,14 @@ def run_in_waves(engine: Engine, several: list[Request]) -> None:
 @pytest.mark.parametrize(("windows", "depth"), [(FULL, 1), (HYBRID, 0)], ids=["full, one ahead", "hybrid"])
 @pytest.mark.parametrize(
     "kinds",
-    [["greedy"], ["sampled"], ["penalized", "penalized and sampled", "sampled"], list(SAMPLING)],
-    ids=["greedy", "sampled", "penalized", "mixed"],
+    [
+        ["greedy"],
+        ["sampled"],
+        ["penalized", "penalized and sampled", "sampled"],
+        ["listed", "listed and drawn"],
+        list(SAMPLING),
+    ],
+    ids=["greedy", "sampled", "penalized", "listed", "mixed"],
 )
 def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any, depth: int) -> None:
     several = requests(kinds, seed=len(kinds) + depth)
@@ -82,7 +93,7 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
     sizes = {size for size, _ in graphs.captured}
     assert len(sizes) >= (2 if "log probabilities" in kinds else 3)
     assert sizes <= {1, 2, 4, 6}
-    assert any(mode is SampleMode.EDITED for _, mode in graphs.captured) == ("penalized" in kinds)
+    assert any(mode is SampleMode.EDITED for _, mode in graphs.captured) == bool({"penalized", "listed"} & {*kinds})
     for request in several:
         outcome = engine.outcomes[request.request_id]
         assert outcome.token_ids == reference_tokens(engine.network, request)

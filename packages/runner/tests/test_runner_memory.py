@@ -9,14 +9,17 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import torch
 from runner_harness import HYBRID, Engine, TinyNetwork, random_model
 from torch.profiler import ProfilerActivity, profile
 
 from quire_interfaces import ConfigError, NewRow, SamplingParams
 from quire_kv_cache import plan_kv_cache
 from quire_models import ModelConfig, load_model
+from quire_ops import LogitEditTable
 from quire_runner import ModelRunner, RunnerConfig, activation_bytes, row_bytes
 from quire_runner.memory import step_graph_bytes
+from quire_sampling.edit_lists import EditLists
 from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -45,6 +48,9 @@ def test_row_bytes_are_the_bytes_of_the_rows(windows: tuple[int | None, ...]) ->
     sizes = tuple(table.block_size for table in rows.block_tables)
     held = rows.token_ids.nbytes + sum(table.table.nbytes for table in rows.block_tables)
     assert row_bytes(config, block_sizes=sizes) == held
+    table = EditLists(torch.zeros(6, dtype=torch.int64), 1000).table
+    listed = sum(getattr(table, name).nbytes for name in LogitEditTable.__slots__ if name != "num_prompt_tokens")
+    assert row_bytes(config, block_sizes=sizes, edited_vocab=1000) - held == pytest.approx(listed, abs=6 * 4)
 
 
 def test_activations_of_a_long_step_are_those_of_its_widest_layer() -> None:

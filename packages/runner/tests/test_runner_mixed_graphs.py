@@ -177,13 +177,15 @@ EVERYTHING = [
     {"repetition_penalty": 1.3, "temperature": 0.8},
     {"structured_outputs": StructuredOutputsParams(regex="2,9"), "stop": [EOS]},
     {"logprobs": 2},
+    {"logit_bias": {3: 4.0, 8: -50.0, 11: 3.5}, "bad_words_token_ids": ((3, 3), (11,)), "min_tokens": 5},
     {},
     {"structured_outputs": StructuredOutputsParams(regex="3,6"), "stop": [EOS], "temperature": 1.1},
 ]
 
 
 def everything() -> list[Request]:
-    """Requests with penalties, grammars (some of whose tokens are certain) and log probabilities, beside others."""
+    """Requests with penalties, grammars (some of whose tokens are certain), log probabilities and lists of tokens,
+    beside others."""
     rng = random.Random(5)
     return [
         make_request(

@@ -74,7 +74,14 @@ from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Rese
 from quire_interfaces.pooling import POOLING_TASKS, PooledOutput, PoolerConfig, PoolingParams, PoolingTask
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.request_connector import RequestConnector, RequestConnectorWorker, kv_transfer_params_of
-from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
+from quire_interfaces.sampling_params import (
+    ALL_LOGPROBS,
+    EDIT_ENTRIES,
+    EDIT_PREFIX,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    SamplingParams,
+)
 from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
     GRAMMAR_COMPILE_BOUNDS_S,
@@ -97,6 +104,8 @@ __all__ = [
     "ALL_LOGPROBS",
     "ATTENTION_WORKSPACE",
     "BESIDE_IMAGES",
+    "EDIT_ENTRIES",
+    "EDIT_PREFIX",
     "FEW_TOKENS",
     "FP8_DS_MLA",
     "GRAMMAR_COMPILE_BOUNDS_S",

@@ -15,8 +15,12 @@ from quire_interfaces.number_range import NumberRange, number_fields
 from quire_interfaces.sampling_bounds import MAX_TOKEN_ID, are_biases, are_token_ids, check_bounds
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 
-__all__ = ["ALL_LOGPROBS", "MAX_LOGPROBS", "MAX_LOGPROB_TOKEN_IDS", "SamplingParams"]
+__all__ = ["ALL_LOGPROBS", "EDIT_ENTRIES", "EDIT_PREFIX", "MAX_LOGPROBS", "MAX_LOGPROB_TOKEN_IDS", "SamplingParams"]
 
+EDIT_ENTRIES, EDIT_PREFIX = 512, 7
+"""Biases, forbidden words of several tokens and tokens that are forbidden for a while: so many of a request together,
+and so many tokens before the last one of a word, fit where steps that are captured in graphs find them. Requests with
+more are served kernel by kernel."""
 ALL_LOGPROBS = -1
 """logprobs or prompt_logprobs of the whole vocabulary."""
 MAX_LOGPROBS = 1 << 24

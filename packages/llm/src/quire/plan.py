@@ -332,8 +332,12 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
         ledger["drafts of recurrent layers"] = num_verified * input_bytes
     block_sizes, encoder_blocks = _table_widths(resolved.one_block)
-    ledger["rows"] = stages * row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
-    if platform_of(config.runner.device).has_graphs and runner.graph_sizes:
+    has_graphs = platform_of(config.runner.device).has_graphs and bool(runner.graph_sizes)
+    edited_vocab = model.vocab_size if has_graphs else 0
+    ledger["rows"] = stages * row_bytes(
+        runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks, edited_vocab=edited_vocab
+    )
+    if has_graphs:
         ledger["graphs"] = graph_bytes(
             model,
             runner,

@@ -31,6 +31,7 @@ from quire_ops.layer_weights import (
 )
 from quire_ops.layout import PagedLayout
 from quire_ops.linear_weights import GatedWeights, LinearWeights, is_in_blocks
+from quire_ops.logit_edits import EDIT_ALWAYS, EditLogits, LogitEditTable
 from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.op import Op, OpFunction, implements, op
 from quire_ops.penalties import Penalize, PenaltyTable
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CACHE_TORCH_DTYPES",
+    "EDIT_ALWAYS",
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
     "EXPERT_SCORINGS",
@@ -59,6 +61,7 @@ __all__ = [
     "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
+    "EditLogits",
     "EncoderAttentionWeights",
     "EncoderLayerWeights",
     "EncoderStack",
@@ -71,6 +74,7 @@ __all__ = [
     "KernelBuilder",
     "LatentAttentionWeights",
     "LinearWeights",
+    "LogitEditTable",
     "LoraTokens",
     "LoraWeights",
     "MLPWeights",

@@ -23,6 +23,7 @@ from quire_ops.fused_moe import fused_moe
 from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv_cache
 from quire_ops.latent_attention import latent_attention, write_latent_cache
 from quire_ops.linear_ops import embedding, gated_linear, head_linear, linear, lm_head, lm_head_argmax
+from quire_ops.logit_edits import edit_logits
 from quire_ops.lora import lora_linear
 from quire_ops.maxsim import maxsim
 from quire_ops.norms import add_rms_norm, layer_norm, rms_norm
@@ -66,6 +67,7 @@ __all__ = [
     "decode_step",
     "decoder_stack",
     "dynamic_conv1d",
+    "edit_logits",
     "embedding",
     "encoder_attention",
     "encoder_stack",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire_interfaces import ATTENTION_WORKSPACE, FEW_TOKENS, KV_CACHE_DTYPES
+from quire_interfaces import ATTENTION_WORKSPACE, EDIT_ENTRIES, EDIT_PREFIX, FEW_TOKENS, KV_CACHE_DTYPES
 from quire_interfaces.platforms import platform_of
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
@@ -165,13 +165,17 @@ def _split_bytes(network: NetworkDims) -> int:
     return max(SPLIT_BYTES, SPLIT_PROGRAMS * rows * (network.head_dim + 1) * 4)
 
 
-def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0) -> int:
+def row_bytes(
+    config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0, edited_vocab: int = 0
+) -> int:
     """Bytes of the persistent rows: token ids and one block table per KV cache group, int32 each.
 
     Args:
         config: Rows and their length.
         block_sizes: Block size of each KV cache group, those of cross attention aside.
         encoder_blocks: Blocks of what the encoder reads for one request, in all groups of cross attention.
+        edited_vocab: Tokens of the vocabulary where captured steps find lists of tokens of each row (`LogitEditTable`).
     """
     blocks = sum(-(-config.row_len // size) for size in block_sizes) + encoder_blocks
-    return 4 * config.max_num_seqs * (config.row_len + blocks)
+    lists = edited_vocab and edited_vocab // 32 + 3 + EDIT_ENTRIES * (3 + EDIT_PREFIX)
+    return 4 * config.max_num_seqs * (config.row_len + blocks) + 4 * (config.max_num_seqs + 1) * lists

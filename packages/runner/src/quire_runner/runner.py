@@ -145,7 +145,8 @@ class ModelRunner:
         self._pooling = RowPooling(pooler)
         self._media = EncoderCache(network.encode_media, self._rows.media, self._device, encoder_connector)
         self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
-        self._sampling = StepSampling(self._rows, self._make_sampler(state), row_grammars, self._layers, on_logits)
+        sampler = self._make_sampler(state, is_captured=capture is not None)
+        self._sampling = StepSampling(self._rows, sampler, row_grammars, self._layers, on_logits)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
             proposes = self._network_drafter(draft_network, cast(Network, network))
@@ -200,9 +201,10 @@ class ModelRunner:
             capture=capture,
         )
 
-    def _make_sampler(self, state: SamplingState) -> Sampler:
+    def _make_sampler(self, state: SamplingState, *, is_captured: bool) -> Sampler:
         """The sampler, with the ops that this device has more than the reference of."""
-        backends = [op_table().choose(op, OpRequest(device=self._device.type)) for op in SAMPLING_OPS]
+        wanted = (*SAMPLING_OPS, ops.edit_logits) if is_captured else SAMPLING_OPS
+        backends = [op_table().choose(op, OpRequest(device=self._device.type)) for op in wanted]
         return Sampler(state, *(None if each.name == "reference" else each.function for each in backends))
 
     def _network_drafter(self, draft_network: Network, network: Network) -> RowDrafter:

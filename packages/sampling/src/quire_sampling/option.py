@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import LogitsProcessor, RequestError, SamplingParams
+from quire_sampling.edit_lists import TokenList
 
 __all__ = [
     "EditOption",
@@ -142,6 +143,8 @@ class EditOption(SamplerOption[Settings]):
     stage: EditStage
     apply: Callable[[Settings, RowLogits], str | None]
     """Edits a row in place; returns why its request must fail, or None."""
+    as_lists: Callable[[Settings], Sequence[TokenList]] | None = None
+    """The same as lists of tokens, which captured steps find on the device (`edit_lists.py`); None where it is none."""
     is_observed: bool = False
     """Log probabilities are those of the logits that all edits leave, not of the raw ones."""
 

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire_ops import Penalize, Sample, SampleMasked, to_device, uniform
+from quire_ops import EditLogits, Penalize, Sample, SampleMasked, to_device, uniform
 from quire_ops.sampling import integer_weights, log2_weights
 from quire_sampling.blocks import block_max
+from quire_sampling.edit_lists import EditLists
 from quire_sampling.logprobs import LogprobTensors, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_, check_masks
 from quire_sampling.nucleus import Filters, keep_nucleus_
@@ -56,6 +57,8 @@ class Sampler:
         sample: Op `sample` of a backend, for the state's device; None samples with torch, the same tokens.
         sample_masked: Op `sample_masked` of a backend; None lays masks over the logits first, for the same tokens.
         penalize: Op `penalize` of a backend; None does it with torch.
+        edit_logits: Op `edit_logits` of a backend, for steps that are sampled without the host; None leaves rows with
+            lists of tokens to the host. The state must have no rows yet.
     """
 
     def __init__(
@@ -64,11 +67,15 @@ class Sampler:
         sample: Sample | None = None,
         sample_masked: SampleMasked | None = None,
         penalize: Penalize | None = None,
+        edit_logits: EditLogits | None = None,
     ) -> None:
         self.state = state
         self._sample = sample
         self._sample_masked = sample_masked
         self._penalize = penalize
+        self._edit_logits = edit_logits
+        if edit_logits is not None:
+            state.edit_lists = EditLists(state.sample_table.num_prompt_tokens, state.vocab_size)
 
     @property
     def device_modes(self) -> tuple[SampleMode, ...]:
@@ -104,6 +111,8 @@ class Sampler:
         assert self._sample_masked is not None
         assert edits is not None
         raw = logits.clone() if mode is SampleMode.OBSERVED else None
+        if self._edit_logits is not None and self.state.edit_lists is not None:
+            self._edit_logits(logits, rows, positions, edits.token_ids, self.state.edit_lists.table)
         self._penalize(logits, rows, positions, edits.token_ids, self.state.penalty_table)
         tokens, max_logits = self._sample_masked(
             logits, rows, positions, self.state.sample_table, edits.mask_of, edits.bitmask

@@ -19,8 +19,9 @@ from torch import Tensor
 from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
 from quire_ops import PenaltyTable, SampleTable
 from quire_sampling.config import SamplingConfig
+from quire_sampling.edit_lists import EditLists, TokenList
 from quire_sampling.option import EditOption, RequestContext, SamplerOption, Vocabulary
-from quire_sampling.options import FILTERS, OPTIONS, TOKENS
+from quire_sampling.options import EDITS, FILTERS, OPTIONS, TOKENS
 from quire_sampling.options.logits_processors import describe_processors
 from quire_sampling.sample import SMALL_TOP_K
 
@@ -43,7 +44,7 @@ class SampleMode(IntEnum):
     SAMPLED = 1
     """A token sampled by op `sample` from the logits as they are."""
     EDITED = 2
-    """Penalties and token masks may change the logits before."""
+    """Penalties, token masks and lists of tokens may change the logits before."""
     OBSERVED = 3
     """Log probabilities are wanted besides."""
     HOST = 4
@@ -111,6 +112,8 @@ class SamplingState:
             num_prompt_tokens=self.sample_table.num_prompt_tokens,
         )
         """The rows as op `penalize` takes them; the tensors stay the same ones."""
+        self.edit_lists: EditLists | None = None
+        """What op `edit_logits` reads; None where nobody has the op."""
         self.settings: dict[str, dict[int, Any]] = {option.name: {} for option in OPTIONS}
         """Name of each option -> row -> compiled settings, for the rows that use it."""
         self.methods: dict[int, SampleMethod] = {}
@@ -186,6 +189,8 @@ class SamplingState:
         if penalties != _NO_PENALTIES:
             self.penalized.add(row)
             self._set_penalties(row, penalties)
+        if row in self.edited and self.edit_lists is not None:
+            self._set_edit_lists(row, self.edit_lists)
         mode = self._decide_mode(row)
         if mode is not SampleMode.ARGMAX:
             self._rows_by_mode[mode].add(row)
@@ -197,6 +202,8 @@ class SamplingState:
             self._set_penalties(row, _NO_PENALTIES)
         for rows in (self.penalized, self.edited, self.reshaped, *self._rows_by_mode.values()):
             rows.discard(row)
+        if self.edit_lists is not None:
+            self.edit_lists.clear_row(row)
         request_id = self._request_ids.pop(row, None)
         for option in OPTIONS:
             settings = self.settings[option.name].pop(row, None)
@@ -265,6 +272,18 @@ class SamplingState:
             ids = self._context.vocabulary.ids("logprob_token_ids", params.logprob_token_ids)
             self.named_logprobs[row] = ids
 
+    def _set_edit_lists(self, row: int, edit_lists: EditLists) -> None:
+        """Put the edits of a row where captured steps find them, if all of them are lists of tokens."""
+        lists: list[TokenList] = []
+        for option in EDITS:
+            settings = self.settings[option.name].get(row)
+            if settings is None:
+                continue
+            if option.as_lists is None:
+                return
+            lists += option.as_lists(settings)
+        edit_lists.set_row(row, lists)
+
     def _set_penalties(self, row: int, penalties: tuple[float, float, float]) -> None:
         table = self.penalty_table
         table.repetition[row], table.presence[row], table.frequency[row] = penalties
@@ -290,11 +309,12 @@ class SamplingState:
         return SampleMethod.TOP_K if top_k <= SMALL_TOP_K else SampleMethod.FILTERED
 
     def _decide_mode(self, row: int) -> SampleMode:
-        if row in self.edited or row in self.reshaped or row in self.named_logprobs:
+        is_listed = self.edit_lists is not None and row in self.edit_lists.rows
+        if (row in self.edited and not is_listed) or row in self.reshaped or row in self.named_logprobs:
             return SampleMode.HOST
         if row in self.num_logprobs:
             return SampleMode.OBSERVED if self.num_logprobs[row] <= self.num_observed else SampleMode.HOST
-        if row in self.penalized:
+        if row in self.penalized or row in self.edited:
             return SampleMode.EDITED
         return SampleMode.SAMPLED if row in self.methods else SampleMode.ARGMAX
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import SamplingParams
+from quire_sampling.edit_lists import TokenList
 from quire_sampling.option import EditOption, EditStage, RequestContext, RowLogits, Vocabulary
 
 __all__ = ["OPTIONS"]
@@ -128,9 +129,25 @@ def _add_biases(biases: TokenBiases, row: RowLogits) -> None:
     row.logits.index_add_(0, biases.ids, biases.values)
 
 
+def _bad_word_lists(groups: tuple[BadWords, ...]) -> list[TokenList]:
+    return [TokenList(ids=each.last, prefixes=each.prefixes if each.prefixes.shape[1] else None) for each in groups]
+
+
 OPTIONS = (
-    EditOption(name="allowed_token_ids", stage=EditStage.EXCLUDE, compile=_compile_allowed, apply=_allow_only),
-    EditOption(name="bad_words", stage=EditStage.EXCLUDE, compile=_compile_bad_words, apply=_block_bad_words),
-    EditOption(name="min_tokens", stage=EditStage.EXCLUDE, compile=_compile_min_tokens, apply=_block_stop_ids),
-    EditOption(name="logit_bias", stage=EditStage.BIAS, compile=_compile_logit_bias, apply=_add_biases),
-)
+    EditOption(
+        name="allowed_token_ids", stage=EditStage.EXCLUDE, compile=_compile_allowed, apply=_allow_only,
+        as_lists=lambda ids: [TokenList(ids=ids, allows=True)],
+    ),
+    EditOption(
+        name="bad_words", stage=EditStage.EXCLUDE, compile=_compile_bad_words, apply=_block_bad_words,
+        as_lists=_bad_word_lists,
+    ),
+    EditOption(
+        name="min_tokens", stage=EditStage.EXCLUDE, compile=_compile_min_tokens, apply=_block_stop_ids,
+        as_lists=lambda rule: [TokenList(ids=rule.stop_ids, until=rule.num_tokens)],
+    ),
+    EditOption(
+        name="logit_bias", stage=EditStage.BIAS, compile=_compile_logit_bias, apply=_add_biases,
+        as_lists=lambda biases: [TokenList(ids=biases.ids, values=biases.values)],
+    ),
+)  # fmt: skip
