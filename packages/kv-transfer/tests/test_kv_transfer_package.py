@@ -36,7 +36,7 @@ def test_import_loads_only_what_it_needs() -> None:
 
 def test_all_names_exist() -> None:
     for name in quire_kv_transfer.__all__:
-        assert name == "MAX_STORE_BYTES" or getattr(quire_kv_transfer, name).__doc__
+        assert name in ("MAX_DEVICE_STORE_BYTES", "MAX_STORE_BYTES") or getattr(quire_kv_transfer, name).__doc__
 
 
 def test_settings() -> None:

@@ -186,7 +186,6 @@ def test_salts_models_and_forms_do_not_meet(folder: Path, disk: Path, tmp_path: 
         ({"kv_disk_path": "tier", "kv_disk_size": "1k"}, "one block of this model takes"),
         ({"kv_disk_path": "tier", "kv_disk_size": "4000T"}, "has room for"),
         ({"kv_disk_path": "tier", "enable_prefix_caching": False}, "enable_prefix_caching is off"),
-        ({"kv_disk_path": "tier", "device": "cuda:0"}, "host memory only"),
         ({"kv_disk_size": "1G"}, "no kv_disk_path"),
     ],
 )

@@ -131,6 +131,7 @@ class EngineCore:
         self._probe_next = True
         self._closed = False
         self.sleep_level: int | None = None
+        self._has_weights = True
         """How deep it sleeps; None while it is awake."""
 
     @property
@@ -247,7 +248,8 @@ class EngineCore:
 
         Args:
             level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back: running requests
-                are computed anew later. 2 discards the weights as well, which are loaded again.
+                are computed anew later. 2 discards the weights as well, which are loaded again. On an accelerator 1
+                does, too: its graphs hold the addresses of both.
 
         Returns:
             Number of bytes given back.
@@ -258,8 +260,12 @@ class EngineCore:
         release, weights = self.parts.release_kv_cache, self.parts.weight_sleep
         if level not in (0, 1, 2):
             raise RequestError(f"level must be 0, 1 or 2, got {level!r}", param="level")
-        if self.sleep_level == 2:
-            raise RequestError("the engine sleeps at level 2: wake it first", param="level", code="sleeping")
+        if not self._has_weights:
+            raise RequestError(
+                f"the engine sleeps at level {self.sleep_level}: wake it first",
+                param="level",
+                code="sleeping",
+            )
         if level == 2 and weights is None:
             raise RequestError(
                 "this engine cannot load its weights again (its KV cache is kept on disk as well or shared with other "
@@ -267,10 +273,11 @@ class EngineCore:
                 param="level",
                 code="unsupported",
             )
-        if level == 1 and release is None:
+        discards = weights is not None and (level == 2 or (level == 1 and release is None))
+        if level == 1 and release is None and not discards:
             raise RequestError(
-                "this engine cannot give the memory of its KV cache back (it is on an accelerator, or is kept on disk "
-                "as well): sleep with level 0",
+                "this engine cannot give the memory of its KV cache back (it is kept on disk as well, or shared with "
+                "other engines): sleep with level 0",
                 param="level",
                 code="unsupported",
             )
@@ -278,12 +285,12 @@ class EngineCore:
         num_bytes = 0
         if level > 0:
             has_reset = self.reset_prefix_cache(preempt_running=True)
-            if not has_reset or (level == 2 and not self.reset_encoder_cache()):
+            if not has_reset or (discards and not self.reset_encoder_cache()):
                 self.pause(PauseState.RUNNING)
                 raise RequestError("blocks of the KV cache are in use; try again", param="level", code="busy")
-            if level == 2 and weights is not None:
+            if discards and weights is not None:
                 num_bytes = weights.discard(self.parts)
-                self._executor = self.parts.executor
+                self._executor, self._has_weights = self.parts.executor, False
             elif release is not None:
                 num_bytes = release()
         self.sleep_level = level
@@ -305,15 +312,16 @@ class EngineCore:
         """
         if self.sleep_level is None:
             return None
-        if self.sleep_level == 2 and self.parts.weight_sleep is not None:
+        if not self._has_weights and self.parts.weight_sleep is not None:
             if tags and "weights" not in tags:
                 raise RequestError(
-                    "the weights were discarded (sleep level 2): wake weights first, or with the others",
+                    f"the weights were discarded (sleep level {self.sleep_level}): wake weights first, or with the "
+                    "others",
                     param="tags",
                     code="sleeping",
                 )
             self.parts.weight_sleep.reload(self.parts)
-            self._executor = self.parts.executor
+            self._executor, self._has_weights = self.parts.executor, True
             self.sleep_level = 1
         if not tags or set(tags) != {"weights"}:
             self.sleep_level = None

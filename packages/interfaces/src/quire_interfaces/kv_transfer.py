@@ -159,10 +159,52 @@ class KVConnector(Protocol):
 
 
 class BlockMemory(Protocol):
-    """The bytes of the KV cache, block by block, in host memory."""
+    """The bytes of the KV cache, block by block.
+
+    `buffers` is all that a cache in host memory needs. One on a device whose steps go on behind the calls that launch
+    them implements the others, and need not have `buffers`.
+    """
 
     def buffers(self, group: int, block_id: int) -> list[memoryview]:
         """One writable buffer of bytes per layer of the group, in layer order. They stay valid while they are held."""
+
+    def content(self, group: int, block_id: int) -> bytes:
+        """A copy of the bytes of a block that no step under way writes, layer after layer. Any thread may call this."""
+        return b"".join(self.buffers(group, block_id))
+
+    def snapshot(self, places: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
+        """Copy blocks as the steps launched so far leave them. The thread that launches steps calls this; steps that it
+        launches afterwards may overwrite the blocks.
+
+        Args:
+            places: (group, block id) of each.
+
+        Returns:
+            What waits for the copies and gives the bytes of each block, as `content`. Any thread may call it, once.
+        """
+        copies = [self.content(*place) for place in places]
+        return lambda: copies
+
+    def launched(self) -> object:
+        """A mark behind the steps launched so far, for `load`. The thread that launches steps calls this."""
+        return None
+
+    def load(
+        self, group: int, block_id: int, read: Callable[[Sequence[memoryview]], bool], after: object = None
+    ) -> bool:
+        """Let `read` write a block's bytes, one buffer per layer, into the cache, which has them when this returns. Any
+        thread may call this.
+
+        Args:
+            group: The block's group.
+            block_id: The block.
+            read: Whether it wrote all of them; of a block that it did not write rubbish may be left.
+            after: From `launched`: steps before it may still use the block.
+
+        Returns:
+            What `read` returned.
+        """
+        return read(self.buffers(group, block_id))
 
 
 class KVTransferWorker(Protocol):

@@ -25,7 +25,7 @@ from quire_kv_transfer.remote_tier import RemoteTier
 from quire_kv_transfer.store_server import BlockStoreServer
 from quire_kv_transfer.store_wire import parse_address
 from quire_kv_transfer.tier_connector import TierConnector
-from quire_kv_transfer.tier_stack import MAX_STORE_BYTES, TierStack
+from quire_kv_transfer.tier_stack import MAX_DEVICE_STORE_BYTES, MAX_STORE_BYTES, TierStack
 from quire_kv_transfer.tier_worker import TierWorker
 from quire_kv_transfer.usage import FolderUsage
 
@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ENTRY_POINTS",
+    "MAX_DEVICE_STORE_BYTES",
     "MAX_STORE_BYTES",
     "BlockFiles",
     "BlockFormatError",

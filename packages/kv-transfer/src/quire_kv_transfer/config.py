@@ -75,6 +75,17 @@ class KVTransferConfig(Settings):
         return ConnectorConfig.of(self.kv_transfer_config or {})
 
     @property
+    def asked_tier(self) -> str | None:
+        """Name of the setting that asks for a tier or a connector, the first of several; None where none does."""
+        asked = {
+            "kv_disk_path": self.kv_disk_path is not None,
+            "kv_offloading_size": bool(self.kv_offloading_size),
+            "kv_tier": self.kv_tier is not None,
+            "kv_transfer_config": self.connector.kv_connector is not None,
+        }
+        return next((name for name, is_asked in asked.items() if is_asked), None)
+
+    @property
     def fails_on_loss(self) -> bool:
         """Whether a request fails when blocks for it do not arrive."""
         return (self.connector.kv_load_failure_policy or self.kv_load_failure_policy) == "fail"

@@ -28,7 +28,7 @@ IDLE_S = 60.0
 
 def block_digest(memory: BlockMemory, group: int, block_id: int) -> str:
     """Checksum of a block, all its layers."""
-    return xxh3_128_digest(b"".join(memory.buffers(group, block_id))).hex()
+    return xxh3_128_digest(memory.content(group, block_id)).hex()
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class BlockServer:
         send_message(sock, opened, time.monotonic() + ANSWER_S)
         while (message := receive_message(sock, time.monotonic() + IDLE_S))["op"] == "read":
             for index in message["blocks"]:
-                send(sock, self._memory.buffers(*places[index]), time.monotonic() + ANSWER_S)
+                send(sock, [memoryview(self._memory.content(*places[index]))], time.monotonic() + ANSWER_S)
         if message["op"] != "close":
             raise PeerError(f"{message['op']!r} is not what a reader ends with")
         # They are held until after this, or were not, and the reader throws them away.

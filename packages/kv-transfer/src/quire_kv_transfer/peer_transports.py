@@ -43,6 +43,8 @@ class PeerTransport(Protocol):
         local: Sequence[Place],
         remote: Sequence[Place],
         progressed: Callable[[int], None],
+        *,
+        after: object,
     ) -> None:
         """Read blocks; returns when nothing is written to them any more.
 
@@ -52,6 +54,7 @@ class PeerTransport(Protocol):
             local: Blocks to write.
             remote: Their counterparts.
             progressed: To be called with the number of bytes that have come since the last call.
+            after: From `BlockMemory.launched`: steps before it may still use the local blocks.
 
         Raises:
             OSError, PeerError: they did not all arrive.
@@ -86,13 +89,19 @@ class SocketTransport:
         local: Sequence[Place],
         remote: Sequence[Place],
         progressed: Callable[[int], None],
+        *,
+        after: object,
     ) -> None:
         """Read block by block."""
         send_message(sock, {"op": "read", "blocks": list(range(len(local)))}, time.monotonic() + self._stall_s)
-        for place in local:
-            buffers = self._memory.buffers(*place)
+
+        def read(buffers: Sequence[memoryview]) -> bool:
             receive_into(sock, buffers, time.monotonic() + self._stall_s)
             progressed(sum(map(len, buffers)))
+            return True
+
+        for place in local:
+            self._memory.load(*place, read, after)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -152,6 +161,8 @@ class NixlTransport:
         local: Sequence[Place],
         remote: Sequence[Place],
         progressed: Callable[[int], None],
+        *,
+        after: object,
     ) -> None:
         """Read all of them, in transfers of `BATCH_BYTES`."""
         for pieces in read_batches(read_pieces(self._layers, how["layers"], local, remote)):

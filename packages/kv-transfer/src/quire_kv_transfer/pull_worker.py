@@ -105,6 +105,7 @@ class PullWorker:
     def begin(self, loads: Sequence[KVTransferJob], holds: Sequence[KVTransferJob], metadata: bytes | None) -> None:
         """Start to read; blocks are held since their request ended."""
         told = {} if metadata is None else json.loads(metadata)
+        mark = self._memory.launched() if loads else None
         for job in loads:
             with self._changed:
                 if self._is_closed:
@@ -112,7 +113,7 @@ class PullWorker:
                     continue
                 self._under_way[job.job_id] = _Progress()
             where = told["loads"][str(job.job_id)]
-            threading.Thread(target=self._load, args=(job, where), name="quire-kv-pull", daemon=True).start()
+            threading.Thread(target=self._load, args=(job, where, mark), name="quire-kv-pull", daemon=True).start()
         for where in told.get("releases", ()):
             with contextlib.suppress(queue.Full):  # the time there will be over some day
                 self._releases.put_nowait(where)
@@ -140,10 +141,10 @@ class PullWorker:
         is_slow = since_s > self._late_after_s and progress.num_bytes < self._min_bandwidth * since_s
         return is_slow or now_s - progress.last_s > self._late_after_s
 
-    def _load(self, job: KVTransferJob, where: Mapping[str, Any]) -> None:
+    def _load(self, job: KVTransferJob, where: Mapping[str, Any], mark: object) -> None:
         arrived = [False] * len(job.blocks)
         try:
-            arrived = self._pull(job, where)
+            arrived = self._pull(job, where, mark)
         except Exception as error:  # whatever it is, the request can compute its prompt
             self._warn(where, error)
         with self._changed:
@@ -161,7 +162,7 @@ class PullWorker:
                 "keys and values could not be fetched from the engine at %s: %s", place, error, exc_info=not is_expected
             )
 
-    def _pull(self, job: KVTransferJob, where: Mapping[str, Any]) -> list[bool]:
+    def _pull(self, job: KVTransferJob, where: Mapping[str, Any], mark: object) -> list[bool]:
         """Whether each block arrived. Raises when the other engine does not do its part."""
         deadline_s = time.monotonic() + self._handshake_timeout_s
         with connect(where["host"], self._port(where), self._peers, deadline_s) as sock:
@@ -174,7 +175,7 @@ class PullWorker:
             progress.add(0)
             local = [(block.key.group, block.block_id) for block in job.blocks]
             remote = [(group, block_id) for (group, _), block_id in zip(local, block_ids, strict=True)]
-            self._transport.read(opened["how"], sock, local, remote, progress.add)
+            self._transport.read(opened["how"], sock, local, remote, progress.add, after=mark)
             send_message(sock, {"op": "close"}, time.monotonic() + self._handshake_timeout_s)
             closed = receive_message(sock, time.monotonic() + CHECKSUM_S)
         if closed.get("held") is not True:

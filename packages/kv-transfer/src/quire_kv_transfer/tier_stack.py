@@ -18,12 +18,14 @@ from quire_kv_transfer.folder import warn_switched_off
 from quire_kv_transfer.tier_connector import TierConnector
 from quire_kv_transfer.tier_worker import TierWorker
 
-__all__ = ["MAX_STORE_BYTES", "TierStack"]
+__all__ = ["MAX_DEVICE_STORE_BYTES", "MAX_STORE_BYTES", "TierStack"]
 
 _logger = logging.getLogger(__name__)
 
 MAX_STORE_BYTES = 256 << 20
 """Copies that wait to be written: what a disk writes in a fraction of a second, and what a long prefill leaves."""
+MAX_DEVICE_STORE_BYTES = 64 << 20
+"""The same where each is first a copy on the device: what goes to the host's memory in some milliseconds."""
 
 _Answer = TypeVar("_Answer")
 
@@ -36,14 +38,21 @@ class TierStack:
         fingerprint: 32 bytes from `model_fingerprint`.
         block_bytes: Bytes of a block, per KV cache group.
         max_wanted: Most blocks remembered as still to be stored; the blocks of the KV cache are a good bound.
+        max_store_bytes: Most bytes of copies that wait to be written.
     """
 
     def __init__(
-        self, tiers: Sequence[BlockTier], fingerprint: bytes, block_bytes: Sequence[int], *, max_wanted: int = 100_000
+        self,
+        tiers: Sequence[BlockTier],
+        fingerprint: bytes,
+        block_bytes: Sequence[int],
+        *,
+        max_wanted: int = 100_000,
+        max_store_bytes: int = MAX_STORE_BYTES,
     ) -> None:
         self._tiers = tuple(tiers)
         self._fingerprint = fingerprint
-        self.connector = TierConnector(self, block_bytes, max_store_bytes=MAX_STORE_BYTES, max_wanted=max_wanted)
+        self.connector = TierConnector(self, block_bytes, max_store_bytes=max_store_bytes, max_wanted=max_wanted)
         """The scheduler's half."""
 
     @property
@@ -60,7 +69,7 @@ class TierStack:
         """The runner's half. It has threads: close it.
 
         Args:
-            memory: The KV cache; its buffers lie in host memory.
+            memory: The KV cache.
             late_after_s: Seconds without a block after which loads under way are reported as late.
         """
         return TierWorker(self, memory, late_after_s=late_after_s)

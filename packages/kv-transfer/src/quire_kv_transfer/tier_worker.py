@@ -1,7 +1,8 @@
 """The runner's half of the tiers: copies blocks between the KV cache's memory and the tiers, in two threads.
 
 Reading has a thread of its own, so that a request that waits for its prefix does not wait for what others wrote. Loads
-are read straight into their blocks, which nobody else uses meanwhile; stores are written from copies.
+are read into their blocks, which nobody else uses meanwhile: straight, where the KV cache is in host memory. Stores are
+written from copies.
 
 A block that is damaged or foreign counts as not arrived. When no tier is left that works, the engine goes on without.
 """
@@ -14,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from quire_interfaces import (
@@ -40,7 +42,10 @@ READER_GRACE_S = 0.5
 WRITER_GRACE_S = 2.0
 """How long `close` waits for the threads."""
 
-_Copies = list[tuple[BlockKey, bytes]]
+_Stores = tuple[KVTransferJob, Callable[[], list[bytes]]]
+"""Blocks to write, and what waits for their bytes (`BlockMemory.snapshot`)."""
+_Loads = tuple[KVTransferJob, object]
+"""Blocks to read, and the mark behind the steps that may use them (`BlockMemory.launched`)."""
 _Block = TypeVar("_Block")
 
 
@@ -73,7 +78,7 @@ class TierWorker:
 
     Args:
         blocks: The tiers; closed with the worker.
-        memory: The KV cache; its buffers lie in host memory.
+        memory: The KV cache.
         late_after_s: When no block has been read for this time, the loads under way are reported as late.
     """
 
@@ -89,8 +94,8 @@ class TierWorker:
         self._read_bytes = 0
         """Bytes that loads have brought since there were none before them, at `_reading_s`."""
         self._is_closed = False
-        self._loads: queue.SimpleQueue[KVTransferJob | None] = queue.SimpleQueue()
-        self._stores: queue.SimpleQueue[tuple[int, _Copies] | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[_Loads | None] = queue.SimpleQueue()
+        self._stores: queue.SimpleQueue[_Stores | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read_jobs, name="quire-kv-reader", daemon=True)
         self._writer = threading.Thread(target=self._write_jobs, name="quire-kv-writer", daemon=True)
         self._reader.start()
@@ -111,13 +116,11 @@ class TierWorker:
                 self._read_bytes = 0
             self._loading.update((job.job_id, None) for job in plan.loads)
             self._storing.update((job.job_id, None) for job in plan.stores)
+        mark = self._memory.launched() if plan.loads else None
         for job in plan.loads:
-            self._loads.put(job)
+            self._loads.put((job, mark))
         for job in plan.stores:
-            self._stores.put((job.job_id, [(block.key, self._copy(block)) for block in job.blocks]))
-
-    def _copy(self, block: BlockTransfer) -> bytes:
-        return b"".join(self._memory.buffers(block.key.group, block.block_id))
+            self._stores.put((job, self._memory.snapshot([(block.key.group, block.block_id) for block in job.blocks])))
 
     def poll(self, waits: bool = False) -> KVTransferOutput | None:
         """What has ended."""
@@ -149,20 +152,28 @@ class TierWorker:
         self._blocks.close()
 
     def _read_jobs(self) -> None:
-        while (job := self._loads.get()) is not None:
+        while (asked := self._loads.get()) is not None:
+            job, mark = asked
             arrived = []
             for index, block in enumerate(job.blocks):
                 ahead = slice(1, READ_AHEAD + 1) if index == 0 else slice(index + READ_AHEAD, index + READ_AHEAD + 1)
                 for upcoming in job.blocks[ahead]:
                     self._blocks.expect(upcoming.key)
-                arrived.append(self._attempt(self._load, block))
+                arrived.append(self._attempt(partial(self._load, mark), block))
             self._end(self._loading, job.job_id, arrived)
 
     def _write_jobs(self) -> None:
-        while (job := self._stores.get()) is not None:
-            job_id, copies = job
-            arrived = [self._attempt(self._store, copy) for copy in copies]
-            self._end(self._storing, job_id, arrived)
+        while (asked := self._stores.get()) is not None:
+            job, copied = asked
+            arrived = [False] * len(job.blocks)
+            try:
+                copies = copied()
+            except Exception:
+                _logger.exception("blocks of the KV cache could not be copied for %s", self._blocks.names)
+            else:
+                keys = [block.key for block in job.blocks]
+                arrived = [self._attempt(self._store, each) for each in zip(keys, copies, strict=True)]
+            self._end(self._storing, job.job_id, arrived)
 
     def _end(self, under_way: dict[int, None], job_id: int, arrived: list[bool]) -> None:
         with self._changed:
@@ -180,15 +191,17 @@ class TierWorker:
             _logger.exception("a block could not be copied between the KV cache and %s", self._blocks.names)
             return False
 
-    def _load(self, block: BlockTransfer) -> bool:
+    def _load(self, mark: object, block: BlockTransfer) -> bool:
         if self._is_closed:
             return False
-        buffers = self._memory.buffers(block.key.group, block.block_id)
         try:
-            return self._blocks.read(block.key, buffers)
+            return self._memory.load(block.key.group, block.block_id, partial(self._read, block.key), mark)
         finally:
             self._progress_s = time.monotonic()
-            self._read_bytes += sum(map(len, buffers))
+
+    def _read(self, key: BlockKey, buffers: Sequence[memoryview]) -> bool:
+        self._read_bytes += sum(map(len, buffers))
+        return self._blocks.read(key, buffers)
 
     def _store(self, copy: tuple[BlockKey, bytes]) -> bool:
         return self._blocks.write(*copy)

@@ -31,6 +31,8 @@ from quire_interfaces import (
 )
 from quire_interfaces.platforms import platform_of
 from quire_kv_transfer import (
+    MAX_DEVICE_STORE_BYTES,
+    MAX_STORE_BYTES,
     BlockTier,
     ConnectedWorker,
     ConnectorContext,
@@ -115,12 +117,6 @@ def _check_asked_tier(config: QuireConfig, name: str) -> None:
             f"{name} keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave {name} out",
             field=name,
         )
-    if not platform_of(config.runner.device).is_host:
-        raise ConfigError(
-            f"{name} works with a KV cache in host memory only, and device is {config.runner.device!r}; leave it "
-            "out, or run on the CPU",
-            field=name,
-        )
     if settings.kv_disk_path is not None:
         prepare_folder(settings.kv_disk_path)
     if settings.kv_tier is not None:
@@ -130,17 +126,7 @@ def _check_asked_tier(config: QuireConfig, name: str) -> None:
 
 def tier_setting(config: QuireConfig) -> str | None:
     """Name of the setting that asks for a tier, the first of several; None where none does."""
-    return None if config.kv_transfer == KVTransferConfig() else _first_asked(config.kv_transfer)
-
-
-def _first_asked(settings: KVTransferConfig) -> str | None:
-    asked = {
-        "kv_disk_path": settings.kv_disk_path is not None,
-        "kv_offloading_size": bool(settings.kv_offloading_size),
-        "kv_tier": settings.kv_tier is not None,
-        "kv_transfer_config": settings.connector.kv_connector is not None,
-    }
-    return next((name for name, is_asked in asked.items() if is_asked), None)
+    return None if config.kv_transfer == KVTransferConfig() else config.kv_transfer.asked_tier
 
 
 def needs_digest(config: QuireConfig, groups: RankGroups | None = None) -> bool:
@@ -267,7 +253,10 @@ def open_tiers(
         context = dataclasses.replace(context, rank=rank.world.rank, num_ranks=num_ranks, gather=rank.gather)
     opened = open_connectors(context)
     tiers.extend(opened.tiers)
-    stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=kv_plan.num_blocks) if tiers else None
+    stack = None
+    if tiers:
+        most = MAX_STORE_BYTES if platform_of(config.runner.device).is_host else MAX_DEVICE_STORE_BYTES
+        stack = TierStack(tiers, fingerprint, block_bytes, max_wanted=kv_plan.num_blocks, max_store_bytes=most)
     return EngineTiers(stack, disk, memory, opened.connector, encoder_cache)
 
 

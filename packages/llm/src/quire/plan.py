@@ -33,7 +33,7 @@ from quire_interfaces import (
 )
 from quire_interfaces.platforms import platform_of
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
-from quire_kv_transfer import MAX_STORE_BYTES
+from quire_kv_transfer import MAX_DEVICE_STORE_BYTES, MAX_STORE_BYTES
 from quire_lora import adapter_bytes
 from quire_models.config import ModelConfig
 from quire_models.config_fields import DTYPE_BYTES
@@ -356,6 +356,10 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
         # The kept ones, and as many that a tower is just making.
         width = model.hidden_size if model.media is None else model.media.width
         ledger["embeddings of media"] = 2 * resolved.encoder_cache_size * width * dtype_bytes
+    if not platform_of(config.runner.device).is_host:
+        if config.kv_transfer.asked_tier is not None:
+            ledger["copies on their way to tiers"] = MAX_DEVICE_STORE_BYTES
+        return ledger
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
     if config.kv_transfer.kv_offloading_size:

@@ -59,7 +59,8 @@ def device_fields(config: QuireConfig, device: DeviceSide) -> dict[str, Any]:
     """The fields of `EngineParts` that are of what computes, as they are after each build."""
     executor, call = device.executor, CollectiveRPC(config, device.executor, device.runner)
     call.own.balancer = device.balancer
-    # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
+    # A tier still copies blocks that were computed. An accelerator's memory cannot be taken from under its
+    # graphs: there level 1 discards what level 2 does.
     may_release = device.tiers is None and platform_of(config.runner.device).is_host
     release = partial(_release_kv_cache, device) if may_release else None
     return {"executor": executor, "release_kv_cache": release, "collective_rpc": call, "add_stats": device.add_stats}

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from quire_interfaces.device import Drafter, LogitsProcessor, RequestDrafter
 from quire_interfaces.encoder_cache import EncoderCacheConnector
@@ -155,7 +156,14 @@ class ModelRunner:
             self._drafting = PacedDrafting(proposes, draft_controller, self._rows, config, vocab_size)
         self._captured = None if capture is None else self._make_captured(network, capture, proposes)
         self._paths = self._make_paths(network)
-        self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
+        self._transfers = None if make_transfer_worker is None else make_transfer_worker(self._block_memory(caches))
+
+    def _block_memory(self, caches: Mapping[str, Tensor]) -> BlockMemory:
+        if self._platform.is_host:
+            return BlockBytes(self._plan, caches)
+        from quire_runner.device_blocks import DeviceBlocks
+
+        return DeviceBlocks(self._plan, caches, self._platform, self._config.device)
 
     @classmethod
     def for_model(

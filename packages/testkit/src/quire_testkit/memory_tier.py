@@ -149,7 +149,7 @@ class MemoryWorker:
         self._is_closed = True
 
 
-class SlotBytes:
+class SlotBytes(BlockMemory):
     """The KV of a `FakeRunner` as bytes: eight per slot, in one buffer per block."""
 
     def __init__(self, block_size: int) -> None:

@@ -32,7 +32,7 @@ from quire_testkit.memory_tier import MemoryConnector, MemoryTier, TieredFakeRun
 __all__ = ["KVTransferSuite", "LayeredMemory", "TieredSchedulerSuite"]
 
 
-class LayeredMemory:
+class LayeredMemory(BlockMemory):
     """A `BlockMemory` of two groups: two layers of 24 bytes per block, and one of 40."""
 
     layer_bytes = ((24, 24), (40,))

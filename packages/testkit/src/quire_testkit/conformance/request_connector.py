@@ -18,6 +18,7 @@ import pytest
 
 from quire_interfaces import (
     BlockKey,
+    BlockMemory,
     BlockTransfer,
     FinishReason,
     KVTransferJob,
@@ -40,7 +41,7 @@ END_S = 10.0
 """A load that has not ended by then never does."""
 
 
-class PlainMemory:
+class PlainMemory(BlockMemory):
     """A KV cache of one group in bytearrays, one per layer, of random bytes."""
 
     def __init__(self, seed: int) -> None:
@@ -52,7 +53,7 @@ class PlainMemory:
         size = BLOCK_BYTES // NUM_LAYERS
         return [memoryview(layer)[block_id * size : (block_id + 1) * size] for layer in self.layers]
 
-    def content(self, block_id: int) -> bytes:
+    def content_of(self, block_id: int) -> bytes:
         """All of a block."""
         return b"".join(self.buffers(0, block_id))
 
@@ -167,17 +168,17 @@ class RequestConnectorSuite:
             assert decode.wait_for(job_id) == [True] * (6 - first)
             assert prefill.wait_for(job_id) == []
             for place in range(first, 6):
-                assert decode.memory.content(11 + place) == prefill.memory.content(1 + place)
+                assert decode.memory.content_of(11 + place) == prefill.memory.content_of(1 + place)
             for layer in decode.memory.layers:  # the next one is to bring everything anew
                 layer[:] = bytes(len(layer))
 
     def test_other_blocks_are_left_alone(self, sides: list[_Side]) -> None:
         prefill, decode = self.pair(sides)
-        before = [decode.memory.content(block_id) for block_id in range(NUM_BLOCKS)]
+        before = [decode.memory.content_of(block_id) for block_id in range(NUM_BLOCKS)]
         self.begin_load(decode, self.prefill(prefill))
         assert all(decode.wait_for(-1))
         for block_id in range(NUM_BLOCKS):
-            assert (decode.memory.content(block_id) == before[block_id]) == (block_id not in range(11, 17))
+            assert (decode.memory.content_of(block_id) == before[block_id]) == (block_id not in range(11, 17))
 
     def test_another_fingerprint_gets_nothing(self, sides: list[_Side]) -> None:
         prefill, decode = self.pair(sides, (bytes(32), b"\1" * 32))
@@ -246,7 +247,7 @@ class RequestConnectorSuite:
                 arrived = decode.wait_for(-number)
                 num_arrived += all(arrived)
                 for place, is_there in enumerate(arrived):
-                    assert not is_there or decode.memory.content(11 + place) == prefill.memory.content(1 + place)
+                    assert not is_there or decode.memory.content_of(11 + place) == prefill.memory.content_of(1 + place)
                 for layer in decode.memory.layers:
                     layer[:] = bytes(len(layer))
         finally:
