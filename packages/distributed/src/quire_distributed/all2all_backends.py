@@ -30,4 +30,4 @@ def refusal_of_backend(backend: str) -> str:
     instead = "take allgather_reducescatter or naive"
     if find_spec(library) is None:
         return f"all2all_backend {backend} needs the library {library}, which is not installed; {instead}"
-    return f"all2all_backend {backend} moves rows between GPUs by {library}, and ranks are on CPUs so far; {instead}"
+    return f"all2all_backend {backend} moves rows between GPUs by {library}, which is not built in yet; {instead}"

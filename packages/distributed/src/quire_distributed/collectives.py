@@ -146,6 +146,15 @@ class Collectives(Protocol):
         """Wait until every rank has called this."""
         ...
 
+    def check(self) -> None:
+        """Raise where a rank of the group is known to be gone, and do nothing else. Collectives on a device do not
+        wait for the others on the host: what was read of the device counts once this was called behind it.
+
+        Raises:
+            RankDeadError: A rank of the group is gone.
+        """
+        ...
+
     def abort(self, cause: str) -> None:
         """Say that this rank has failed: whatever the ranks of the group wait for or call next raises RankDeadError.
 

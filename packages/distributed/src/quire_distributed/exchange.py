@@ -136,6 +136,9 @@ class ExchangeCollectives(ABC):
     def barrier(self) -> None: ...
 
     @abstractmethod
+    def check(self) -> None: ...
+
+    @abstractmethod
     def abort(self, cause: str) -> None: ...
 
     @abstractmethod
@@ -169,6 +172,13 @@ class ExchangeCollectives(ABC):
         return sum_in_rank_order(self._exchange(slices, [slices[self._rank].shape] * self._size))
 
     def all_to_all(self, x: Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> Tensor:
+        send_sizes, recv_sizes = self._all_to_all_sizes(x, send_sizes, recv_sizes)
+        shapes = [(size, *x.shape[1:]) for size in recv_sizes]
+        return torch.cat(self._exchange(x.contiguous().split(send_sizes), shapes))
+
+    def _all_to_all_sizes(
+        self, x: Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
         resolve_dim(x, 0)
         send_sizes = resolve_sizes("send_sizes", send_sizes, self._size, x.shape[0])
         recv_sizes = resolve_sizes("recv_sizes", recv_sizes, self._size)
@@ -176,8 +186,7 @@ class ExchangeCollectives(ABC):
             raise ValueError(
                 f"rank {self._rank} sends {send_sizes[self._rank]} to itself and receives {recv_sizes[self._rank]}"
             )
-        shapes = [(size, *x.shape[1:]) for size in recv_sizes]
-        return torch.cat(self._exchange(x.contiguous().split(send_sizes), shapes))
+        return send_sizes, recv_sizes
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         self._check_rank(root)

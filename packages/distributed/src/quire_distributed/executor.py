@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.messages import Channel
-from quire_distributed.rank_executor import IDLE_S, RankExecutor
+from quire_distributed.rank_executor import IDLE_S, STUCK_S, RankExecutor
 from quire_distributed.rank_handle import AGREE_S, RankEnd, RankHandle, end_of_process
 from quire_distributed.worker import RankSpec, SharedMemoryGroup
 from quire_interfaces import RankDeadError
@@ -133,6 +133,7 @@ class MultiprocExecutor(RankExecutor):
         self._step_id = output.step_id
         try:
             result = self._runner.run(output)
+            self._collectives.check()
         except RankDeadError as error:
             raise self._cause(error) from error
         except Exception as error:
@@ -167,8 +168,12 @@ class MultiprocExecutor(RankExecutor):
         if step_id is None:
             num_steps, is_stepping = self._num_steps, self._step_id is not None
             self._collectives.abort(failure.cause)
-            if not is_stepping:
-                self._later(IDLE_S, lambda: None if self._num_steps > num_steps else self.on_idle_failure(failure))
+
+            def end() -> None:
+                if self._num_steps == num_steps and (self._step_id is not None or not is_stepping):
+                    self.on_idle_failure(failure)
+
+            self._later(STUCK_S if is_stepping else IDLE_S, end)
             return
 
         def abort() -> None:

@@ -29,7 +29,7 @@ _JOIN_S = 300.0
 def start_ranks_of_hosts(
     build: str,
     payloads: Sequence[Any],
-    listener: RankListener,
+    listener: RankListener | None,
     nodes: Mapping[int, Node],
     *,
     master_addr: str,
@@ -40,7 +40,7 @@ def start_ranks_of_hosts(
     Args:
         build: A `quire_distributed.worker.BuildWorker` as "module:function".
         payloads: What it is given, for ranks 1, 2, ...; the ranks of a host have consecutive numbers.
-        listener: Where the ranks of other hosts connect.
+        listener: Where the ranks of other hosts connect; None where all are of this one.
         nodes: Number of a host -> the host, for all but rank 0's, which is number 0.
         master_addr: Address of this host, as the others reach it.
         silence_s: How long nothing may be heard of a rank before it counts as gone.
@@ -58,6 +58,7 @@ def start_ranks_of_hosts(
     try:
         ranks += [RankProcess(spec) for spec in specs if spec.rank < per_node]
         for number, node in nodes.items():
+            assert listener is not None
             own = [spec for spec in specs if spec.rank // per_node == number]
             node.start(own)
             causes = {spec.rank: partial(node.cause_of_absence, spec.rank) for spec in own}

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from quire_distributed.collectives import Collectives
 from quire_distributed.mesh import Mesh
-from quire_distributed.rank_executor import IDLE_S, RankExecutor
+from quire_distributed.rank_executor import IDLE_S, STUCK_S, RankExecutor
 from quire_distributed.rank_handle import AGREE_S, RankHandle
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -79,6 +79,8 @@ class PipelineExecutor(RankExecutor):
         self._end: RankDeadError | None = None
         self._has_failed_step = False
         """A step has said that a rank is gone."""
+        self._is_computing = False
+        """Rank 0 computes its stage of a step."""
         for rank in ranks:
             rank.on_result = self._on_result
         self._watch()
@@ -96,11 +98,13 @@ class PipelineExecutor(RankExecutor):
             for rank in self._ranks:
                 rank.check()
                 rank.send(("result" if rank.rank == self._leader else "step", output))
+            self._is_computing = True
             step.own_result = self._runner.run(output)
         except RankDeadError as error:
             self._die(error)
         except Exception as error:  # the stages behind fail, too, and the last one says so
             step.own_error = error
+        self._is_computing = False
         step.is_done_here.set()
         if self._end is not None:
             self._has_failed_step = True
@@ -166,6 +170,7 @@ class PipelineExecutor(RankExecutor):
         if step_id is None:
             self._die(failure)
             self._later(IDLE_S, lambda: None if self._has_failed_step else self.on_idle_failure(failure))
+            self._later(STUCK_S, lambda: self.on_idle_failure(failure) if self._is_computing else None)
         elif failure.rank == self._leader:
             self._step_failed(step_id, failure)
         else:

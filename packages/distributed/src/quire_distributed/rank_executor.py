@@ -12,10 +12,12 @@ from quire_distributed.rank_handle import AGREE_S, MergeTransfers, RankHandle
 from quire_interfaces import RankDeadError
 from quire_interfaces.step import SchedulerOutput
 
-__all__ = ["IDLE_S", "RankExecutor"]
+__all__ = ["IDLE_S", "STUCK_S", "RankExecutor"]
 
 IDLE_S = 0.5
 """How long after a rank's death a step may still come that says so."""
+STUCK_S = 20.0
+"""How long after a rank's death the step that runs may take to raise; then it waits for a device that nothing wakes."""
 
 
 class RankExecutor(ABC):
@@ -33,7 +35,8 @@ class RankExecutor(ABC):
         self.merge_transfers: MergeTransfers | None = None
         """What makes one report of those of all ranks, where blocks are on their way to or from somewhere."""
         self.on_idle_failure: Callable[[RankDeadError], None] = lambda failure: None
-        """Called by a thread when a rank is gone and no step is there that could say so."""
+        """Called by a thread when a rank is gone and no step is there that could say so, or the one that runs does not
+        end."""
 
     def _watch(self) -> None:
         """Hear of failures from now on, and of those that were."""

@@ -62,6 +62,9 @@ class SingleRank:
         raise ValueError(f"there is no other rank {from_} in a group of 1")
 
     def barrier(self) -> None:
+        self.check()
+
+    def check(self) -> None:
         if self._failure is not None:
             raise RankDeadError(self._failure.rank, self._failure.cause)
 

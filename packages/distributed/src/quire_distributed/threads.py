@@ -40,7 +40,7 @@ class _Group:
     def meet(self) -> None:
         """Wait until every rank has called this."""
         with self._changed:
-            self._check()
+            self.check()
             self._num_arrived += 1
             if self._num_arrived == self.size:
                 self._num_arrived = 0
@@ -50,11 +50,11 @@ class _Group:
             met = self._round
             self._changed.wait_for(lambda: self._round != met or self._failure is not None)
             if self._round == met:
-                self._check()
+                self.check()
 
     def post(self, sender: int, receiver: int, tensor: Tensor) -> None:
         with self._changed:
-            self._check()
+            self.check()
             self.messages.setdefault((sender, receiver), deque()).append(tensor)
             self._changed.notify_all()
 
@@ -63,7 +63,7 @@ class _Group:
             messages = self.messages.setdefault((sender, receiver), deque())
             self._changed.wait_for(lambda: messages or self._failure is not None)
             if not messages:
-                self._check()
+                self.check()
             return messages.popleft()
 
     def subgroup(self, members: Sequence[int]) -> list[Collectives]:
@@ -76,7 +76,8 @@ class _Group:
             self._failure = self._failure or failure
             self._changed.notify_all()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise where a rank is gone."""
         if self._failure is not None:
             raise RankDeadError(self._failure.rank, self._failure.cause)
 
@@ -125,6 +126,9 @@ class ThreadCollectives(ExchangeCollectives):
 
     def barrier(self) -> None:
         self._group.meet()
+
+    def check(self) -> None:
+        self._group.check()
 
     def subgroup(self, members: Sequence[int]) -> Collectives:
         """This rank's end of the group of some ranks, each of which calls this; members in the order of their numbers

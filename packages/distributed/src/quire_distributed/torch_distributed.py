@@ -1,20 +1,29 @@
-"""Ranks of several hosts or GPUs, by torch.distributed: gloo for tensors on the CPU, NCCL for those on GPUs."""
+"""Ranks of several hosts or GPUs, by torch.distributed: gloo for tensors on the CPU, NCCL for those on GPUs.
+
+On GPUs nothing waits on the host: collectives are put on the current stream, and their sizes follow from arguments
+alone. So a step that has them can be captured in a CUDA graph, once each has run outside of one, which makes the
+communicator (NCCL's user guide, "Using NCCL with CUDA Graphs"; `ProcessGroupNCCL.hpp` of torch, `asyncOp`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import distributed_c10d
 
 from quire_distributed.collectives import Collectives, PendingTensor
-from quire_distributed.exchange import ExchangeCollectives, as_bytes
+from quire_distributed.exchange import ExchangeCollectives, as_bytes, resolve_dim, sum_in_rank_order
 from quire_distributed.liveness import Liveness, bind_datagrams
 from quire_distributed.single import SingleRank
 from quire_interfaces import ConfigError, RankDeadError
@@ -23,12 +32,15 @@ from quire_interfaces.platforms import platform_of_type
 __all__ = ["TorchCollectives", "TorchRendezvous"]
 
 _dist: Any = distributed  # its process groups have no complete types
+_c10d: Any = distributed_c10d
 _FOREVER = timedelta(days=365)
 """How long torch may wait: idle ranks wait for requests, and who is gone is `Liveness`'s to say."""
 _EXCHANGES, _MESSAGES, _ENDS = 1, 2, 3
 """Tags of gloo's messages: of collectives, between two ranks, and of none, which is how waiting is ended."""
 _LARGE_BYTES = 1 << 16
 """A sum of at least so many bytes is cut: each rank sums a slice, then all gather them."""
+_SUMMED_BY_NCCL = (torch.uint8, torch.int8, torch.int32, torch.int64)
+"""Whole numbers have the same sum in any order."""
 
 
 class TorchRendezvous:
@@ -113,6 +125,8 @@ class TorchCollectives(ExchangeCollectives):
         self._gloo: Any = _dist.ProcessGroupGloo(_dist.PrefixStore("gloo", store), rank, size, options)
         self._gloo._set_default_timeout(_FOREVER)
         self._nccl: Any = None
+        self._has_met = False
+        """All ranks have come to their first collective of NCCL."""
         self._liveness = self._watch(host, silence_s)
 
     def subgroup(self, members: Sequence[int]) -> Collectives:
@@ -153,21 +167,75 @@ class TorchCollectives(ExchangeCollectives):
 
     def _exchange(self, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         self._liveness.check()
+        by_nccl = _sends_with_nccl(sent[0])
+        return self._exchange_by_nccl(sent, shapes) if by_nccl else self._exchange_by_gloo(sent, shapes)
+
+    def _exchange_by_gloo(self, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         received = [sent[0].new_empty(tuple(shape)) for shape in shapes]
         received[self._rank] = sent[self._rank]
-        if _sends_with_nccl(sent[0]):
-            received[self._rank] = sent[self._rank].clone()
-            self._wait(self._nccl_group().alltoall(received, list(sent)), 0)
-            return received
         peers = [(self._rank + i) % self._size for i in range(1, self._size)]
-        works = [(peer, self._receive(received[peer], peer, _EXCHANGES)) for peer in peers]
-        works += [(peer, self._send(sent[peer], peer, _EXCHANGES)) for peer in peers]
+        works = [(peer, self._begin(self._gloo.recv, received[peer], peer, _EXCHANGES)) for peer in peers]
+        works += [(peer, self._begin(self._gloo.send, sent[peer], peer, _EXCHANGES)) for peer in peers]
         for peer, work in works:
             self._wait(work, peer)
         return received
 
+    def _exchange_by_nccl(self, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        numbers = [prod(shape) for shape in shapes]
+        joined = torch.cat([as_bytes(each) for each in sent])
+        out = sent[0].new_empty(sum(numbers))
+        width = out.itemsize
+        self._all_to_all(out, joined, [number * width for number in numbers], [each.numel() * width for each in sent])
+        return [part.view(tuple(shape)) for part, shape in zip(out.split(numbers), shapes, strict=True)]
+
+    def _all_to_all(self, out: Tensor, sent: Tensor, recv_bytes: Sequence[int], send_bytes: Sequence[int]) -> None:
+        """Fill `out` with what the ranks have for this one; both contiguous, in parts of so many bytes."""
+        if out.numel() or sent.numel():
+            options = _on_current_stream(_c10d.AllToAllOptions())
+            call = self._nccl_collectives().alltoall_base
+            self._run(lambda: call(as_bytes(out), as_bytes(sent), recv_bytes, send_bytes, options))
+
+    def all_gather(self, x: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        if not _sends_with_nccl(x):
+            return super().all_gather(x, dim, sizes)
+        self._liveness.check()
+        dim = resolve_dim(x, dim)
+        lengths = self._gather_sizes(x, dim, sizes)
+        longest = max(lengths)
+        own = x.contiguous()
+        if x.shape[dim] < longest:  # NCCL gathers parts of one size
+            own = x.new_empty((*x.shape[:dim], longest, *x.shape[dim + 1 :]))
+            own.narrow(dim, 0, x.shape[dim]).copy_(x)
+        parts = x.new_empty((self._size, *own.shape))
+        if own.numel():
+            options, call = _on_current_stream(_c10d.AllgatherOptions()), self._nccl_collectives()._allgather_base
+            self._run(lambda: call(as_bytes(parts), as_bytes(own), options))
+        if min(lengths) == longest:
+            return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+        return torch.cat([part.narrow(dim, 0, each) for part, each in zip(parts, lengths, strict=True)], dim)
+
+    def all_to_all(self, x: Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> Tensor:
+        if not _sends_with_nccl(x):
+            return super().all_to_all(x, send_sizes, recv_sizes)
+        self._liveness.check()
+        send_sizes, recv_sizes = self._all_to_all_sizes(x, send_sizes, recv_sizes)
+        sent, out = x.contiguous(), x.new_empty((sum(recv_sizes), *x.shape[1:]))
+        row_bytes = prod(x.shape[1:]) * x.itemsize
+        recv_bytes, send_bytes = ([size * row_bytes for size in sizes] for sizes in (recv_sizes, send_sizes))
+        self._all_to_all(out, sent, recv_bytes, send_bytes)
+        return out
+
     def all_reduce(self, x: Tensor) -> Tensor:
+        if _sends_with_nccl(x) and x.dtype in _SUMMED_BY_NCCL:
+            self._liveness.check()
+            out = x.clone(memory_format=torch.contiguous_format)
+            if out.numel():
+                options, call = _on_current_stream(_c10d.AllreduceOptions()), self._nccl_collectives().allreduce
+                self._run(lambda: call([out], options))
+            return out
         if x.numel() * x.itemsize < _LARGE_BYTES:
+            if _sends_with_nccl(x):
+                return sum_in_rank_order(self.all_gather(x[None], 0).unbind())
             return super().all_reduce(x)
         flat = x.contiguous().view(-1)
         least, more = divmod(x.numel(), self._size)
@@ -178,16 +246,19 @@ class TorchCollectives(ExchangeCollectives):
         self._check_peer(to)
         self._liveness.check()
         data = x.contiguous()
-        return _WorkTensor(self, self._send(data, to, _MESSAGES), x, to, data)
+        return _WorkTensor(self, self._send(data, to), x, to, data)
 
     def irecv(self, like: Tensor, from_: int) -> PendingTensor:
         self._check_peer(from_)
         self._liveness.check()
         out = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return _WorkTensor(self, self._receive(out, from_, _MESSAGES), out, from_, out)
+        return _WorkTensor(self, self._receive(out, from_), out, from_, out)
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, dtype=torch.uint8))
+
+    def check(self) -> None:
+        self._liveness.check()
 
     def abort(self, cause: str) -> None:
         self._liveness.report(self._rank, cause)
@@ -195,21 +266,31 @@ class TorchCollectives(ExchangeCollectives):
     def close(self) -> None:
         self._liveness.close()
 
-    def _send(self, x: Tensor, to: int, tag: int) -> Any:
+    def _send(self, x: Tensor, to: int) -> Any:
         group = self._nccl_group() if _sends_with_nccl(x) else self._gloo
-        return self._begin(group.send, x, to, tag)
+        return self._begin(group.send, x, to, _MESSAGES)
 
-    def _receive(self, out: Tensor, from_: int, tag: int) -> Any:
+    def _receive(self, out: Tensor, from_: int) -> Any:
         group = self._nccl_group() if _sends_with_nccl(out) else self._gloo
-        return self._begin(group.recv, out, from_, tag)
+        return self._begin(group.recv, out, from_, _MESSAGES)
 
     def _begin(self, call: Any, x: Tensor, peer: int, tag: int) -> Any:
         """Begin to send or to receive the bytes of a contiguous tensor; None where there are none."""
         if x.numel() == 0:
             return None
-        data = [as_bytes(x)]
+        return self._begun(partial(call, [as_bytes(x)], peer, tag), peer)
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        """Begin a collective of NCCL on the current stream, which waits for it; this thread does not."""
+        self._wait(self._begun(call, self._first_peer), self._first_peer)
+
+    @property
+    def _first_peer(self) -> int:
+        return int(self._rank == 0)
+
+    def _begun(self, call: Callable[[], Any], peer: int) -> Any:
         try:
-            return call(data, peer, tag)
+            return call()
         except RuntimeError as error:
             raise self._failure(peer, error) from error
 
@@ -224,16 +305,33 @@ class TorchCollectives(ExchangeCollectives):
     def _failure(self, peer: int, error: RuntimeError) -> RankDeadError:
         return self._liveness.failure_of(peer, f"the connection to it broke: {str(error).splitlines()[0]}")
 
+    def _nccl_collectives(self) -> Any:
+        """NCCL's group, for what all ranks do. The first time they make a communicator, in which nothing would wake a
+        rank that waits for one that is gone: so they meet before."""
+        if not self._has_met:
+            zero = torch.zeros(1, dtype=torch.uint8)
+            self._exchange_by_gloo([zero] * self._size, [[1]] * self._size)
+            self._has_met = True
+        return self._nccl_group()
+
     def _nccl_group(self) -> Any:
         if self._nccl is None:  # every rank comes here with its first tensor on a GPU
-            self._nccl = _dist.ProcessGroupNCCL(
-                _dist.PrefixStore("nccl", self._store), self._rank, self._size, _dist.ProcessGroupNCCL.Options()
-            )
+            # Its watchdog would end the process when a rank is gone, and nobody would hear which: `Liveness` says it.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            options = _dist.ProcessGroupNCCL.Options()
+            options._timeout = _FOREVER
+            self._nccl = _dist.ProcessGroupNCCL(_dist.PrefixStore("nccl", self._store), self._rank, self._size, options)
         return self._nccl
 
 
 def _sends_with_nccl(x: Tensor) -> bool:
     return platform_of_type(x.device.type).distributed_backend == "nccl"
+
+
+def _on_current_stream(options: Any) -> Any:
+    """Options of a collective that runs on the current stream, instead of one beside it that both wait for."""
+    options.asyncOp = False
+    return options
 
 
 class _WorkTensor:
