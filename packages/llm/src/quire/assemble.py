@@ -25,6 +25,7 @@ from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.parallel.collective_rpc import RankCalls
 from quire.parallel.data_parallel import engine_ranks
 from quire.parallel.pipeline_parallel import num_steps_in_flight, with_table_at_end
+from quire.parallel.rank_devices import on_device_of_rank
 from quire.parallel.rank_groups import RankGroups
 from quire.parallel.tensor_parallel import config_of_ranks, mesh_of
 from quire.parallel.tensor_parallel_ranks import RankPayload, RankWorker, start_other_ranks
@@ -341,7 +342,7 @@ def build_rank_worker(payload: RankPayload, collectives: Collectives) -> RankWor
     device = build_device_side(blueprint, networks, _grammar_gate(blueprint, tokenizer))
     calls = RankCalls(config, collectives.rank, device.runner)
     calls.balancer = device.balancer
-    return RankWorker(device.runner, device.store, device.tiers, calls)
+    return RankWorker(device.runner, device.store, device.tiers, calls, groups)
 
 
 def _plan_engine(
@@ -354,7 +355,7 @@ def _plan_engine(
     plan = make_plan(config, model, folder=folder)
     config = dataclasses.replace(config, speculative=plan.speculative)
     if config.parallel.num_ranks > 1:
-        config = config_of_ranks(config)
+        config = on_device_of_rank(config_of_ranks(config), 0)
     model = model.within(plan.max_model_len)
     return Blueprint(
         config=config,
@@ -416,7 +417,7 @@ def _join(blueprint: Blueprint, network: Network, device: DeviceSide, start: Sta
         weight_sleep=None if tiers else DeviceRebuild(blueprint, KeptParts(device.gate, device.store), start),
         reset_encoder_cache=None if media_rule is None else media_rule.reset_cache,
         kv_events=_publisher(config, plan, allocator) if kv_events.is_published else None,
-        steps_ahead=num_steps - 1 if config.parallel.pipeline_parallel_size > 1 else None,
+        steps_ahead=num_steps - 1 if config.parallel.num_ranks > 1 else None,
         reconfigure=Reconfigure(scheduler, has_fixed_steps=bool(media_rule or plan.max_encoder_len)),
         check_integrity=allocator.check_integrity,
         kv_cache=allocator,

@@ -19,6 +19,7 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
+from quire.parallel.rank_devices import free_bytes_of_ranks
 from quire.parallel.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
 from quire.routed_experts_config import check_routed_experts
 from quire_interfaces import (
@@ -164,8 +165,10 @@ def make_plan(
         from quire.hidden_states_config import check_extraction
 
         check_extraction(config, model)
-    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
-    free = free if parallel.num_ranks == 1 else memory_of_rank(config, free)
+    if parallel.num_ranks > 1:
+        free = memory_of_rank(config, free_bytes_of_ranks(config) if free_bytes is None else free_bytes)
+    else:
+        free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)
@@ -266,7 +269,8 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
         model = _with_encoder_len(config, model, max_model_len, notes)
     if config.speculative.eagle_topk > 1:
         config = _with_chains(config, model, notes)
-    if dtype == "float16" and platform_of(config.runner.device).is_host:
+    is_host = platform_of(config.runner.device).is_host
+    if dtype == "float16" and is_host:
         notes.append(
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
             "on processors that multiply it as it is (AMX), with 3 bits of precision less"
@@ -286,7 +290,8 @@ def _resolve(config: QuireConfig, model: ModelConfig, folder: Path | None) -> _R
     num_ranks = config.parallel.tensor_parallel_size
     specs = model_of_rank(model, 0, config.parallel).kv_cache_specs(block_size, cache_dtype)
     if num_ranks > 1:
-        notes.append(f"bytes are those of one of {num_ranks} ranks; all of them have the memory of this machine")
+        has = "all of them have the memory of this machine" if is_host else "each has a device of its own"
+        notes.append(f"bytes are those of one of {num_ranks} ranks; {has}")
     drafts = config.speculative.method in NETWORK_METHODS
     draft = plan_draft(config, model, folder, dtype) if drafts else None
     draft_block_bytes = 0

@@ -135,7 +135,7 @@ REFUSED_SETTINGS: dict[frozenset[str], str] = {
     for of in ("tensor parallel", "expert parallel", "decode context parallel", "pipeline parallel")
     for name, why in {
         "adapters in the weights": "ranks would put an adapter into their weights at different steps",
-        "steps ahead of the device": "ranks run steps one by one on the CPU, and stages in turn",
+        "steps ahead of the device": "ranks run steps one by one, and stages in turn",
     }.items()
 }
 """Pairs that an engine cannot have -> why. Refused when it starts (ConfigError)."""

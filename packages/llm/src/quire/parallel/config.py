@@ -81,7 +81,7 @@ class ParallelConfig(Settings):
     all2all_backend: str = setting(
         "allgather_reducescatter",
         help="How what experts of other ranks made of tokens comes together: allgather_reducescatter, each rank sums "
-        "up its share of the tokens; naive, each sums up all. vLLM's others need GPUs, and are refused by name.",
+        "up its share of the tokens; naive, each sums up all. vLLM's others are libraries of GPUs: refused by name.",
         check=one_of(*ALL2ALL_BACKENDS),
     )
     enable_eplb: bool = setting(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
+from quire.parallel.rank_devices import on_device_of_rank
 from quire.parallel.tensor_parallel import ranks_of_host
 from quire_distributed.host_ranks import start_ranks_of_hosts
 from quire_distributed.node import serve_node
@@ -103,7 +104,7 @@ def run_node(config: QuireConfig, folder: Path, is_stopping: threading.Event) ->
 
 
 def _localizer(config: QuireConfig, folder: Path) -> Callable[[RankSpec], RankSpec]:
-    """What gives a rank this host's place of the model, and its cores."""
+    """What gives a rank this host's place of the model, its cores and one of its devices."""
     sharers = ranks_of_host(config)[0]
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // sharers)
     tokenizer = config.model.tokenizer
@@ -111,8 +112,8 @@ def _localizer(config: QuireConfig, folder: Path) -> Callable[[RankSpec], RankSp
     def localize(spec: RankSpec) -> RankSpec:
         settings = QuireConfig.from_dict(spec.payload.config)
         model = dataclasses.replace(settings.model, model=str(folder), tokenizer=tokenizer)
-        runner = dataclasses.replace(settings.runner, num_threads=num_threads)
-        settings = dataclasses.replace(settings, model=model, runner=runner)
+        runner = dataclasses.replace(settings.runner, num_threads=num_threads, device=config.runner.device)
+        settings = on_device_of_rank(dataclasses.replace(settings, model=model, runner=runner), spec.rank)
         return spec._replace(payload=spec.payload._replace(config=settings.to_dict()))
 
     return localize

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire_interfaces import ConfigError
+from quire_interfaces.platforms import platform_of
 from quire_models.config import ModelConfig
 from quire_models.stages import stage_refusal
 from quire_spec_decode import HEAD_METHODS
@@ -58,12 +59,15 @@ def tap_stage(network: Network, groups: RankGroups, draft: DraftPlan | None) -> 
 def num_steps_in_flight(config: QuireConfig) -> int:
     """Number of steps that are on their way through the stages at once, each with its share of the requests: as many as
     there are cores for, at most one for each stage. Where the stages have the same cores, that is one: then a step
-    takes all requests, and reads the weights once for them. Hosts are taken to have as many cores as this one.
+    takes all requests, and reads the weights once for them. Hosts are taken to have as many cores as this one. Stages
+    on accelerators have one each.
 
     Args:
         config: Settings of each rank (`config_of_ranks`).
     """
     parallel, num_engines = config.parallel, config.data_parallel.data_parallel_size
+    if not platform_of(config.runner.device).is_host:
+        return parallel.pipeline_parallel_size
     num_threads = num_engines * parallel.tensor_parallel_size * (config.runner.num_threads or 1)
     num_cores = len(os.sched_getaffinity(0)) * config.hosts.nnodes
     return max(1, min(parallel.pipeline_parallel_size, num_cores // num_threads))

@@ -7,6 +7,7 @@ import os
 
 from quire.config import QuireConfig
 from quire.parallel.data_parallel import DataParallelConfig, engine_ranks
+from quire.parallel.rank_devices import device_number, num_ranks_of_host
 from quire_interfaces.platforms import platform_of
 from quire_runner.affinity import split_cores
 
@@ -14,7 +15,8 @@ __all__ = ["rank_config"]
 
 
 def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
-    """Settings of one of the engines of this host: its rank, and its part of the cores and of the memory, or its GPU.
+    """Settings of one of the engines of this host: its rank, and its part of the cores and of the memory, or its first
+    GPU.
 
     Args:
         config: Settings of all of them.
@@ -30,8 +32,10 @@ def rank_config(config: QuireConfig, rank: int) -> QuireConfig:
         return config
     runner, model = config.runner, config.model
     platform = platform_of(runner.device)
-    if not platform.is_host and runner.device == platform.name:
-        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"{platform.name}:{place}"))
+    num_ranks = num_ranks_of_host(config)
+    if not platform.is_host and (num_ranks > 1 or runner.device == platform.name):
+        first = device_number(runner.device) + place * num_ranks
+        return dataclasses.replace(config, runner=dataclasses.replace(runner, device=f"{platform.name}:{first}"))
     share = model.gpu_memory_utilization / size  # of the same memory
     model = dataclasses.replace(model, gpu_memory_utilization=share)
     if platform.is_host:

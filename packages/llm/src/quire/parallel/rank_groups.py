@@ -44,6 +44,11 @@ class RankGroups(NamedTuple):
         """Each of them once."""
         return list({id(group): group for group in (self.world, self.tp, self.pp) if group is not None}.values())
 
+    def check(self) -> None:
+        """Raise where a rank is gone (`Collectives.check`)."""
+        for group in self.all:
+            group.check()
+
     def close(self) -> None:
         """Leave them."""
         for group in self.all:

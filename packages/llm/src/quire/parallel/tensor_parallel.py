@@ -68,9 +68,14 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
     if not large:
         return
     refusals = {
+        "distributed_executor_backend": (
+            parallel.distributed_executor_backend == "ray" and not platform_of(config.runner.device).is_host,
+            "Ray places ranks on CPUs only; take mp",
+        ),
         "device": (
-            not platform_of(config.runner.device).is_host,
-            "ranks share a model on CPUs so far; take --device cpu",
+            not platform_of(config.runner.device).is_host
+            and platform_of(config.runner.device).distributed_backend != "nccl",
+            "ranks on devices talk to each other by NCCL, which this one has not; take cpu or cuda",
         ),
         "lora_merge_after": (
             config.lora.lora_merge_after > 0,
@@ -78,7 +83,7 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
         ),
         "async_scheduling": (
             config.engine.async_scheduling is True,
-            "steps of several ranks are run one by one on the CPU; leave it out",
+            "steps of several ranks are run one by one; leave it out",
         ),
         "nnodes": (
             ranks_of_host(config)[0] < size and (model.media is not None or config.media.enable_prompt_embeds),
@@ -127,7 +132,9 @@ def ranks_of_host(config: QuireConfig) -> tuple[int, int]:
 
 def memory_of_rank(config: QuireConfig, free_bytes: int) -> int:
     """Of this host's free memory what a rank has, taken for all stages together: ranks of one host share it, and
-    stages of several hosts have as much on each."""
+    stages of several hosts have as much on each. Of accelerators, each rank has one of its own, with so much free."""
+    if not platform_of(config.runner.device).is_host:
+        return free_bytes * config.parallel.pipeline_parallel_size
     sharers, num_stages = ranks_of_host(config)
     return free_bytes * config.parallel.pipeline_parallel_size // (num_stages * sharers)
 

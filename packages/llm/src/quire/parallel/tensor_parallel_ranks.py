@@ -18,15 +18,17 @@ from quire.kv_tier import EngineTiers
 from quire.parallel.collective_rpc import RankCalls
 from quire.parallel.expert_parallel import BalancerStats
 from quire.parallel.host_ranks import are_elsewhere, start_ranks_elsewhere
+from quire.parallel.rank_devices import on_device_of_rank
 from quire.parallel.rank_groups import RankGroups
 from quire.parallel.tensor_parallel import kv_plan_of_rank, mesh_of
 from quire.plan import MemoryPlan
 from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
-from quire_distributed.host_ranks import join_with
+from quire_distributed.host_ranks import join_with, start_ranks_of_hosts
 from quire_distributed.pipeline_executor import PipelineExecutor
 from quire_distributed.rank_handle import RankHandle
 from quire_interfaces import KVCachePlan, ModelRunnerOutput, RankDeadError, SchedulerOutput, SchedulerStats
+from quire_interfaces.platforms import platform_of
 from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -124,6 +126,10 @@ def start_other_ranks(config: QuireConfig, folder: Path, model: ModelConfig, pla
     if are_elsewhere(config):
         handles, everyone = start_ranks_elsewhere(config, folder, BUILD, payloads)
         return OtherRanks(handles, RankGroups.of(everyone, mesh), kv_plans[0])
+    if not platform_of(config.runner.device).is_host:
+        silence_s = config.hosts.distributed_timeout_seconds
+        local, everyone = start_ranks_of_hosts(BUILD, payloads, None, {}, master_addr="127.0.0.1", silence_s=silence_s)
+        return OtherRanks(local, RankGroups.of(everyone, mesh), kv_plans[0])
     with quire_distributed.SharedMemoryRendezvous(size) as rendezvous:
         processes = start_ranks(size, BUILD, payloads, rendezvous.fd)
         try:
@@ -151,7 +157,10 @@ def rank_payloads(
         kv_plan_of_rank(model, plan.kv_plan, plan.block_size, plan.kv_cache_dtype, rank, config.parallel)
         for rank in range(mesh.world_size)
     ]
-    payloads = [RankPayload(config.to_dict(), dataclasses.replace(plan, kv_plan=kv_plan)) for kv_plan in kv_plans[1:]]
+    payloads = [
+        RankPayload(on_device_of_rank(config, rank).to_dict(), dataclasses.replace(plan, kv_plan=kv_plan))
+        for rank, kv_plan in enumerate(kv_plans[1:], 1)
+    ]
     return mesh, kv_plans, payloads
 
 
@@ -172,9 +181,14 @@ class RankWorker:
     """What a rank beside rank 0 runs (`quire_distributed.worker.Worker`)."""
 
     def __init__(
-        self, runner: ModelRunner, store: AdapterStore | None, tiers: EngineTiers | None, rank_calls: RankCalls
+        self,
+        runner: ModelRunner,
+        store: AdapterStore | None,
+        tiers: EngineTiers | None,
+        rank_calls: RankCalls,
+        groups: RankGroups,
     ) -> None:
-        self._runner, self._store = runner, store
+        self._runner, self._store, self._groups = runner, store, groups
         self._calls: dict[str, Callable[..., Any]] = {
             "collective_rpc": rank_calls,
             "fetch_adapter": self._fetch_adapter,
@@ -185,8 +199,11 @@ class RankWorker:
             self._calls["hold_blocks"] = tiers.hold_blocks
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step; raises what computing it raised."""
-        return self._runner.run(output)
+        """Run one step; raises what computing it raised, and RankDeadError where a rank is gone."""
+        self._groups.check()
+        result = self._runner.run(output)
+        self._groups.check()
+        return result
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Do what rank 0 has done between two steps: read an adapter, or give the KV cache's memory back."""

@@ -38,7 +38,8 @@ def move_linears(
                 assert sent is not None
                 _send(group, sent, move.target)
         elif move.target == group.rank:
-            received.append((move.slot, [_receive(group, move.source) for _ in roles]))
+            device = next(iter(_tensors_of(roles[0][0]))).device
+            received.append((move.slot, [_receive(group, move.source, device) for _ in roles]))
     # Only now: a slot that gets another expert may have been sent before.
     for slot, weights in received:
         for layers, tensors in zip(roles, weights, strict=True):
@@ -57,10 +58,17 @@ def _send(group: Collectives, weights: LinearWeights, to: int) -> None:
             group.send(tensor, to)
 
 
-def _receive(group: Collectives, from_: int) -> dict[str, Tensor]:
+def _tensors_of(layer: Linear) -> list[Tensor]:
+    """What a layer keeps."""
+    weights = layer.stack_weights()
+    assert weights is not None
+    return [tensor for name in FIELDS if (tensor := getattr(weights, name)) is not None]
+
+
+def _receive(group: Collectives, from_: int, device: torch.device) -> dict[str, Tensor]:
     header = group.recv(torch.full((len(FIELDS), 2 + _MAX_DIM), -1), from_).tolist()
     weights = {}
     for name, (dtype, dim, *shape) in zip(FIELDS, header, strict=True):
         if dtype >= 0:
-            weights[name] = group.recv(torch.empty(shape[:dim], dtype=DTYPES[dtype]), from_)
+            weights[name] = group.recv(torch.empty(shape[:dim], dtype=DTYPES[dtype], device=device), from_)
     return weights

@@ -98,7 +98,9 @@ def share_experts(group: Collectives, backend: str, eplb: EplbSettings | None = 
 class PlacedExperts:
     """The experts of one layer on all ranks."""
 
-    __slots__ = ("_move", "_num_replicas", "_parallel", "_ranks", "counts", "num_experts", "placement", "slots")
+    __slots__ = (
+        "_device", "_move", "_num_replicas", "_parallel", "_ranks", "counts", "num_experts", "placement", "slots"
+    )  # fmt: skip
 
     placement: ExpertPlacement
     slots: Tensor
@@ -106,8 +108,11 @@ class PlacedExperts:
     counts: deque[Tensor]
     """[E] int64 each: tokens of each expert in the last steps; empty where nothing is moved."""
 
-    def __init__(self, num_experts: int, parallel: ExpertParallel) -> None:
-        self.num_experts, self._parallel = num_experts, parallel
+    def __init__(self, num_experts: int, parallel: ExpertParallel, device: torch.device) -> None:
+        """Args:
+        device: Of the experts.
+        """
+        self.num_experts, self._parallel, self._device = num_experts, parallel, device
         window = 0 if parallel.eplb is None else parallel.eplb.window_size
         self.counts = deque(maxlen=window)
         self._move: MoveExperts | None = None
@@ -135,12 +140,13 @@ class PlacedExperts:
     def place(self, placement: ExpertPlacement) -> None:
         """Compute by this placement from now on."""
         self.placement = placement
-        self.slots = torch.full((self.num_experts,), -1)
-        self.slots[torch.tensor(self.own)] = torch.arange(len(self.own))
+        slots = torch.full((self.num_experts,), -1)
+        slots[torch.tensor(self.own)] = torch.arange(len(self.own))
+        self.slots = slots.to(self._device)
         ranks = placement.ranks_of(self.num_experts)
-        self._num_replicas = torch.tensor([len(each) for each in ranks])
+        self._num_replicas = torch.tensor([len(each) for each in ranks], device=self._device)
         most = max(len(each) for each in ranks)
-        self._ranks = torch.tensor([(each * most)[:most] for each in ranks])
+        self._ranks = torch.tensor([(each * most)[:most] for each in ranks], device=self._device)
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -167,10 +173,11 @@ class PlacedExperts:
         balancer = self._parallel.balancer
         if balancer is not None:
             self.counts.append(torch.bincount(topk_ids.flatten(), minlength=self.num_experts))
-        tokens = torch.arange(len(topk_ids))[:, None]
+        tokens = torch.arange(len(topk_ids), device=topk_ids.device)[:, None]
         owners = self._ranks[topk_ids, tokens % self._num_replicas[topk_ids]]
         if balancer is not None:
-            balancer.rank_tokens += torch.bincount(owners.flatten(), minlength=self.group.size)
+            counts = torch.bincount(owners.flatten(), minlength=self.group.size)
+            balancer.rank_tokens = balancer.rank_tokens.to(counts.device) + counts
         rows = manager.dispatch(x, owners)
         pairs = torch.where((owners == self._parallel.group.rank).flatten())[0]
         values = outputs(rows, topk_ids.flatten()[pairs], pairs // topk_ids.shape[1])

@@ -306,7 +306,7 @@ def place_experts(num_experts: int, scope: Scope) -> PlacedExperts | None:
     parallel = scope.expert_parallel
     if parallel is None:
         return None
-    placed = PlacedExperts(num_experts, parallel)
+    placed = PlacedExperts(num_experts, parallel, scope.device)
     parallel.absent.update(f"{scope.prefix}{each}" for each in range(num_experts) if each not in placed.own)
     return placed
 

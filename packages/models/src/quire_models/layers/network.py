@@ -231,6 +231,10 @@ class Network:
             return ("a network of Transformers",)  # nobody has looked at what its classes do there
         if self._stack is not None:
             return ("op decoder_stack",)
+        if self._scope.pp_group is not None:
+            return ("a pipeline stage",)
+        if self._scope.expert_parallel is not None:
+            return ("what experts of other ranks get",)
         return self._refusals("device_lengths")
 
     @property

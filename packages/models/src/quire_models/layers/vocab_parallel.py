@@ -1,6 +1,7 @@
 """The table of tokens, shared out between tensor-parallel ranks (Shoeybi et al. 2019, sec. 3).
 
-Nothing is summed: a row comes from the rank that has it, as it is.
+A row comes from the rank that has it, as it is. On the CPU each rank sends its own; on a device, where the number of
+these would have to be read first, the bytes of all ranks are summed, of which all but one rank's are zero.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_interfaces.platforms import platform_of_type
 from quire_models.layers.linear import Embedding
 from quire_models.layers.scope import Scope
 from quire_models.shards import OutputShard, split_outputs
@@ -41,12 +43,23 @@ class VocabParallelEmbedding(Embedding):
         group = self._group
         if not self.rank_rows:
             return super().rows_of(ids)
+        if not platform_of_type(ids.device.type).is_host:
+            return self._rows_by_sum(ids)
         owners = torch.bucketize(ids, self._ends, right=True)
         counts = torch.bincount(owners, minlength=group.size).tolist()
         order = torch.argsort(owners, stable=True)
         own = ids[order].split(counts)[group.rank] - sum(self.rank_rows[: group.rank])
         gathered = group.all_gather(super().rows_of(own), dim=0, sizes=counts)
         return torch.empty_like(gathered).index_copy_(0, order, gathered)
+
+    def _rows_by_sum(self, ids: Tensor) -> Tensor:
+        """`rows_of` in shapes that do not depend on what the ids are, for graphs."""
+        rank = self._group.rank
+        own = ids - sum(self.rank_rows[:rank])
+        is_own = (own >= 0) & (own < self.rank_rows[rank])
+        rows = super().rows_of(own.where(is_own, 0))
+        rows = rows.where(is_own[:, None], 0).contiguous()
+        return self._group.all_reduce(rows.view(torch.uint8)).view(rows.dtype)
 
     def part(self, shard: OutputShard | None) -> Tensor:
         """The rows of a shard; None for all. Every rank calls this where the shard is not that of its own rows."""
