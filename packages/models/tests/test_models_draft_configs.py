@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, ConfigError
+from quire_models import ModelConfig
 from quire_models.draft_heads.eagle_config import EagleSpec, read_eagle_config
+from quire_models.draft_heads.mtp_config import UNSUPPORTED, mtp_config
+from quire_models.registry import ARCHITECTURES, OWN_CODE
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.media_cases import MEDIA_CASES
 
 LAYER = {
     "vocab_size": 101,
@@ -70,3 +75,15 @@ def test_heads_with_norms_of_their_own_are_refused(tmp_path: Path) -> None:
     values = {"speculators_model_type": "eagle", "transformer_layer_config": LAYER, "layernorms": True}
     with pytest.raises(CheckpointError, match="layernorms"):
         read_eagle_config(write(tmp_path / "normed", values), "eagle")
+
+
+@pytest.mark.parametrize("architecture", UNSUPPORTED)
+def test_layers_for_further_tokens_are_refused_with_the_reason(architecture: str) -> None:
+    model_type = {**ARCHITECTURES, **OWN_CODE}[architecture].model_type
+    if architecture not in CASES:
+        architecture = architecture.replace("ForCausalLM", "ForConditionalGeneration")
+        model_type = model_type.removesuffix("_text")
+    case = {**CASES, **MEDIA_CASES}[architecture]
+    target = ModelConfig.from_dict({**case.fields, "architectures": [architecture], "model_type": model_type})
+    with pytest.raises(ConfigError, match=f"that {architecture} has for further tokens .*use another"):
+        mtp_config(target)

@@ -24,10 +24,19 @@ from quire_models.spec import (
     recast,
 )
 
-__all__ = ["MtpSpec", "mtp_config"]
+__all__ = ["UNSUPPORTED", "MtpSpec", "mtp_config"]
 
 _LIKE_DEEPSEEK = ("DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
 _GATED = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")
+_UNDESCRIBED = "whose layout no published class describes"
+UNSUPPORTED: dict[str, str] = {
+    "DeepseekV4ForCausalLM": f"are the tensors mtp.*, {_UNDESCRIBED}",
+    "Glm5NextForCausalLM": "stand behind the last layer; its configuration does not say which attention they have",
+    "HYV4ForCausalLM": f"are the tensors model.mtp_layers.*, {_UNDESCRIBED}",
+    "InklingForCausalLM": "have short convolutions, whose states would have to go back after each guess",
+    "Qwen4ExpForCausalLM": f"are the tensors mtp.*, {_UNDESCRIBED}",
+}
+"""Architecture -> why the layers that its checkpoints have for further tokens do not draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,12 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
         ConfigError: its checkpoint has no such layer, or one of another kind.
     """
     architecture = target.text_architecture or target.architecture
+    if architecture in UNSUPPORTED:
+        raise ConfigError(
+            f"the layers that {target.architecture} has for further tokens {UNSUPPORTED[architecture]}; use another "
+            "speculative method",
+            field="speculative_method",
+        )
     if architecture not in (*_LIKE_DEEPSEEK, *_GATED):
         raise ConfigError(
             f"{target.architecture} has no layers that predict further tokens, or none that are understood; method mtp "
