@@ -203,6 +203,8 @@ def test_files_of_both_formats_are_read_as_asked(tmp_path: Path) -> None:
         ({"quantization": {"quant_method": "compressed-tensors"}}, "quant_method 'compressed-tensors' is not read"),
         ({**GROWTH, "yarn": {**YARN, "original_max_position_embeddings": 64}}, r"\(64 and 32\)"),
         ({"dim": None}, "dim is missing"),
+        ({"n_kv_heads": 3}, r"params.json: n_heads \(4\) must be a multiple of n_kv_heads \(3\)"),
+        ({"head_dim": 17}, r"params.json.*head_dim.*17"),
     ],
 )
 def test_what_is_not_known_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:

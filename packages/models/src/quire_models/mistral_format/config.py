@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
 
-__all__ = ["MistralConfig", "config_values"]
+__all__ = ["MistralConfig", "config_values", "in_names_of_params"]
 
 DEFAULT_CONTEXT = 128_000
 """Tokens of context where params.json does not say, as vLLM takes them."""
@@ -25,6 +26,27 @@ _EXPERT_SIZES = {
     "num_experts_per_tok": "num_experts_per_tok",
     "moe_intermediate_size": "expert_hidden_dim",
 }
+
+
+_OTHERS = {
+    "num_key_value_heads": "n_kv_heads",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tied_embeddings",
+    "num_local_experts": "moe.num_experts",
+    "rope_parameters.factor": "yarn.factor",
+    "rope_parameters.beta_fast": "yarn.beta",
+    "rope_parameters.beta_slow": "yarn.alpha",
+    "rope_parameters.llama_4_scaling_beta": "llama_4_scaling.beta",
+    "rope_parameters.rope_theta": "rope_theta",
+    "n_shared_experts": "moe.num_shared_experts",
+    "first_k_dense_replace": "moe.first_k_dense_replace",
+    "n_group": "moe.num_expert_groups",
+    "topk_group": "moe.num_expert_groups_per_tok",
+    "routed_scaling_factor": "moe.routed_scale",
+}
+_STORED_AS = {**_SIZES, **{name: f"moe.{stored}" for name, stored in _EXPERT_SIZES.items()}, **_OTHERS}
+"""Field of config.json -> of params.json."""
+_FIELD = re.compile(r"[\w.]+")
 
 
 class MistralConfig(NamedTuple):
@@ -78,6 +100,11 @@ def config_values(params: Fields) -> MistralConfig:
     if (quantization := _quantization(params)) is not None:
         values["quantization_config"] = quantization
     return MistralConfig(values, tuple(params.unread()), towers)
+
+
+def in_names_of_params(message: str) -> str:
+    """A message about fields of config.json, about those of the params.json that they were made of."""
+    return _FIELD.sub(lambda found: _STORED_AS.get(found[0], found[0]), message)
 
 
 def _dense_kind(params: Fields, moe: Fields | None, values: dict[str, Any]) -> tuple[str, str]:

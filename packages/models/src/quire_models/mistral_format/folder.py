@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, Fields, read_json
+from quire_models.config import ModelConfig
 from quire_models.made_folder import PARAMS, WEIGHTS, made_folder, write_made_folder
-from quire_models.mistral_format.config import config_values
+from quire_models.mistral_format.config import config_values, in_names_of_params
 
 __all__ = ["INDEX", "MISTRAL_FILES", "mistral_folder", "mistral_notes"]
 
@@ -51,6 +52,10 @@ def mistral_folder(folder: Path) -> Path:
     if (made / _NOTES).exists():
         return made
     found = config_values(Fields(read_json(params), str(params)))
+    try:
+        ModelConfig.from_dict(found.values, source=str(params))
+    except CheckpointError as error:
+        raise CheckpointError(in_names_of_params(str(error))) from error
     contents = {
         "config.json": {**found.values, "dtype": _stored_dtype(weights[0])},
         _NOTES: {"unread": found.unread, "towers": found.towers},
