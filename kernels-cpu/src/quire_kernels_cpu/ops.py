@@ -126,9 +126,11 @@ def block_linear(x: Tensor, weight: Tensor, header: Tensor, bias: Tensor | None,
 
 @backend_for(ops.quantized_embedding)
 def quantized_embedding(ids: Tensor, weights: LinearWeights, size: int, dtype: torch.dtype) -> Tensor:
-    ids, out = ids.contiguous(), torch.empty(len(ids), size, dtype=dtype)
+    ids, out, rows = ids.contiguous(), torch.empty(len(ids), size, dtype=dtype), len(weights.weight)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"ids of rows must be from 0 to {rows - 1}, are from {int(ids.min())} to {int(ids.max())}")
     table = matrix_argument(*weights[:5], inputs=size)
-    where = ids.data_ptr(), len(ids), len(weights.weight), size
+    where = ids.data_ptr(), len(ids), rows, size
     library().quire_read_rows(DTYPES[dtype], ctypes.addressof(table), *where, out.data_ptr())
     return out
 

@@ -53,3 +53,13 @@ def test_rows_have_the_bits_of_the_dequantized_table(backend: OpBackend, dtype: 
         assert torch.equal(got, wanted), name
         assert len(torch.unique(wanted, dim=0)) == len(set(IDS))
     assert backend.function(ids[:0], table, SIZE, dtype).shape == (0, SIZE)
+
+
+@pytest.mark.parametrize("backend", op_table().backends(ops.quantized_embedding), ids=lambda each: each.name)
+def test_rows_that_are_not_there_are_an_error(backend: OpBackend) -> None:
+    if backend.refusal(OpRequest(dtype=torch.float32)) is not None:
+        pytest.skip(f"{backend.name} does not serve here")
+    for table in tables(torch.float32).values():
+        for row in (ROWS, -ROWS - 1):
+            with pytest.raises(IndexError):
+                backend.function(torch.tensor([0, row]), table, SIZE, torch.float32)
