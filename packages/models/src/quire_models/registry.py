@@ -230,6 +230,7 @@ PLUGINS = "quire.models"
 NATIVE_TYPES: dict[str, str] = {
     **{name: entry.model_type for name, entry in ARCHITECTURES.items()},
     "Glm5NextForCausalLM": "glm5_next_text",
+    "MuseGlimmerForCausalLM": "muse_glimmer_text",
 }
 """Architecture -> its model_type; of `OWN_CODE`, language models that Transformers has in a larger class alone."""
 

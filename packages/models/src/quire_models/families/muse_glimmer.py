@@ -83,7 +83,7 @@ def spec(config: Fields) -> NetworkSpec:
     cap = config.number("final_logit_softcapping", default=20.0, minimum=0.0)
     return sizes.network(
         layers,
-        embedding=sizes.embedding(norm=sizes.rms_norm("", has_weight=False)),
+        embedding=sizes.embedding(norm=sizes.rms_norm("", has_weight=False), norms_media=False),
         head=HeadSpec(
             tied=sizes.tied,
             factor=config.number("output_multiplier", default=0.19611613513818404),
