@@ -79,6 +79,12 @@ def test_prompts_in_chunks_and_cached_prefixes_have_their_experts(architecture: 
         check(model, again)
 
 
+def test_experts_that_every_token_has_are_not_told(tmp_path: Path) -> None:
+    model = network("InklingForCausalLM", tmp_path)
+    with LLM(str(tmp_path), max_num_batched_tokens=16, **SETTINGS) as llm:
+        check(model, llm.generate([PROMPT], GREEDY)[0])
+
+
 def test_outputs_that_end_early_repeat_or_come_from_drafts(tmp_path: Path) -> None:
     model = network("MixtralForCausalLM", tmp_path)
     drafts = {"speculative_method": "ngram", "num_speculative_tokens": 3, "speculative_adaptive": False}

@@ -16,6 +16,7 @@ from transformers import Qwen4ExpConfig, Qwen4ExpForConditionalGeneration
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig, load_model
 from quire_models.families.qwen4_exp import NGramSpec
+from quire_models.ledger import weight_ledger
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.media_cases import MEDIA_CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -50,6 +51,38 @@ def test_hashes_and_tables_are_those_of_the_checkpoint(tmp_path: Path) -> None:
         weights[f"{table}.ngram_embedding.weight"] = torch.cat(shards)
     save_file(weights, tmp_path / "model.safetensors")
     assert torch.equal(logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_tables_in_float8(tmp_path: Path, is_whole: bool) -> None:
+    write_checkpoint(tmp_path, NAME, CASES[NAME])
+    weights, file = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    for table in {name.rpartition(".shard_")[0] for name in weights if ".shard_" in name}:
+        shards = [f"{table}.shard_{shard}.weight" for shard in range(3)]
+        scale = torch.cat([weights[name] for name in shards]).abs().max() / 448
+        for name in shards:
+            found[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+            weights[name] = found[name].float() * scale
+        if is_whole:
+            found[f"{table}.weight"] = torch.cat([found.pop(name).view(torch.uint8) for name in shards]).view(
+                torch.float8_e4m3fn
+            )
+        found[f"{table}.weight_scale"] = scale[None]
+    save_file(weights, file)
+    expected, plain = logits(tmp_path), weight_ledger(ModelConfig.from_path(tmp_path), "bfloat16")
+    kept = {name: tensor for name, tensor in weights.items() if ".shard_" not in name}
+    save_file({**kept, **found}, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_convert": ["ngram_embedding"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    model = ModelConfig.from_path(tmp_path)
+    assert (logits(tmp_path) - expected).abs().max() < 1e-6 * expected.abs().max()
+    ngrams = [mixer for layer in model.network.layers for mixer in layer.mixers if isinstance(mixer, NGramSpec)]
+    saved = sum(each.num_rows * each.embed_dim // len(each.head_sizes) - 4 for each in ngrams)
+    assert plain["n-gram embedding"] - weight_ledger(model, "bfloat16")["n-gram embedding"] == saved
+    with pytest.raises(CheckpointError, match=r"modules_to_convert \['lm_head'\]"):
+        ModelConfig.from_dict({**config, "quantization_config": {**said, "modules_to_convert": ["lm_head"]}})
 
 
 def test_the_text_of_a_checkpoint_with_towers(tmp_path: Path) -> None:

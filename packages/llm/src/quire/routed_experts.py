@@ -68,7 +68,7 @@ class ExpertsScheduler:
         self._inner = scheduler
         self._group, self._block_size = _group_of_all_tokens(plan)
         self._dtype = "uint8" if max(layer.num_experts for layer in layers) <= 256 else "uint16"
-        self._shape = len(layers), layers[0].routing.top_k
+        self._shape = len(layers), layers[0].num_chosen
         # Pages that no token has been kept in take no memory.
         self._slots: NDArray[Any] = np.zeros((plan.num_blocks * self._block_size, *self._shape), dtype=self._dtype)
         self._rows: dict[int, _Row] = {}

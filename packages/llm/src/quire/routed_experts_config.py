@@ -56,7 +56,7 @@ def check_routed_experts(config: QuireConfig, model: ModelConfig) -> None:
     for field, (is_set, reason) in refusals.items():
         if is_set:
             raise ConfigError(f"{field} does not go with {FIELD}: {reason}", field=field)
-    if len({layer.routing.top_k for layer in layers}) > 1:
+    if len({layer.num_chosen for layer in layers}) > 1:
         raise ConfigError(
             f"model does not go with {FIELD}: layers of {model.architecture} choose different numbers of experts",
             field="model",

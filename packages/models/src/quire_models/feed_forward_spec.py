@@ -137,6 +137,11 @@ class SparseMoESpec:
     """"module:class" of a family whose mixture is its own; empty for the shared one."""
 
     @property
+    def num_chosen(self) -> int:
+        """Experts that the router chooses for each token."""
+        return self.routing.top_k
+
+    @property
     def expert_size(self) -> int:
         """Width of what experts take and give."""
         return self.hidden_size

@@ -124,6 +124,8 @@ def weight_ledger(
         if num_ranks > 1:
             weight = _of_first_rank(weight, num_ranks)
         size = 0 if weight.is_buffer else _weight_bytes(weight, linear, element, has_files=bool(stored and stored.held))
+        if weight.is_float8 and stored is not None:
+            size = math.prod(weight.shape)
         ledger[weight.part] = ledger.get(weight.part, 0) + size
     ledger["LM head"] = ledger.pop("LM head", 0) + head
     return {**ledger, **_tower_bytes(config, element)}

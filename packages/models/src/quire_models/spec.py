@@ -65,6 +65,8 @@ class Weight(NamedTuple):
     """Experts that have such a weight each; their number in the name is `ANY_EXPERT`."""
     is_whole: bool = False
     """A tensor-parallel rank has it as it is here: replicated, or cut already."""
+    is_float8: bool = False
+    """It stays in FP8, as the quantized checkpoint has it."""
 
 
 def inside(name: str, weights: Iterable[Weight]) -> Iterator[Weight]:

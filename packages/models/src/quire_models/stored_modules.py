@@ -104,6 +104,8 @@ class StoredModule:
             return self._with_scales(form)
         if form.layout in ("gptq", "awq"):
             return self._with_groups(form)
+        if form.layout == "mxfp8":
+            return replace(form, scale_name=next((name for name in _SCALES if name in self.parts), form.scale_name))
         if form.layout in ("mxfp4", "nvfp4"):
             return self._with_names(form)
         if form.layout == "torchao":

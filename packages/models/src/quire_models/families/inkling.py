@@ -149,6 +149,11 @@ class SharedSinkMoESpec(SparseMoESpec):
         """Experts that the router chooses among."""
         return self.num_experts - self.num_shared
 
+    @property
+    def num_chosen(self) -> int:
+        """Those of a token that are not shared."""
+        return self.routing.top_k - self.num_shared
+
     def weights(self) -> Iterator[Weight]:
         """Those of the experts, and of the router its factor and the bias of its choice."""
         yield from SparseMoESpec.weights(self)

@@ -23,7 +23,7 @@ from quire_models.families.inkling2 import (
     Inkling2ConvolutionsSpec,
     Inkling2LayerSpec,
 )
-from quire_models.families.inkling_layers import AddedConvolution, accept_experts, position_growth
+from quire_models.families.inkling_layers import AddedConvolution, RelativeBiases, accept_experts
 from quire_models.families.step3p5_layers import LimitedExperts
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Linear
@@ -107,7 +107,7 @@ class ClippedAttention:
         index: Number of its keys and values among the caches of a batch.
         scope: Scope of the attention itself.
         """
-        self._spec, self._index = spec, index
+        self._spec = spec
         query, self._key, self._value, self._out = (Linear.of(scope, each) for each in spec.projections())
         beside = (Linear.of(scope, each) for each in spec.beside_queries())
         self._queries = MergedLinear(scope, query, *beside)
@@ -118,21 +118,18 @@ class ClippedAttention:
         else:
             taps, channels = convolutions.taps, dict.fromkeys(_CONVOLVED, spec.kv_size)
             self._added = AddedConvolution(scope, channels, taps, factor=(taps + 1) ** -0.5)
-        self._cache = scope.attention(index, scale=spec.scale, sliding_window=spec.sliding_window)
-        self._attend, self._multiply = scope.op(ops.relative_paged_attention), scope.op(ops.sigmoid_and_mul)
+        self._attend, self._multiply = RelativeBiases(spec, index, scope), scope.op(ops.sigmoid_and_mul)
         self._value_norm = WeightlessRMSNorm(scope, spec.head_dim, spec.eps)
         self._parameters: list[Parameter] = [
             (scope / "q_l2_clip").parameter("scale", spec.num_heads, spec.head_dim),
             (scope / "rel_l2_clip").parameter("scale", spec.num_heads, spec.relative_size),
-            (scope / "rel_logits_proj").parameter("proj", spec.relative_size, spec.extent),
         ]
         self._query_scale: Tensor
         self._relative_scale: Tensor
-        self._profiles: Tensor
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        self._query_scale, self._relative_scale, self._profiles = (each.take() for each in self._parameters)
+        self._query_scale, self._relative_scale = (each.take() for each in self._parameters)
 
     def __call__(self, inputs: Sequence[Tensor], state: Tensor, layout: PagedLayout, batch: ForwardBatch) -> Tensor:
         """Args:
@@ -149,26 +146,11 @@ class ClippedAttention:
             assert self._added is not None
             convolved = self._added(both.float(), state, layout)
         key, value = (part.unflatten(-1, (-1, spec.head_dim)) for part in convolved.to(both.dtype).chunk(2, dim=-1))
-        self._cache.write(clipped(key, spec.clip_length), self._value_norm(value), batch)
+        self._attend.cache.write(clipped(key, spec.clip_length), self._value_norm(value), batch)
         query = clipped(query.unflatten(-1, (-1, spec.head_dim)), spec.clip_length, self._query_scale)
         relative = relative.unflatten(-1, (-1, spec.relative_size))
         relative = clipped(relative, spec.relative_clip_length, self._relative_scale)
-        if spec.growth_floor is not None:
-            growth = position_growth(batch.positions, spec.growth_floor, spec.growth_scale)
-            query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
-        cache, places = batch.of_layer(self._index)
-        attended = self._attend(
-            query,
-            cache,
-            places,
-            scale=spec.scale,
-            relative=relative,
-            profiles=self._profiles,
-            sliding_window=spec.sliding_window,
-            sinks=sinks,
-            kv_scale=self._cache.kv_scale,
-        )
-        return self._out(self._multiply(gate.contiguous(), attended.flatten(1)))
+        return self._out(self._multiply(gate.contiguous(), self._attend(query, relative, batch, sinks)))
 
 
 class CappedExperts(LimitedExperts):

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -34,6 +35,7 @@ __all__ = [
     "AddedConvolution",
     "InklingLayer",
     "RelativeAttention",
+    "RelativeBiases",
     "ScaledMLP",
     "SharedSinkMoE",
     "accept_experts",
@@ -75,6 +77,46 @@ def position_growth(positions: Tensor, floor: float, scale: float) -> Tensor:
     return (1 + scale * grown).float()[:, None, None]
 
 
+class RelativeBiases:
+    """query [T, Hq, D], mixing numbers [T, Hq, R] -> [T, Hq * D]: attention to what is in the cache, with
+    biases by distance; both inputs grow with the position where the network says so."""
+
+    def __init__(self, spec: RelativeAttentionSpec, index: int, scope: Scope) -> None:
+        """Args:
+        index: Number of the keys and values among the caches of a batch.
+        scope: Scope of the attention itself.
+        """
+        self._spec, self._index = spec, index
+        self.cache = scope.attention(index, scale=spec.scale, sliding_window=spec.sliding_window)
+        self._attend = scope.op(ops.relative_paged_attention)
+        self._parameter = (scope / "rel_logits_proj").parameter("proj", spec.relative_size, spec.extent)
+        self._profiles: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._profiles = self._parameter.take()
+
+    def __call__(self, query: Tensor, relative: Tensor, batch: ForwardBatch, sinks: Tensor | None = None) -> Tensor:
+        """`sinks` [T, Hq]: of each query one more score that has no value."""
+        spec = self._spec
+        if spec.growth_floor is not None:
+            growth = position_growth(batch.positions, spec.growth_floor, spec.growth_scale)
+            query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
+        cache, places = batch.of_layer(self._index)
+        attended: Tensor = self._attend(
+            query,
+            cache,
+            places,
+            scale=spec.scale,
+            relative=relative,
+            profiles=self._profiles,
+            sliding_window=spec.sliding_window,
+            sinks=sinks,
+            kv_scale=self.cache.kv_scale,
+        )
+        return attended.flatten(1)
+
+
 class RelativeAttention:
     """x [T, hidden_size] -> [T, hidden_size]: attention with biases by distance that each token mixes for itself, over
     convolved keys and values."""
@@ -85,22 +127,15 @@ class RelativeAttention:
         index: Number of its keys and values among the caches of a batch.
         scope: Scope of the attention itself.
         """
-        self._spec, self._index = spec, index
+        self._spec = spec
         query, key, value, out = (Linear.of(scope, each) for each in spec.projections())
         self._projections = MergedLinear(scope, query, key, value, Linear.of(scope, spec.relative()))
         self._out = out
         self._convolve = AddedConvolution(
             scope, dict.fromkeys(("k_sconv.conv1d", "v_sconv.conv1d"), spec.kv_size), taps
         )
-        self._cache = scope.attention(index, scale=spec.scale, sliding_window=spec.sliding_window)
-        self._write = RopeAndCache(self._cache, None, head_norms(spec, scope))
-        self._attend = scope.op(ops.relative_paged_attention)
-        self._parameter = (scope / "rel_logits_proj").parameter("proj", spec.relative_size, spec.extent)
-        self._profiles: Tensor
-        scope.when_loaded(self._finish)
-
-    def _finish(self) -> None:
-        self._profiles = self._parameter.take()
+        self._attend = RelativeBiases(spec, index, scope)
+        self._write = RopeAndCache(self._attend.cache, None, head_norms(spec, scope))
 
     @property
     def consumers(self) -> Sequence[Linear]:
@@ -118,22 +153,7 @@ class RelativeAttention:
         query = query.unflatten(-1, (-1, spec.head_dim))  # [T, Hq, D]
         key, value = (part.unflatten(-1, (-1, spec.head_dim)) for part in convolved.chunk(2, dim=-1))
         query = self._write(query, key, value, key, key, batch)  # no rotation
-        relative = relative.unflatten(-1, (-1, spec.relative_size))  # [T, Hq, R]
-        if spec.growth_floor is not None:
-            growth = position_growth(batch.positions, spec.growth_floor, spec.growth_scale)
-            query, relative = ((part.float() * growth).to(part.dtype) for part in (query, relative))
-        cache, places = batch.of_layer(self._index)
-        attended = self._attend(
-            query,
-            cache,
-            places,
-            scale=spec.scale,
-            relative=relative,
-            profiles=self._profiles,
-            sliding_window=spec.sliding_window,
-            kv_scale=self._cache.kv_scale,
-        )
-        return self._out(attended.flatten(1))
+        return self._out(self._attend(query, relative.unflatten(-1, (-1, spec.relative_size)), batch))
 
 
 class ScaledMLP:
@@ -177,6 +197,7 @@ def accept_stack(
     *,
     first: int = 0,
     by_turns: bool = False,
+    kind: str = "weight",
 ) -> None:
     """Checkpoints may bring some matrices of several experts in one tensor.
 
@@ -187,27 +208,33 @@ def accept_stack(
         count: Number of the experts.
         first: Number of the first of them.
         by_turns: The rows of two matrices take turns instead.
+        kind: What the tensor has of the matrices: "weight", or in MXFP8 the scales of 32 inputs each, "weight_scale".
     """
     size, inner = spec.hidden_size, spec.intermediate_size
+    inputs = inner if roles == spec.names[2:] else size
+    inputs = inputs if kind == "weight" else inputs // 32
 
     def split(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         for expert, matrix in enumerate(tensor, start=first):
             parts = (matrix[0::2], matrix[1::2]) if by_turns else matrix.chunk(len(roles))
             for role, rows in zip(roles, parts, strict=True):
-                yield f"{scope.prefix}experts.{expert}.{role}.weight", rows
+                yield f"{scope.prefix}experts.{expert}.{role}.{kind}", rows
 
-    shape = (size, inner) if roles == spec.names[2:] else (len(roles) * inner, size)
-    scope.packed(name, (count, *shape), split)
+    outputs = size if roles == spec.names[2:] else len(roles) * inner
+    scope.packed(name, (count, outputs, inputs), split)
 
 
 def accept_experts(scope: Scope, spec: SparseMoESpec, count: int) -> None:
-    """Checkpoints may bring these matrices of all experts as Transformers names them, or as published, where the rows
-    of gate and up take turns."""
+    """Checkpoints may bring these matrices of all experts, and in MXFP8 their scales, as Transformers names them, or as
+    published, where the rows of gate and up take turns."""
     pair, down = spec.names[:2], spec.names[2:]
-    accept_stack(scope, spec, "experts.gate_up_proj", pair, count)
-    accept_stack(scope, spec, "experts.w13_weight", pair, count, by_turns=True)
-    accept_stack(scope, spec, "experts.down_proj", down, count)
-    accept_stack(scope, spec, "experts.w2_weight", down, count)
+    for kind, end, published_end in (("weight", "", ""), ("weight_scale", "_scale_inv", "_scale")):
+        if kind != "weight" and scope.quantization is None:
+            continue
+        accept_stack(scope, spec, f"experts.gate_up_proj{end}", pair, count, kind=kind)
+        accept_stack(scope, spec, f"experts.w13_weight{published_end}", pair, count, by_turns=True, kind=kind)
+        accept_stack(scope, spec, f"experts.down_proj{end}", down, count, kind=kind)
+        accept_stack(scope, spec, f"experts.w2_weight{published_end}", down, count, kind=kind)
 
 
 class SharedSinkMoE:
@@ -246,12 +273,11 @@ class SharedSinkMoE:
         """[T, E + S] -> ids and weights [T, K + S]: of the K best experts, and of all shared ones."""
         spec = self._spec
         routed, shared, chosen = spec.num_routed, spec.num_shared, spec.routing.top_k - spec.num_shared
-        scores = self._sigmoid(logits)
-        best = (scores[:, :routed] + self._bias.value).topk(chosen, dim=-1).indices
+        best = (self._sigmoid(logits[:, :routed]) + self._bias.value).topk(chosen, dim=-1).indices
         every = torch.arange(routed, routed + shared, device=logits.device).expand(len(logits), -1)
         ids = torch.cat((best, every), dim=-1)
-        weights = scores.gather(1, ids)
-        return ids, weights / weights.sum(dim=-1, keepdim=True) * self._scale
+        # Shares of sigmoids, by their logarithms: the sigmoids themselves may all be 0.
+        return ids, torch.softmax(F.logsigmoid(logits.gather(1, ids)), dim=-1) * self._scale
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._experts(x, *self._router(x))

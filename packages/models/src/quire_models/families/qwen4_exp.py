@@ -130,6 +130,8 @@ class NGramSpec(RecurrentSpec):
     """Of the table, with those that no hash chooses."""
     num_shards: int
     """Tensors that the checkpoint cuts the table into."""
+    is_float8: bool = False
+    """The table is in FP8, with one factor."""
     boundary_token_id: int
     """N-grams do not reach beyond it."""
     conv_kernel: int
@@ -185,7 +187,9 @@ class NGramSpec(RecurrentSpec):
         row = self.embed_dim // len(self.head_sizes)
         for shard, begin in enumerate(range(0, self.num_rows, self.shard_rows)):
             rows = min(self.shard_rows, self.num_rows - begin)
-            yield Weight(f"{table}.ngram_embedding.shard_{shard}.weight", (rows, row), part)
+            yield Weight(f"{table}.ngram_embedding.shard_{shard}.weight", (rows, row), part, is_float8=self.is_float8)
+        if self.is_float8:
+            yield Weight(f"{table}.ngram_embedding.weight_scale", (1,), part, is_wide=True)
         yield Weight(f"{table}.layer_multipliers", (self.max_tokens,), part, is_buffer=True)
         for linear in self.projections():
             yield from inside(self.name, linear.weights(part))
@@ -372,6 +376,8 @@ def _ngrams(config: Fields, sizes: DecoderSizes, attends: Sequence[bool]) -> dic
         raise CheckpointError(f"{config.source}: ple_embed_dim ({embed_dim}) must be a multiple of {heads} hashes")
     base = config.integer("ngram_vocab_size_base", default=20_000_000, minimum=1)
     multiple = config.integer("make_ngram_vocab_size_divisible_by", default=128, minimum=1)
+    quantization = config.object("quantization_config")
+    is_float8 = quantization is not None and bool(quantization.get("modules_to_convert"))
     seed, layers, numbers = config.integer("seed", default=1234), sorted(set(listed)), primes(base)
     found: dict[int, NGramSpec] = {}
     for place, layer in enumerate(layers):
@@ -386,6 +392,7 @@ def _ngrams(config: Fields, sizes: DecoderSizes, attends: Sequence[bool]) -> dic
             multipliers=hash_multipliers(sizes.vocab_size, max_tokens, seed + 10007 * place),
             num_rows=num_rows,
             num_shards=config.integer("split_ngram_parts", default=512, minimum=1),
+            is_float8=is_float8,
             boundary_token_id=eos,
             conv_kernel=config.integer("ple_conv_kernel_size", default=4, minimum=2),
             eps=sizes.eps,

@@ -97,7 +97,8 @@ class GatedResidual:
 
 class NGramTable:
     """ids [T, G] -> the rows of each token side by side, [T, G * row]. The checkpoint has them in pieces, which stay
-    where they are mapped; on a device they lie one behind the other."""
+    where they are mapped; on a device they lie one behind the other. In FP8 they stay so, and rows that are looked up
+    are multiplied by one factor."""
 
     def __init__(self, spec: NGramSpec, scope: Scope) -> None:
         row = spec.embed_dim // len(spec.head_sizes)
@@ -105,13 +106,16 @@ class NGramTable:
         begins = range(0, spec.num_rows, spec.shard_rows)
         sizes = [min(spec.shard_rows, spec.num_rows - begin) for begin in begins]
         names = [f"shard_{shard}" for shard in range(len(sizes))]
+        self._dtype, stored = scope.dtype, torch.float8_e4m3fn if spec.is_float8 else None
         self._parameters = [
-            (scope / name).parameter("weight", size, row) for name, size in zip(names, sizes, strict=True)
+            (scope / name).parameter("weight", size, row, dtype=stored) for name, size in zip(names, sizes, strict=True)
         ]
+        self._factor = scope.parameter("weight_scale", 1, dtype=torch.float32) if spec.is_float8 else None
         pieces = [f"{scope.prefix}{name}.weight" for name in names]
         scope.packed("weight", (spec.num_rows, row), lambda table: zip(pieces, table.split(sizes), strict=True))
         self._adjacent = None if scope.device.type == "cpu" else AdjacentParameters(self._parameters)
         self._tables: list[Tensor]
+        self._scale: Tensor | None
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
@@ -119,19 +123,27 @@ class NGramTable:
             self._tables, self._shard_rows = [self._adjacent.take()], sum(each.shape[0] for each in self._parameters)
         else:
             self._tables = [parameter.take() for parameter in self._parameters]
+        self._scale = None if self._factor is None else self._factor.take()
 
     def __call__(self, ids: Tensor) -> Tensor:
         if len(self._tables) == 1:
-            return F.embedding(ids, self._tables[0]).flatten(1)
+            return self._read(self._tables[0], ids).flatten(1)
         ordered, order = ids.flatten().sort()
         counts = torch.bincount(ordered // self._shard_rows, minlength=len(self._tables)).tolist()
         rows = [
-            table[of_shard - shard * self._shard_rows]
+            self._read(table, of_shard - shard * self._shard_rows)
             for shard, (table, of_shard) in enumerate(zip(self._tables, ordered.split(counts), strict=True))
             if len(of_shard)
         ]
         found = torch.empty(len(order), self._row, dtype=rows[0].dtype)
         return found.index_copy_(0, order, torch.cat(rows)).view(len(ids), -1)
+
+    def _read(self, table: Tensor, ids: Tensor) -> Tensor:
+        """Rows [..., row] of a table."""
+        if self._scale is None:
+            return F.embedding(ids, table)
+        rows = F.embedding(ids, table.view(torch.uint8)).view(table.dtype)
+        return (rows.float() * self._scale).to(self._dtype)
 
 
 class LastTokens:

@@ -1,6 +1,6 @@
 """Which experts the routers of a network choose, taken down step by step.
 
-Shape legend: T tokens of the step, L layers with routed experts, K experts per token.
+Shape legend: T tokens of the step, L layers with routed experts, K experts that are chosen per token.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError
+from quire_models.feed_forward_spec import SparseMoESpec
 from quire_models.layers.network import Network
 from quire_models.layers.routing import Select
 
@@ -30,6 +31,8 @@ class ExpertRecorder:
                 field="enable_return_routed_experts",
             )
         network.go_op_by_op()
+        parts = (layer.feed_forward for layer in network.config.network.layers)
+        self._num_chosen = next(part.num_chosen for part in parts if isinstance(part, SparseMoESpec))
         self._chosen: dict[int, Tensor] = {}
         """Place of a layer among those with routed experts -> [T, K]."""
         self._num_layers = len(routers)
@@ -41,7 +44,7 @@ class ExpertRecorder:
     def _recorded(self, place: int, select: Select) -> Select:
         def recorded(logits: Tensor) -> tuple[Tensor, Tensor]:
             topk_ids, topk_weights = select(logits)
-            self._chosen[place] = topk_ids
+            self._chosen[place] = topk_ids[:, : self._num_chosen]
             return topk_ids, topk_weights
 
         return recorded

@@ -46,6 +46,7 @@ _SPELLINGS = {
     "inc": "auto-round",
     "gptq_marlin": "gptq",
     "awq_marlin": "awq",
+    "mxfp8": "fp8",
     "modelopt_fp4": "modelopt",
     "modelopt_mxfp8": "modelopt",
     "modelopt_mixed": "modelopt",

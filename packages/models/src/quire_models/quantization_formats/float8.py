@@ -9,6 +9,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats.reading import (
     FLOAT8_TENSOR,
     FLOAT8_TOKEN,
+    MXFP8_INPUTS,
     block_shape,
     float8_of,
     layer_names,
@@ -20,13 +21,19 @@ __all__ = ["parse_fbgemm_fp8", "parse_fp8", "with_fp4_experts"]
 
 
 def parse_fp8(fields: Fields) -> QuantizationConfig:
-    """Blocks, or one scale for a tensor or an output: which of these, the files say."""
+    """Blocks, or one scale for a tensor or an output: which of these, the files say. Blocks of 32 inputs whose scales
+    are powers of two are MXFP8."""
     fields.skip("quant_method", "kv_cache_scheme", "kv_cache_dtype", "scale_fmt", "dequantize")
     fields.fixed("fmt", "e4m3", "float8_e4m3", "float8_e4m3fn")
     fields.fixed("weight_dtype", "e4m3", "fp8", "float8_e4m3", "float8_e4m3fn")
     block = fields.get("weight_block_size")
     ignored = ("lm_head", *layer_names(fields, "modules_to_not_convert"), *layer_names(fields, "ignored_layers"))
     static = fields.text("activation_scheme", default="dynamic") == "static"
+    if tables := [name for name in layer_names(fields, "modules_to_convert") if not name.endswith("ngram_embedding")]:
+        raise unsupported(fields.source, f"modules_to_convert {tables} (n-gram embeddings are)")
+    if block == [1, MXFP8_INPUTS.group_size]:
+        fields.fixed("scale_fmt", "ue8m0")
+        return microscaled("mxfp8", ignored=ignored, inputs=MXFP8_INPUTS)
     if block is None:
         inputs = replace(FLOAT8_TENSOR, static=static)
         return QuantizationConfig(

@@ -9,6 +9,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats.reading import (
     FLOAT8_TENSOR,
     FLOAT8_TOKEN,
+    MXFP8_INPUTS,
     float8_of,
     microscaled,
     name_patterns,
@@ -19,7 +20,6 @@ from quire_models.quantization_formats.reading import (
 __all__ = ["parse_modelopt"]
 
 _NVFP4_INPUTS = QuantKey(dtype="fp4_e2m1", scale_dtype="fp8_e4m3", granularity="group", group_size=16, static=True)
-_MXFP8_INPUTS = QuantKey(dtype="fp8_e4m3", scale_dtype="e8m0", granularity="group", group_size=32)
 
 
 def parse_modelopt(fields: Fields) -> QuantizationConfig | None:
@@ -45,7 +45,7 @@ def _form(fields: Fields, algorithm: str) -> QuantizationConfig:
         return microscaled("nvfp4", inputs=_NVFP4_INPUTS, global_scale_name="weight_scale_2")
     if algorithm == "MXFP8":
         fields.fixed("group_size", 32)
-        return microscaled("mxfp8", inputs=_MXFP8_INPUTS)
+        return microscaled("mxfp8", inputs=MXFP8_INPUTS)
     fields.skip("group_size")
     if algorithm == "FP8":
         return float8_of("tensor", inputs=FLOAT8_TENSOR)

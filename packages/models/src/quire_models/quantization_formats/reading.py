@@ -17,6 +17,7 @@ __all__ = [
     "ADVICE",
     "FLOAT8_TENSOR",
     "FLOAT8_TOKEN",
+    "MXFP8_INPUTS",
     "WHERE_WIDENED",
     "block_shape",
     "check_expression",
@@ -48,6 +49,8 @@ FLOAT8_TENSOR = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="t
 """Inputs in fp8 with a scale from the checkpoint."""
 FLOAT8_TOKEN = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="token")
 """The same with a scale for each token, computed on the way."""
+MXFP8_INPUTS = QuantKey(dtype="fp8_e4m3", scale_dtype="e8m0", granularity="group", group_size=32)
+"""The same with a power of two for 32 numbers of a token."""
 
 
 def unsupported(source: str, what: str) -> CheckpointError:

@@ -78,9 +78,20 @@ def digest(architecture: str) -> str:
         files += [root / entry.model_type / name for name in ("chosen_class.py", "recurrent.py", "recurrent_config.py")]
     if architecture in MEDIA_CASES:
         files += [root / FALLBACK.model_type / name for name in ("class_encoders.py", "media_inputs.py", "towers.py")]
-    for file in filter(Path.is_file, files):
+    for file in _with_shared_layers(filter(Path.is_file, files)):
         state.update(file.name.encode() + b"\0" + file.read_bytes())
     return state.hexdigest()[:10]
+
+
+def _with_shared_layers(files: Iterable[Path]) -> list[Path]:
+    """Files, and those of other families whose modules they use."""
+    found = list(files)
+    for file in found:  # grows on the way
+        names = re.findall(r"quire_models\.families\.(\w+_layers)\b", file.read_text())
+        found += dict.fromkeys(
+            shared for name in names if (shared := file.parent / f"{name}.py") not in found and shared.is_file()
+        )
+    return found
 
 
 def read_digests(path: Path) -> dict[str, str]:
