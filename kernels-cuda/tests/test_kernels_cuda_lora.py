@@ -15,7 +15,7 @@ from quire_ops import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.lora import lora_linear as reference
 
 RANKS = [3, 11, 0, 18, 0]
-HOST = ("ranks", "adjusted", "a_scale", "b_scale")
+HOST = ("ranks", "adjusted", "a_scale", "b_scale", "device_adjusted")
 """Of wide weights, what is on the host or not there."""
 
 
@@ -71,8 +71,8 @@ def test_equals_reference(monkeypatch, dtype: torch.dtype, wide: bool, adjusted:
 def test_tokens_of_a_graph(monkeypatch) -> None:
     """All of them in order, those without a slot last; nothing of the slots is asked on the host."""
     torch.manual_seed(1)
-    weights = make_weights(200, 40, torch.float32, [0] * 5)
-    slots = np.array([1, NO_SLOT, 3, 0, NO_SLOT, 3, 2, 1, *[NO_SLOT] * 13], dtype=np.int32)
+    weights = make_weights(200, 40, torch.float32, [0, 1, 0, 0, 1])
+    slots = np.array([1, NO_SLOT, 3, 0, NO_SLOT, 3, 4, 1, *[NO_SLOT] * 13], dtype=np.int32)
     order = np.argsort(slots, kind="stable").astype(np.int32)
     tokens = LoraTokens(
         slots=torch.from_numpy(slots), order=torch.from_numpy(order), groups=torch.zeros(0, 3), is_fixed=True
@@ -81,6 +81,7 @@ def test_tokens_of_a_graph(monkeypatch) -> None:
     expected, got = out.double(), here(out.clone())
     reference(expected, x.double(), weights, tokens)
     hidden = replace(on_device(weights, *HOST), ranks=torch.zeros(0), adjusted=torch.zeros(0))
+    hidden = replace(hidden, device_adjusted=here(weights.adjusted))
     poison(monkeypatch)
     lora_linear(got, here(x), hidden, on_device(tokens, "groups", "is_fixed"))
     assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
@@ -103,7 +104,7 @@ def test_narrow_matrices_give_the_bits_of_widened_ones(monkeypatch, narrow: torc
     poison(monkeypatch)
     results = []
     for weights in (stored, widened):
-        names = HOST[:2] if weights is stored else HOST
+        names = (*HOST[:2], HOST[4]) if weights is stored else HOST
         results.append(here(out.clone()))
         lora_linear(results[-1], here(x), on_device(weights, *names), on_device(tokens, "groups", "is_fixed"))
     assert torch.equal(*results)

@@ -202,14 +202,18 @@ def test_captured_tokens_are_written_where_they_were() -> None:
     assert all(each.data_ptr() % 16 == 0 for each in (first.slots, first.order, other.slots, other.order))
 
 
-def test_steps_are_not_captured_with_scales_or_shifts() -> None:
+def test_steps_are_captured_with_scales_and_shifts() -> None:
     slots = capturable()
     slots.place(0, "plain", Adapter(linears={NAME: linear(2)}))
     slots.place(1, "shifted", Adapter(linears={NAME: linear(2, shift=True)}))
     assert slots.captured_tokens_of(slot_array(0, -1), 2) is not None
-    assert slots.captured_tokens_of(slot_array(0, 1), 2) is None
-    slots.place(1, "plain too", Adapter(linears={NAME: linear(2)}))
     assert slots.captured_tokens_of(slot_array(0, 1), 2) is not None
+    weights = slots.linears[NAME].weights
+    assert weights is not None
+    assert weights.device_adjusted is not None
+    assert weights.device_adjusted.tolist() == [0, 1, 0]
+    slots.place(1, "plain too", Adapter(linears={NAME: linear(2)}))
+    assert weights.device_adjusted.tolist() == [0, 0, 0]
 
 
 def test_steps_are_not_captured_where_the_op_finds_tokens_on_the_host() -> None:

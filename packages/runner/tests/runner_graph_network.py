@@ -149,7 +149,11 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
     which = torch.where(slots == NO_SLOT, 0, slots)
     inner = torch.einsum("ti,tri->tr", x[order].double(), weights.a[which].double())
     added = torch.einsum("tr,tro->to", inner, weights.b[which].double())
-    out.index_add_(0, order, torch.where((slots == NO_SLOT)[:, None], 0.0, added).to(out.dtype))
+    assert weights.device_adjusted is not None
+    is_adjusted = (weights.device_adjusted[which] != 0)[:, None]
+    base = out[order].double()
+    base = torch.where(is_adjusted, base * weights.scale[which] + weights.shift[which], base)
+    out.index_copy_(0, order, torch.where((slots == NO_SLOT)[:, None], out[order], (base + added).to(out.dtype)))
 
 
 def torch_table() -> OpTable:

@@ -273,16 +273,18 @@ def test_an_adapter_in_the_weights_needs_no_graph_with_adapters() -> None:
     driver.runner.close()
 
 
-def test_adapters_with_shifts_run_kernel_by_kernel() -> None:
-    """And what a graph is captured with behind them is not theirs."""
+def test_adapters_with_shifts_are_in_graphs() -> None:
+    """Beside others, and in graphs that were captured with others."""
     model = random_model("qwen3", max_loras=3)
     driver = Driver(model, "greedy", cuda_graph_sizes=(2,))
     driver.versions[1] = "1s"
     for _ in range(5):
         driver.step({0: []})
-    assert not captured_steps(driver)
+    assert len(captured_steps(driver)) == 1
+    steps = count_steps(model)
     for row in (1, 1, 0, 1, 1, 0, 1, 0, 1):
         driver.step({row: []})
+    assert len(steps) == 4  # row 1's prompt, its first step, one before the capture of its graph, and the capture
     check(driver, {**alone("greedy", 9), 0: driver.tokens[0]}, "greedy")
     eager = Driver(random_model("qwen3", max_loras=3), "greedy", enforce_eager=True)
     eager.versions[1] = "1s"

@@ -96,7 +96,7 @@ def expand_kernel(
     place = out + (token * out_row)[:, None] + (col * out_col)[None, :]
     total = tl.load(place, mask=cell, other=0.0).to(tl.float32)
     if ADJUSTS:
-        changes = is_row & (tl.load(adjusted + slot, mask=is_row, other=0) > 0)
+        changes = tl.load(adjusted + slot, mask=slot < _NO_SLOT, other=0) > 0
         of_slot = slot.to(tl.int64)[:, None] * outputs + col[None, :]
         mask = changes[:, None] & inside[None, :]
         total = total * tl.load(scale + of_slot, mask=mask, other=1.0) + tl.load(shift + of_slot, mask=mask, other=0.0)
@@ -123,7 +123,7 @@ def expand_kernel(
 @implements(ops.lora_linear)
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Op `lora_linear`. What is shrunk is rounded to the network's dtype before it is widened."""
-    rank, adjusts = weights.a.shape[1], False
+    rank, adjusts = weights.a.shape[1], weights.device_adjusted is not None
     if not tokens.is_fixed:
         rank, adjusts = int(weights.ranks.numpy().max()), bool(weights.adjusted.numpy().any())
     if not rank and not adjusts:
@@ -146,7 +146,9 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
             x, a, a_scale, tokens.order, tokens.slots, inner, num_members, rank, inputs, x.stride(0),
             *a.stride()[:2], split_inputs, a.shape[1], **forms, BM=_ROWS, BR=_RANKS, BI=step, num_warps=4, num_stages=2,
         )  # fmt: skip
-    adjusted = to_device(weights.adjusted.numpy(), x.device) if adjusts else tokens.slots
+    adjusted = weights.device_adjusted if tokens.is_fixed else None
+    if adjusted is None:
+        adjusted = to_device(weights.adjusted.numpy(), x.device) if adjusts else tokens.slots
     expand_kernel[(tiles, triton.cdiv(outputs, 128))](
         x, inner, b, b_scale, tokens.order, tokens.slots, adjusted, weights.scale, weights.shift, out, num_members,
         rank, splits, outputs, *b.stride()[:2], *out.stride(), **forms, ADJUSTS=adjusts, BM=_ROWS, BR=_RANKS, BO=128,

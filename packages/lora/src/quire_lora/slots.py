@@ -55,7 +55,6 @@ class ExpertSite:
     down: tuple[str, ...]
 
 
-# Many attributes: what layers registered, what is in the slots, and what tokens of the pass use them.
 class AdapterSlots:
     """What adapters are on the device, layer by layer. One thread fills slots and runs steps.
 
@@ -101,8 +100,6 @@ class AdapterSlots:
         self._embeddings: dict[int, TableAdapter] = {}
         self._lm_heads: dict[int, TableAdapter] = {}
         self._routed: dict[str, dict[int, ExpertAdapter]] = {}
-        self._adjusting: set[int] = set()
-        """Slots with scales or shifts."""
         self._fixed: dict[int, tuple[Tensor, LoraTokens]] = {}
         """Tokens of a graph -> where their slots are, by token and in order."""
 
@@ -128,7 +125,8 @@ class AdapterSlots:
             a_scale=None if narrow is None else self._zeros(self.num_slots, self.max_rank, dtype=wide),
             b_scale=None if narrow is None else self._zeros(self.num_slots, num_own, dtype=wide),
             ranks=torch.zeros(self.num_slots, dtype=torch.int32),
-            adjusted=torch.zeros(self.num_slots, dtype=torch.int32),
+            adjusted=(adjusted := torch.zeros(self.num_slots, dtype=torch.int32)),
+            device_adjusted=adjusted if self.device.type == "cpu" else adjusted.to(self.device),
             scale=self._zeros(self.num_slots, num_own, dtype=wide),
             shift=self._zeros(self.num_slots, num_own, dtype=wide),
         )
@@ -166,9 +164,6 @@ class AdapterSlots:
         if self.versions[slot] == version:
             return
         self.versions[slot] = None
-        self._adjusting.discard(slot)
-        if any(each.scale is not None or each.shift is not None for each in adapter.linears.values()):
-            self._adjusting.add(slot)
         for name, site in self.linears.items():
             if site.weights is not None:
                 self.place_linear(name, slot, adapter.linears.get(name))
@@ -208,12 +203,9 @@ class AdapterSlots:
             size: Tokens of the graph, at least T; the others have no slot.
 
         Returns:
-            None where the step cannot be captured. Adapters with scales or shifts (DoRA, biases) cannot, and none can
-            while one for routed experts is in a slot.
+            None where the step cannot be captured: none can while an adapter for routed experts is in a slot.
         """
         if self.capture_refusal is not None or any(self._routed.values()):
-            return None
-        if not self._adjusting.isdisjoint(slots.tolist()):
             return None
         if size not in self._fixed:
             self._fixed[size] = self._make_fixed(size)
@@ -287,6 +279,8 @@ def _place(weights: LoraWeights, slot: int, adapter: LinearAdapter | None) -> No
     if adapter is not None and adjusted:
         weights.scale[slot] = 1.0 if adapter.scale is None else adapter.scale
         weights.shift[slot] = 0.0 if adapter.shift is None else adapter.shift
+    if weights.device_adjusted is not None and adjustments[slot] != adjusted:
+        weights.device_adjusted[slot] = adjusted
     ranks[slot], adjustments[slot] = rank, adjusted
 
 

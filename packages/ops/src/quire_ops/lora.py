@@ -45,6 +45,8 @@ class LoraWeights:
     """[S, R] float32: what rows of a narrow `a` are multiplied with; None where it is in the network's dtype."""
     b_scale: Tensor | None = None
     """[S, O] float32: what columns of a narrow `b` are multiplied with."""
+    device_adjusted: Tensor | None = None
+    """[S] int32: `adjusted` on the network's device, which captured steps read; None where none are captured."""
 
     def matrices(self, slot: int, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[rank, I] and [rank, O] of a slot in `dtype`; narrow ones times their scales in float32, then rounded."""
@@ -66,7 +68,7 @@ class LoraTokens:
     """[G, 3] int32 on the host: slot, and where its tokens begin and end in `order`."""
     is_fixed: bool = False
     """Steps are captured with these tensors, and write into them which slots they use: nothing may depend on what is in
-    them now, nor on what is in the slots, of which none is adjusted. All tokens are in `order`, those of slot `NO_SLOT`
+    them now, nor on what is in the slots. All tokens are in `order`, those of slot `NO_SLOT`
     last; `groups` is empty. Only for backends of op `lora_linear` with `device_lengths`."""
 
     @classmethod
