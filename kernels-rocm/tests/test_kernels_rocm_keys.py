@@ -122,6 +122,7 @@ for model in ("qwen3", "gpt-oss", "mamba2", "qwen3-next", "latent"):
 for model in ("qwen3", "gpt-oss", "qwen3-next"):
     check(model, "gfx1100")
 check("qwen3", "gfx942", kv_cache_dtype="int4")
+check("latent", "gfx942", kv_cache_dtype="fp8")
 check("qwen3", "sm_90")
 try:
     check("latent", "gfx1100")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quire_interfaces import ConfigError
+from quire_interfaces import FP8_DS_MLA, ConfigError
 from quire_kernels_cuda.attention_backends import attention_backends
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
@@ -100,14 +100,15 @@ SERVED = (
     Served(
         op=ops.latent_attention,
         module="latent",
+        cache_dtypes=frozenset({FP8_DS_MLA}),
         device_lengths=True,
         device_query_lens=True,
         trees=True,
         many_registers=True,
     ),
-    Served(op=ops.index_topk, module="index", device_lengths=True, device_query_lens=True),
+    Served(op=ops.index_topk, module="index", cache_dtypes=frozenset(), device_lengths=True, device_query_lens=True),
     Served(op=ops.position_slots, module="index", device_lengths=True, device_query_lens=True),
-    Served(op=ops.sparse_latent_attention, module="latent", many_registers=True),
+    Served(op=ops.sparse_latent_attention, module="latent", cache_dtypes=frozenset({FP8_DS_MLA}), many_registers=True),
 )
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from quire_interfaces import FEW_TOKENS
+from quire_interfaces import FEW_TOKENS, FP8_DS_MLA, latent_row_bytes
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
 from quire_kernels_cuda.targets import Target
@@ -27,17 +27,30 @@ from quire_kernels_cuda.triton.attention_steps import (
     num_splits,
     padded,
 )
-from quire_kernels_cuda.triton.latent_kernels import attend_latents, attend_slots, write_rows_kernel
+from quire_kernels_cuda.triton.latent_kernels import (
+    attend_latents,
+    attend_slots,
+    write_fp8_rows_kernel,
+    write_rows_kernel,
+)
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops
 
 __all__ = ["calls", "latent_attention", "latent_config", "sparse_latent_attention", "write_latent_cache"]
 
 
 @implements(ops.write_latent_cache)
-def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
-    if entries.numel():
-        entries = entries if entries.stride(-1) == 1 else entries.contiguous()
-        size = entries.shape[1]
+def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor, rank: int = 0) -> None:
+    if not entries.numel():
+        return
+    entries = entries if entries.stride(-1) == 1 else entries.contiguous()
+    size = entries.shape[1]
+    if latent_cache.dtype == torch.uint8:
+        write_fp8_rows_kernel[(entries.shape[0],)](
+            entries, latent_cache, slot_mapping, latent_cache.shape[1],
+            entries.stride(0), *latent_cache.stride()[:2],
+            R=rank, P=size - rank, P_PADDED=padded(size - rank), num_warps=4,
+        )  # fmt: skip
+    else:
         write_rows_kernel[(entries.shape[0],)](
             entries, latent_cache, slot_mapping, latent_cache.shape[1], size,
             entries.stride(0), *latent_cache.stride()[:2],
@@ -45,13 +58,17 @@ def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tens
         )  # fmt: skip
 
 
-def latent_config(target: Target, rank: int, dtype: torch.dtype) -> LaunchConfig:
-    """BLOCK_M: queries times heads of a tile, the sum of whose values takes most of the registers; BLOCK_N: keys."""
+def latent_config(target: Target, rank: int, dtype: torch.dtype, fp8: bool) -> LaunchConfig:
+    """BLOCK_M: queries times heads of a tile, the sum of whose values takes most of the registers; BLOCK_N: keys, which
+    are widened in registers if fp8."""
     if target.vendor == "hip":
         return LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=4, num_stages=1)
     if dtype == torch.float32:  # no matrix units
         return LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=8, num_stages=2)
     keys = 32 if padded(rank) > 256 else 64
+    if fp8:  # a second stage spills, and what is widened takes shared memory twice
+        keys = keys if target.shared_memory_bytes > 100 * 1024 else keys // 2
+        return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": keys}, num_warps=8, num_stages=1)
     return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": keys}, num_warps=8, num_stages=2)
 
 
@@ -70,7 +87,8 @@ class _Call(NamedTuple):
         """Constants of the kernels."""
         rest = self.query.shape[2] - self.rank
         return {"R": self.rank, "R_PADDED": padded(self.rank), "P": rest, "P_PADDED": padded(rest),
-                "BLOCK_SIZE": self.cache.shape[1], "BLOCK_N": self.config.blocks["BLOCK_N"],
+                "BLOCK_SIZE": self.cache.shape[1], "FP8": self.cache.dtype == torch.uint8,
+                "BLOCK_N": self.config.blocks["BLOCK_N"],
                 "num_warps": self.config.num_warps, "num_stages": self.config.num_stages}  # fmt: skip
 
     @property
@@ -96,7 +114,7 @@ class _Call(NamedTuple):
 
 def _call(query: Tensor, cache: Tensor, scale: float, rank: int, platform: Platform) -> _Call:
     query = query if query.stride(-1) == 1 else query.contiguous()
-    config = latent_config(platform.target_of(query.device), rank, query.dtype)
+    config = latent_config(platform.target_of(query.device), rank, query.dtype, cache.dtype == torch.uint8)
     out = torch.empty((*query.shape[:2], rank), dtype=query.dtype, device=query.device)
     return _Call(query, cache, float(scale), rank, config, out)
 
@@ -192,10 +210,15 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
-    cache, slots = empty(shape.num_blocks, shape.block_size, rank + 64), empty(16, 2048, dtype=torch.int64)
-    yield label, lambda: write_latent_cache(cache[0], cache, slots[:, 0])
     options: dict[str, Any] = {"scale": 1.0, "rank": rank, "platform": platform}
-    yield label, lambda: sparse_latent_attention(empty(16, heads, rank + 64), cache, slots, **options)
+    slots, plain = empty(16, 2048, dtype=torch.int64), empty(shape.num_blocks, shape.block_size, rank + 64)
+    row_bytes = latent_row_bytes(FP8_DS_MLA, rank + 64, rank)
+    fp8 = empty(shape.num_blocks, shape.block_size, row_bytes, dtype=torch.uint8)
+    # Rows in fp8 once for each way of reading them: trees, prompts and large caches differ in nothing that meets them.
+    kinds = [(label, plain)] if shape.large_cache else [(label, plain), (f"{label} fp8", fp8)]
+    for kind, cache in kinds:
+        yield kind, partial(write_latent_cache, plain[0], cache, slots[:, 0], rank)
+        yield kind, partial(sparse_latent_attention, empty(16, heads, rank + 64), cache, slots, **options)
     uses = (
         ("decode", 512, 1, 64, 0),
         ("decode split", 1, 1, 8192, 0),
@@ -207,4 +230,5 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         if depth:
             layout.paths = empty(num_seqs * query_len, depth, dtype=torch.int32)
         query = empty(num_seqs * query_len, heads, rank + 64)
-        yield f"{use} {label}", partial(latent_attention, query, cache, layout, **options)
+        for kind, cache in kinds if use.startswith("decode") else kinds[:1]:
+            yield f"{use} {kind}", partial(latent_attention, query, cache, layout, **options)

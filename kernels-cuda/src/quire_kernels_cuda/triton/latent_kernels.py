@@ -1,9 +1,10 @@
 """Latent attention: heads share one row of the cache per token, whose beginning is key and value alike.
 
-A row has W = R + P numbers: the latent [R], then the rotated rest of the key [P]. A program attends with a tile of
-BLOCK_Q neighbouring tokens of one sequence times BLOCK_H heads, so that a row that was loaded once serves as the key
-and as the value of all of them (DeepSeek-AI 2024, DeepSeek-V2, sec. 2.1.2, projections absorbed). Keys are walked over
-as in `attention_kernels.py`, whose `combine_splits` puts together what was attended to in pieces.
+A row has W = R + P numbers: the latent [R], then the rotated rest of the key [P]; if FP8, as bytes of the layout in
+`quire_ops.latent_format`, whose latents are widened to the queries' dtype as they are loaded. A program attends with a
+tile of BLOCK_Q neighbouring tokens of one sequence times BLOCK_H heads, so that a row that was loaded once serves as
+the key and as the value of all of them (DeepSeek-AI 2024, DeepSeek-V2, sec. 2.1.2, projections absorbed). Keys are
+walked over as in `attention_kernels.py`, whose `combine_splits` puts together what was attended to in pieces.
 
 Shape legend: M rows of a tile = BLOCK_Q * BLOCK_H, N keys of a step, T tokens, Hq heads, K slots of a token.
 """
@@ -14,8 +15,12 @@ import triton
 import triton.language as tl
 
 from quire_kernels_cuda.triton.attention_kernels import LOG2E, places_on_paths, sequence_of, tree_of
+from quire_kernels_cuda.triton.rotary import fp8_bits
 
-__all__ = ["attend_latents", "attend_slots", "write_rows_kernel"]
+__all__ = ["attend_latents", "attend_slots", "write_fp8_rows_kernel", "write_rows_kernel"]
+
+GROUP = tl.constexpr(128)
+"""Numbers of a latent that share a scale."""
 
 
 @triton.jit
@@ -33,13 +38,52 @@ def _load_part(rows, first, inside, MASKED: tl.constexpr, SIZE: tl.constexpr, PA
 
 
 @triton.jit
+def _load_latents(
+    rows, inside, MASKED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, FP8: tl.constexpr, dtype: tl.constexpr
+):
+    """[N, R_PADDED] of `dtype`: the latents of rows at [N] pointers."""
+    latents = _load_part(rows, 0, inside, MASKED, R, R_PADDED)
+    if FP8:
+        scales = (rows + R).to(tl.pointer_type(tl.float32))
+        group = tl.arange(0, R_PADDED) // GROUP
+        factors = tl.zeros([rows.shape[0], R_PADDED], tl.float32)
+        for each in tl.static_range((R + GROUP - 1) // GROUP):
+            if MASKED:
+                scale = tl.load(scales + each, mask=inside, other=0.0)
+            else:
+                scale = tl.load(scales + each)
+            factors = tl.where((group == each)[None, :], scale[:, None], factors)
+        # With e4m3's exponent in the place of float16's bits are of numbers 256 times smaller. What is no number has a
+        # scale that is none.
+        wide = latents.to(tl.uint16)
+        numbers = (((wide & 0x7F) << 7) | ((wide & 0x80) << 8)).to(tl.uint16).to(tl.float16, bitcast=True)
+        latents = (numbers.to(tl.float32) * (factors * 256.0)).to(dtype)
+    return latents
+
+
+@triton.jit
+def _load_rest(
+    rows, inside, MASKED: tl.constexpr, R: tl.constexpr, P: tl.constexpr, P_PADDED: tl.constexpr, FP8: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """[N, P_PADDED] of `dtype`: what rows at [N] pointers have behind their latents."""
+    if FP8:
+        behind = (rows + R + 4 * ((R + GROUP - 1) // GROUP)).to(tl.pointer_type(tl.bfloat16))
+        rest = _load_part(behind, 0, inside, MASKED, P, P_PADDED).to(dtype)
+    else:
+        rest = _load_part(rows, R, inside, MASKED, P, P_PADDED)
+    return rest
+
+
+@triton.jit
 def _attend_rows(
     q_latent, q_rest, top, total, acc, rows, inside, visible, score_scale,
     MASKED: tl.constexpr, R: tl.constexpr, R_PADDED: tl.constexpr, P: tl.constexpr, P_PADDED: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax, in base 2. rows: [N] pointers; inside: [N], visible: [M, N], used if MASKED."""
-    latents = _load_part(rows, 0, inside, MASKED, R, R_PADDED)
-    rest = _load_part(rows, R, inside, MASKED, P, P_PADDED)
+    latents = _load_latents(rows, inside, MASKED, R, R_PADDED, FP8, q_latent.dtype)
+    rest = _load_rest(rows, inside, MASKED, R, P, P_PADDED, FP8, q_latent.dtype)
     scores = tl.dot(q_rest, tl.trans(rest), input_precision="ieee")
     scores = tl.dot(q_latent, tl.trans(latents), scores, input_precision="ieee") * score_scale
     if MASKED:
@@ -78,7 +122,7 @@ def attend_latents(
     num_seqs, num_splits, min_query_len, max_query_len, num_heads, scale,
     stride_query_token, stride_query_head, stride_block, stride_token, stride_table, stride_paths,
     R: tl.constexpr, R_PADDED: tl.constexpr, P: tl.constexpr, P_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_PATHS: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
+    FP8: tl.constexpr, HAS_PATHS: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of the sequences that have min_query_len to max_query_len tokens in this step.
@@ -87,7 +131,7 @@ def attend_latents(
     sequences.
 
     Args:
-        query: [T, Hq, R + P]. cache: [num_blocks, BLOCK_SIZE, R + P]. out: [T, Hq, R].
+        query: [T, Hq, R + P]. cache: [num_blocks, BLOCK_SIZE, R + P], or bytes if FP8. out: [T, Hq, R].
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         paths: [T, width] int32, of `PagedLayout`, if HAS_PATHS.
         part_out: [S * BLOCK_Q, Hq, num_splits, R] float32. part_weight: [S * BLOCK_Q, Hq, num_splits] float32. Both in
@@ -143,8 +187,9 @@ def attend_latents(
         blocks = tl.load(table + keys // BLOCK_SIZE).to(tl.int64)
         places = cache + blocks * stride_block + (keys % BLOCK_SIZE) * stride_token
         top, total, acc = _attend_rows(
-            q_latent, q_rest, top, total, acc, places, is_row, is_row, score_scale, False, R, R_PADDED, P, P_PADDED
-        )
+            q_latent, q_rest, top, total, acc, places, is_row, is_row, score_scale, False, R, R_PADDED, P, P_PADDED,
+            FP8,
+        )  # fmt: skip
     for start in range(plain_end, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         inside = keys < end
@@ -155,8 +200,9 @@ def attend_latents(
             seen_at = places_on_paths(keys, positions, paths, path_rows, is_row, root, depth)
         visible = (positions[:, None] >= seen_at) & inside[None, :]
         top, total, acc = _attend_rows(
-            q_latent, q_rest, top, total, acc, places, inside, visible, score_scale, True, R, R_PADDED, P, P_PADDED
-        )
+            q_latent, q_rest, top, total, acc, places, inside, visible, score_scale, True, R, R_PADDED, P, P_PADDED,
+            FP8,
+        )  # fmt: skip
     _store_tile(
         acc, top, total, out, part_out, part_weight, query_row, seq.to(tl.int64) * BLOCK_Q + token, head, is_row, split,
         num_splits, num_heads, IS_SPLIT, R, R_PADDED,
@@ -168,7 +214,7 @@ def attend_slots(
     query, cache, slots, out, part_out, part_weight, num_slots, num_splits, num_heads, scale,
     stride_query_token, stride_query_head, stride_block, stride_token, stride_slots,
     R: tl.constexpr, R_PADDED: tl.constexpr, P: tl.constexpr, P_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_SPLIT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    FP8: tl.constexpr, IS_SPLIT: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of each token over the rows in its own slots. Grid: (tokens, pieces of the heads, num_splits).
 
@@ -199,8 +245,9 @@ def attend_slots(
         places = cache + slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token
         visible = inside[None, :] & is_row[:, None]
         top, total, acc = _attend_rows(
-            q_latent, q_rest, top, total, acc, places, inside, visible, scale * LOG2E, True, R, R_PADDED, P, P_PADDED
-        )
+            q_latent, q_rest, top, total, acc, places, inside, visible, scale * LOG2E, True, R, R_PADDED, P, P_PADDED,
+            FP8,
+        )  # fmt: skip
     _store_tile(
         acc, top, total, out, part_out, part_weight, token, token, head, is_row, split, num_splits, num_heads, IS_SPLIT,
         R, R_PADDED,
@@ -216,3 +263,33 @@ def write_rows_kernel(row, cache, slots, block_size, size, stride_row, stride_bl
     numbers = tl.load(row + token * stride_row + lanes, mask=lanes < size, other=0.0)
     place = slot // block_size * stride_block + slot % block_size * stride_token
     tl.store(cache + place + lanes, numbers, mask=lanes < size)
+
+
+@triton.jit
+def write_fp8_rows_kernel(
+    row, cache, slots, block_size, stride_row, stride_block, stride_token,
+    R: tl.constexpr, P: tl.constexpr, P_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Row t [R + P] into slot `slots[t]` of a cache of bytes: a scale for each group of the latent. Grid: (tokens,).
+
+    The bits are those of every other backend: quotients are rounded in float32.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    to = cache + slot // block_size * stride_block + slot % block_size * stride_token
+    scales = (to + R).to(tl.pointer_type(tl.float32))
+    lanes = tl.arange(0, GROUP)
+    for group in tl.static_range((R + GROUP - 1) // GROUP):
+        inside = group * GROUP + lanes < R
+        x = tl.load(row + token * stride_row + group * GROUP + lanes, mask=inside, other=0.0).to(tl.float32)
+        largest = tl.max(tl.abs(x), axis=0)
+        scale = tl.maximum(tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32)), 1.1754943508222875e-38)
+        scale = tl.where(tl.max((x != x).to(tl.int32), axis=0) > 0, float("nan"), scale)
+        quotient = tl.div_rn(x, tl.full(x.shape, 1.0, tl.float32) * scale)
+        clamped = tl.where(quotient == quotient, tl.minimum(tl.maximum(quotient, -448.0), 448.0), quotient)
+        tl.store(to + group * GROUP + lanes, fp8_bits(clamped, 3, 7), mask=inside)
+        tl.store(scales + group, scale)
+    behind = (to + R + 4 * ((R + GROUP - 1) // GROUP)).to(tl.pointer_type(tl.bfloat16))
+    rest = tl.arange(0, P_PADDED)
+    x = tl.load(row + token * stride_row + R + rest, mask=rest < P, other=0.0)
+    tl.store(behind + rest, x.to(tl.bfloat16), mask=rest < P)
