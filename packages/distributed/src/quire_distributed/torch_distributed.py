@@ -23,6 +23,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
 
 from quire_distributed.collectives import Collectives, PendingTensor
+from quire_distributed.direct_sums import DirectSums, open_direct_sums
 from quire_distributed.exchange import ExchangeCollectives, as_bytes, resolve_dim, sum_in_rank_order
 from quire_distributed.liveness import Liveness, bind_datagrams
 from quire_distributed.single import SingleRank
@@ -76,7 +77,9 @@ class TorchRendezvous:
         """The port of the store."""
         self._host = _own_address(master_addr, self.port)
 
-    def group(self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0) -> Collectives:
+    def group(
+        self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0, custom_all_reduce: bool = True
+    ) -> Collectives:
         """Collectives of some of the ranks, `SingleRank` of one. Each of them calls this, with the same name and ranks.
 
         Args:
@@ -84,6 +87,7 @@ class TorchRendezvous:
             ranks: Their numbers among all, in the order of their numbers in the group: what `Mesh.group` gives.
             silence_s: How long nothing may be heard of a rank before it counts as gone. One whose process ended is
                 noticed sooner.
+            custom_all_reduce: See `TorchCollectives`; the same on all ranks.
 
         Raises:
             ConfigError: The others did not come in time.
@@ -95,7 +99,10 @@ class TorchRendezvous:
             return SingleRank()
         store = _dist.PrefixStore(name, self._store)
         try:
-            return TorchCollectives(store, ranks.index(self._rank), len(ranks), host=self._host, silence_s=silence_s)
+            return TorchCollectives(
+                store, ranks.index(self._rank), len(ranks), host=self._host, silence_s=silence_s,
+                custom_all_reduce=custom_all_reduce,
+            )  # fmt: skip
         except RuntimeError as error:
             raise ConfigError(f"ranks {list(ranks)} cannot form the group {name!r}: {error}") from error
 
@@ -111,13 +118,26 @@ class TorchCollectives(ExchangeCollectives):
         size: Number of ranks, at least 2.
         host: Address of this host that the others reach.
         silence_s: How long nothing may be heard of a rank before it counts as gone.
+        custom_all_reduce: Whether GPUs of one host read small sums from each other's memory where they can
+            (`direct_sums`), in the place of NCCL; as `--disable-custom-all-reduce` of vLLM, the other way round.
 
     Raises:
         RuntimeError: The others did not come in time.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, *, host: str, silence_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        host: str,
+        silence_s: float = 10.0,
+        custom_all_reduce: bool = True,
+    ) -> None:
         super().__init__(rank, size)
+        self._custom_all_reduce = custom_all_reduce
+        self._direct_sums: dict[torch.device, DirectSums | None] = {}
         self._store, self._host, self._silence_s = store, host, silence_s
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
@@ -139,7 +159,10 @@ class TorchCollectives(ExchangeCollectives):
             return SingleRank()
         store = _dist.PrefixStore("of " + " ".join(map(str, members)), self._store)
         own = list(members).index(self._rank)
-        return TorchCollectives(store, own, len(members), host=self._host, silence_s=self._silence_s)
+        return TorchCollectives(
+            store, own, len(members), host=self._host, silence_s=self._silence_s,
+            custom_all_reduce=self._custom_all_reduce,
+        )  # fmt: skip
 
     def _watch(self, host: str, silence_s: float) -> Liveness:
         peers = [peer for peer in range(self._size) if peer != self._rank]
@@ -226,6 +249,11 @@ class TorchCollectives(ExchangeCollectives):
         return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._custom_all_reduce and x.device.type == "cuda":
+            direct = self._direct_sums_of(x.device)
+            if direct is not None and direct.takes(x):
+                self._liveness.check()
+                return direct.all_reduce(x)
         if _sends_with_nccl(x) and x.dtype in _SUMMED_BY_NCCL:
             self._liveness.check()
             out = x.clone(memory_format=torch.contiguous_format)
@@ -241,6 +269,13 @@ class TorchCollectives(ExchangeCollectives):
         least, more = divmod(x.numel(), self._size)
         sizes = [least + (rank < more) for rank in range(self._size)]
         return self.all_gather(self.reduce_scatter(flat, 0, sizes), 0, sizes).view(x.shape)
+
+    def _direct_sums_of(self, device: torch.device) -> DirectSums | None:
+        if device not in self._direct_sums:  # every rank comes here with its first sum on a GPU
+            token = self._store.get("token").decode()
+            store = _dist.PrefixStore("direct sums", self._store)
+            self._direct_sums[device] = open_direct_sums(self, device, store, f"quire {token}")
+        return self._direct_sums[device]
 
     def isend(self, x: Tensor, to: int) -> PendingTensor:
         self._check_peer(to)
