@@ -136,10 +136,22 @@ def test_tiles_keep_a_gpu_busy():
     sm_90 = NVIDIA_TARGETS["sm_90"]
     row = choose_row_tile(4096, 4096, 132)
     assert row.num_splits * 4096 // row.outputs >= 2 * 132
-    assert choose_row_tile(4096, 1024, 132).num_splits <= 2
-    few = choose_tile(1, 4096, 4096, 132, sm_90)
-    assert few.rows == 16
-    assert few.num_splits * 4096 // few.outputs >= 2 * 132
+    assert choose_tile(1, 4096, 4096, 132, sm_90).rows == 16
     assert choose_tile(1, 128256, 4096, 132, sm_90).num_splits == 1
     assert choose_tile(1, 4096, 256, 132, sm_90).num_splits == 1
     assert choose_tile(4096, 4096, 4096, 132, sm_90)[:2] == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "of_row", "of_few"),
+    [
+        (4096, 14336, 8, (2, 4)), (4096, 4096, 8, (1, 2)), (6144, 4096, 4, (1, 1)), (28672, 4096, 1, (1, 1)),
+        (1024, 3072, 4, (4, 4)), (1024, 2048, 4, (1, 1)), (4096, 1024, 1, (1, 1)), (6144, 1024, 1, (1, 1)),
+    ],
+)  # fmt: skip
+def test_inputs_are_divided_where_that_saves_more_than_a_launch(outputs, inputs, of_row, of_few) -> None:
+    """Products of an 8B and a 0.6B network on an H100: one row of int4, and 16 of int4 and of int8."""
+    target = NVIDIA_TARGETS["sm_90"]
+    assert choose_row_tile(outputs, inputs, 132).num_splits == of_row
+    few = [choose_tile(16, outputs, inputs, 132, target, weight_bytes=each).num_splits for each in (0.5, 1.0)]
+    assert tuple(few) == of_few

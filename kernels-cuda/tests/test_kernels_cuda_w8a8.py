@@ -82,3 +82,5 @@ def test_inputs_are_divided_where_that_saves_more_than_a_launch(num_rows, output
     with pretending(NVIDIA_TARGETS["sm_90"]):
         tile = byte_tile(num_rows, NVIDIA_TARGETS["sm_90"])
         assert -(-inputs // byte_splits(num_rows, outputs, inputs, tile, torch.device("meta"))) == splits
+    with pretending(NVIDIA_TARGETS["sm_100"]):  # where 128 outputs of 64 rows spill registers
+        assert [byte_tile(number, NVIDIA_TARGETS["sm_100"])["BN"] for number in (32, 64, 65)] == [32, 64, 128]

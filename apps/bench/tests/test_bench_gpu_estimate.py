@@ -23,7 +23,7 @@ WANTED = {
     "8b on h200, 64 requests at 1024, int8 cache": (6.33, 299),
     "0.6b on h200, 64 requests at 1024, drawn": (3.50, 268),
     "8b on h200, 64 requests at 1024, int4 weights": (6.23, 299),
-    "8b on h200, 1 requests at 1024, fp8 weights": (4.02, 427),
+    "8b on h200, 1 requests at 1024, fp8 weights": (3.94, 395),
     "8b on h200, 64 requests at 1024, mxfp8 weights": (8.55, 299),
     "8b on h200, 1 requests at 1024, w8a8 weights": (3.05, 428),
     "8b on h200, 64 requests at 1024, ptpc_fp8 weights": (5.95, 396),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from quire_interfaces import ConfigError
+from quire_kernels_cuda import library_products
 from quire_kernels_cuda.kernel_folder import compiler_build, read_manifest, reading_class, seal, writing_class
 from quire_kernels_cuda.launch_build import build_as_launched, driver_of
 from quire_kernels_cuda.platform import Platform, gpu_of, pretending
@@ -42,7 +43,11 @@ __all__ = ["TritonBuilder"]
 
 _logger = logging.getLogger(__name__)
 
-_OTHERWISE = {"skinny_matmul": "torch's product", "gated_matmul": "the best product and its gate"}
+_OTHERWISE = {
+    "skinny_matmul": "torch's product",
+    "gated_matmul": "the best product and its gate",
+    "byte_matmul": "torch's library",
+}
 """What serves in the place of kernels that only tables choose."""
 
 
@@ -144,8 +149,13 @@ class TritonBuilder:
 
     def configurations(self) -> str | None:
         """See `KernelBuilder`."""
-        gpu = None if self._unavailable() is not None else gpu_of(torch.device("cuda", torch.cuda.current_device()))
-        return None if gpu is None else self._platform.tables.describe(gpu)
+        if self._unavailable() is not None:
+            return None
+        device = torch.device("cuda", torch.cuda.current_device())
+        gpu = gpu_of(device)
+        if gpu is None:
+            return None
+        return f"{self._platform.tables.describe(gpu)}; {library_products.report(device, self._platform)}"
 
     def build(self, kernels: Sequence[Build], target: str, folder: Path, *, num_processes: int) -> int:
         """See `KernelBuilder`. Raises RuntimeError where a kernel does not compile."""

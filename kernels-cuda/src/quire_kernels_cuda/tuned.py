@@ -37,6 +37,7 @@ BLOCK_NAMES = {
     "matmul": ("BM", "BN", "BK", "SPLITS"),
     "skinny_matmul": ("BM", "BN", "BK", "SPLITS"),
     "gated_matmul": ("BM", "BN", "BK"),
+    "byte_matmul": ("BM", "BN", "BK"),
     "fused_moe": ("BM", "BN"),
 }
 """Kernels that are tuned, and the blocks that a configuration of each says."""

@@ -65,6 +65,7 @@ _BLOCKS: dict[str, dict[str, tuple[int, ...]]] = {
         "SPLITS": (1, 2, 4, 8, 16),
     },
     "fused_moe": {"BM": (16, 32, 64, 128), "BN": (32, 64, 128)},
+    "byte_matmul": {"BM": (64, 128, 256), "BN": (64, 128, 256), "BK": (64, 128)},
 }  # fmt: skip
 _BLOCKS["skinny_matmul"] = _BLOCKS["matmul"]
 _BLOCKS["gated_matmul"] = {name: _BLOCKS["matmul"][name] for name in ("BM", "BN", "BK")}
@@ -121,8 +122,12 @@ def candidates(problem: Problem, default: LaunchConfig | None, target: Target) -
     """Configurations to try: the default if there is one, then those nearest to it that can fit, at most 64 in all."""
     sizes = dict(problem.sizes)
     choices = _BLOCKS[problem.kernel]
-    if default is None:  # of a product of few rows, which something else serves
-        usual = {"BM": max(16, sizes["rows"]), "BN": 32, "BK": 128, "SPLITS": 4}
+    if default is None:  # of a product which something else serves: of many rows of bytes, else of few
+        usual = (
+            {"BM": 64, "BN": 128, "BK": 128}
+            if problem.kernel == "byte_matmul"
+            else {"BM": max(16, sizes["rows"]), "BN": 32, "BK": 128, "SPLITS": 4}
+        )
         blocks = {name: usual[name] for name in choices}
         start = LaunchConfig(blocks=blocks, num_warps=4, num_stages=4)
     else:
@@ -147,12 +152,14 @@ def _apart(one: LaunchConfig, other: LaunchConfig) -> float:
 def _is_sensible(problem: Problem, config: LaunchConfig, target: Target) -> bool:
     """Whether it fits into shared memory by what must be held there, and makes pieces no larger than the problem."""
     facts, blocks = {**dict(problem.sizes), **dict(problem.traits)}, config.blocks
-    itemsize = getattr(torch, str(facts["dtype"])).itemsize
+    itemsize = 1 if problem.kernel == "byte_matmul" else getattr(torch, str(facts["dtype"])).itemsize
     held = 0  # bytes of a stage; of several stages one is on its way to the registers
     if problem.kernel.endswith("attention"):
         held = 2 * blocks["BLOCK_N"] * int(facts["head_dim"]) * itemsize
     elif "BK" in blocks:
         if facts.get("form") == "int4" and blocks["BK"] != 128:  # the form says how many
+            return False
+        if str(facts.get("form")).startswith("fp8") and problem.kernel == "byte_matmul" and blocks["BK"] != 128:
             return False
         if blocks["BM"] == 1 and (facts.get("form") != "int4" or facts["rows"] != 1):
             return False

@@ -17,7 +17,8 @@ from torch import Tensor
 from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.tuned import Problem
-from quire_ops import Experts, LinearWeights, PagedLayout, kv_cache_shape
+from quire_ops import Experts, LinearWeights, PagedLayout, QuantizedTokens, kv_cache_shape
+from quire_ops.activation_quant import FP8_GROUP
 from quire_ops.grouped import block_groups
 from quire_ops.kv_cache_ops import torch_write_kv_cache
 
@@ -90,6 +91,25 @@ def _gated(facts: dict[str, Any], platform: Platform, device: torch.device, cont
     x = _random(facts["rows"], facts["inputs"], dtype=facts["dtype"], device=device)
     weight = _random(2 * facts["outputs"], facts["inputs"], dtype=facts["dtype"], device=device)
     return partial(gated_linear, x, weight, None, facts["activation"], platform=platform)
+
+
+def _bytes(facts: dict[str, Any], platform: Platform, device: torch.device, context: int) -> Callable[[], Tensor]:
+    from quire_kernels_cuda.triton.fp8 import fp8_linear
+    from quire_kernels_cuda.triton.w8a8 import w8a8_linear
+
+    inputs, outputs, dtype = facts["inputs"], facts["outputs"], facts["dtype"]
+    rows = [_random(number, inputs, dtype=torch.float32, device=device) for number in (facts["rows"], outputs)]
+    given = torch.zeros(1, device=device)
+    if facts["form"] == "int8":
+        numbers, weight = ((each * 30).clamp(-127, 127).to(torch.int8) for each in rows)
+        tokens = QuantizedTokens(numbers, torch.full((facts["rows"],), 0.01, device=device), dtype)
+        scale = torch.full((outputs,), 0.01, dtype=dtype, device=device)
+        return partial(w8a8_linear, tokens, weight, scale, given, None, platform=platform)
+    numbers, weight = (each.to(torch.float8_e4m3fn) for each in rows)
+    groups = 1 if facts["form"] == "fp8" else inputs // FP8_GROUP
+    steps, scale = (torch.full((len(each), groups), 0.01, device=device) for each in rows)
+    tokens = QuantizedTokens(numbers, steps, dtype)
+    return partial(fp8_linear, tokens, weight, scale, given, None, platform=platform)
 
 
 def _layout(
@@ -172,5 +192,6 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Platform, torch.device, int], Calla
     "matmul": _matmul,
     "skinny_matmul": _skinny,
     "gated_matmul": _gated,
+    "byte_matmul": _bytes,
     "fused_moe": _moe,
 }

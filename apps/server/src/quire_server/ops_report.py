@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire_interfaces import ConfigError
-from quire_ops import OpRequest, op_report
+from quire_ops import OpRequest, kernel_builders, op_report
 
 __all__ = ["print_ops"]
 
@@ -20,4 +20,7 @@ def print_ops(*, device: str, dtype: str) -> int:
         print(f"  {choice.op:<20}{choice.backend}")
         for backend, reason in choice.refused.items():
             print(f"  {'':<20}  not {backend}: {reason}")
+    for builder in kernel_builders() if device == "cuda" else ():
+        if (configurations := builder.configurations()) is not None:
+            print(f"kernel configurations: {configurations}")
     return 0

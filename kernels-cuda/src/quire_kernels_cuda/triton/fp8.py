@@ -1,4 +1,5 @@
-"""Products of 8-bit floats on matrix units that have them, of tokens rounded to e4m3 (`rounding.py`).
+"""Products of 8-bit floats on matrix units that have them, of tokens rounded to e4m3 (`rounding.py`); of many rows, in
+bfloat16, by torch's library where it serves.
 
 Tensor cores of sm_90 add fewer digits of 8-bit products than float32 has (DeepSeek-AI 2024, DeepSeek-V3, sec. 3.3.2),
 so each tile of at most 128 inputs is added to the sum apart from them. Where too few tiles keep a GPU busy, inputs are
@@ -16,11 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels_cuda import library_products
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.matmul import add_splits_kernel
 from quire_kernels_cuda.triton.rounding import round_rows
-from quire_kernels_cuda.triton.w8a8 import byte_splits, byte_tile
+from quire_kernels_cuda.triton.w8a8 import byte_splits, byte_tile, many_rows_tile
 from quire_ops import CACHE_TORCH_DTYPES, ActivationScheme, QuantizedTokens, implements, ops
 from quire_ops.activation_quant import FP8_GROUP
 
@@ -80,14 +82,21 @@ def fp8_linear(
     out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)
     if not out.numel():
         return out
-    tile = byte_tile(num_rows, platform.target_of(tokens.device)) | {"BK": FP8_GROUP}
+    weight = weight.contiguous()
+    form = "fp8" if num_groups == 1 else "fp8-groups"
+    tile: dict[str, int] | None = None
+    if out.dtype == torch.bfloat16 and (bias is None or num_groups == 1):  # as libraries write
+        tile = many_rows_tile(form, num_rows, num_outputs, inputs, tokens.device, dtype, platform)
+        if tile is None and (found := library_products.fp8_product(tokens, steps, weight, scale, bias)) is not None:
+            return found
+    tile = (tile or byte_tile(num_rows, platform.target_of(tokens.device))) | {"BK": FP8_GROUP}
     split_inputs = byte_splits(num_rows, num_outputs, inputs, tile, tokens.device)
     splits, parts = triton.cdiv(inputs, split_inputs), out
     if splits > 1:
         parts = torch.empty((splits, num_rows, num_outputs), dtype=torch.float32, device=tokens.device)
     given = out if bias is None else bias
     fp8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]), splits)](
-        tokens, steps, weight.contiguous(), scale.contiguous(), given, parts, num_rows, num_outputs, inputs,
+        tokens, steps, weight, scale.contiguous(), given, parts, num_rows, num_outputs, inputs,
         num_groups, split_inputs, GROUPED=num_groups > 1, HAS_BIAS=bias is not None and splits == 1, **tile,
     )  # fmt: skip
     if splits > 1:

@@ -92,7 +92,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         return
     kind = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.weights]
     label = f"{shape.weights} {shape.dtype}"
-    uses = [("few rows", 16, 65536), ("few rows split", 16, inputs), ("many rows", 512, inputs)]
+    uses = [("few rows", 16, 65536), ("few rows split", 16, inputs // 4), ("many rows", 512, inputs)]
     for use, rows, outputs in uses + [("one row", 1, inputs)] * (shape.weights == "int4"):
         x = empty(rows, inputs)
         if shape.weights == "int8":

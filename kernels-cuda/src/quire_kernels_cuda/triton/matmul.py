@@ -212,15 +212,23 @@ class MatmulTile(NamedTuple):
 
 
 def choose_tile(
-    num_rows: int, num_outputs: int, inputs: int, num_multiprocessors: int, target: Target, *, grouped: bool = False
+    num_rows: int,
+    num_outputs: int,
+    inputs: int,
+    num_multiprocessors: int,
+    target: Target,
+    *,
+    grouped: bool = False,
+    weight_bytes: float = 1.0,
 ) -> MatmulTile:
     """From what a GPU must have in flight and has of registers, not from a measurement.
 
-    Few rows: the weight is what takes time, so narrow tiles, and splits until each multiprocessor has two programs.
-    Many rows: wide tiles, which read both sides less often.
+    Few rows: the weight is what takes time, so narrow tiles, and splits where that pays. Many rows: wide tiles, which
+    read both sides less often.
 
     Args:
         grouped: Scales are applied to a second sum, which takes as many registers as the first.
+        weight_bytes: Of an element of the weight.
     """
     if num_rows > FEW_ROWS:
         if target.has_few_registers:
@@ -228,21 +236,49 @@ def choose_tile(
         rows = 64 if grouped or num_rows <= 64 else 128
         return MatmulTile(rows, 128, 64, 1, 8, 3 if target.vendor == "cuda" else 2)
     rows = 16 if num_rows <= 16 else 32
-    tiles = triton.cdiv(num_outputs, 32)
-    splits = 1
-    while splits < 16 and tiles * splits < 2 * num_multiprocessors and inputs // (2 * splits) >= 512:
-        splits *= 2
+    tile = MatmulTile(rows, 32, 128, 1, 4, 4 if target.vendor == "cuda" else 2)
     if target.has_few_registers:
-        return MatmulTile(rows, 32, 64, splits, 8, 1)
-    return MatmulTile(rows, 32, 128, splits, 4, 4 if target.vendor == "cuda" else 2)
+        tile = MatmulTile(rows, 32, 64, 1, 8, 1)
+    return tile._replace(num_splits=choose_splits(tile, num_outputs, inputs, num_multiprocessors, weight_bytes))
 
 
 def choose_row_tile(num_outputs: int, inputs: int, num_multiprocessors: int) -> MatmulTile:
-    """For one row of int4 weights: splits until each multiprocessor has two programs, which load a piece ahead."""
-    splits = 1
-    while splits < 16 and triton.cdiv(num_outputs, 64) * splits < 2 * num_multiprocessors and inputs // splits >= 1024:
-        splits *= 2
-    return MatmulTile(1, 64, 128, splits, 4, 2)
+    """For one row of int4 weights: programs load a piece ahead."""
+    tile = MatmulTile(1, 64, 128, 1, 4, 2)
+    return tile._replace(num_splits=choose_splits(tile, num_outputs, inputs, num_multiprocessors, 0.5, most_outputs=64))
+
+
+def choose_splits(
+    tile: MatmulTile,
+    num_outputs: int,
+    inputs: int,
+    num_multiprocessors: int,
+    weight_bytes: float,
+    *,
+    launch_pieces: float | None = None,
+    most_outputs: int = 32,
+) -> int:
+    """Among how many programs the inputs of a tile are divided: one, unless dividing a weight that few programs read
+    saves more than the launch that adds the parts takes. By counting, not by a measurement.
+
+    A program has as many pieces [BN, BK] of the weight under way as it has stages, in the 0.7 us that memory takes,
+    whatever is beside it; until two tiles of `most_outputs` for each multiprocessor ask for all that memory gives.
+
+    Args:
+        weight_bytes: Of an element.
+        launch_pieces: That a program reads in the 2.5 us of one launch more, where its stages do not say it.
+    """
+    tiles, pieces = -(-num_outputs // tile.outputs), inputs / tile.inputs
+    most = max(1, 2 * most_outputs * num_multiprocessors // tile.outputs)
+    part_pieces = 2 * 4 * tile.rows / tile.inputs / weight_bytes  # written and read again, of four bytes
+    launch_pieces = 2.5 / 0.7 * tile.num_stages if launch_pieces is None else launch_pieces
+
+    def pieces_in_turn(splits: int) -> float:
+        at_once = min(tiles * splits, most)
+        own = 0.0 if splits == 1 else launch_pieces + part_pieces * tiles * splits / at_once
+        return pieces * tiles / at_once + own
+
+    return min((splits for splits in (1, 2, 4, 8, 16) if splits == 1 or inputs // splits >= 512), key=pieces_in_turn)
 
 
 def _tuned_tile(
@@ -261,7 +297,10 @@ def _tuned_tile(
     if is_row:
         otherwise = choose_row_tile(num_outputs, inputs, processors)
     else:
-        otherwise = choose_tile(num_rows, num_outputs, inputs, processors, target, grouped=group > 0)
+        width = {"plain": float(x.itemsize), "int4": 0.5}.get(form, 1.0)
+        otherwise = choose_tile(
+            num_rows, num_outputs, inputs, processors, target, grouped=group > 0, weight_bytes=width
+        )
     sizes = {"rows": triton.next_power_of_2(num_rows), "outputs": num_outputs, "inputs": inputs}
     config = platform.config(
         "matmul", x.device, otherwise.config, sizes=sizes, form=form, group=group, dtype=x.dtype,
