@@ -94,7 +94,7 @@ from quire_distributed import TorchRendezvous
 from quire_distributed.direct_sums import open_direct_sums
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 port, rank, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-group = TorchRendezvous("127.0.0.1", port, rank, 2).group("tp", range(2))
+group = TorchRendezvous("127.0.0.1", port, rank, 2).group("tp", range(2), custom_all_reduce=True)
 on = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
 if device == "cpu":
     assert open_direct_sums(group, on, group._store, "x") is None

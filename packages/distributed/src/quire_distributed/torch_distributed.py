@@ -78,7 +78,7 @@ class TorchRendezvous:
         self._host = _own_address(master_addr, self.port)
 
     def group(
-        self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0, custom_all_reduce: bool = True
+        self, name: str, ranks: Sequence[int], *, silence_s: float = 10.0, custom_all_reduce: bool = False
     ) -> Collectives:
         """Collectives of some of the ranks, `SingleRank` of one. Each of them calls this, with the same name and ranks.
 
@@ -119,7 +119,7 @@ class TorchCollectives(ExchangeCollectives):
         host: Address of this host that the others reach.
         silence_s: How long nothing may be heard of a rank before it counts as gone.
         custom_all_reduce: Whether GPUs of one host read small sums from each other's memory where they can
-            (`direct_sums`), in the place of NCCL; as `--disable-custom-all-reduce` of vLLM, the other way round.
+            (`direct_sums`), in the place of NCCL. A kernel waits for a rank that is gone without end, then.
 
     Raises:
         RuntimeError: The others did not come in time.
@@ -133,7 +133,7 @@ class TorchCollectives(ExchangeCollectives):
         *,
         host: str,
         silence_s: float = 10.0,
-        custom_all_reduce: bool = True,
+        custom_all_reduce: bool = False,
     ) -> None:
         super().__init__(rank, size)
         self._custom_all_reduce = custom_all_reduce
@@ -271,7 +271,10 @@ class TorchCollectives(ExchangeCollectives):
         return self.all_gather(self.reduce_scatter(flat, 0, sizes), 0, sizes).view(x.shape)
 
     def _direct_sums_of(self, device: torch.device) -> DirectSums | None:
+        """None where NCCL serves, as for sums that are captured before one was not."""
         if device not in self._direct_sums:  # every rank comes here with its first sum on a GPU
+            if torch.cuda.is_current_stream_capturing():
+                return None
             token = self._store.get("token").decode()
             store = _dist.PrefixStore("direct sums", self._store)
             self._direct_sums[device] = open_direct_sums(self, device, store, f"quire {token}")
