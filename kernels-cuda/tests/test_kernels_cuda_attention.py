@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,13 +103,45 @@ def test_tokens_in_trees(features: str) -> None:
           roots={0: 37, 2: 25}, **tensors(FEATURES[features], 4, torch.float32))  # fmt: skip
 
 
-@pytest.mark.parametrize("num_splits", [2, 8])
-def test_splits(num_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More splits than there are keys to share, too."""
+@pytest.mark.parametrize(("num_splits", "vendor"), [(2, "cuda"), (8, "cuda"), (8, "hip")])
+def test_splits(num_splits: int, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More splits than there are keys to share, too; their results are joined by the last one, or by a kernel."""
     monkeypatch.setattr(attention, "num_splits", lambda *_: num_splits)
+    target = replace(NVIDIA_TARGETS["sm_90"], vendor=vendor)
+    platform = Platform(targets={}, target_of=lambda device: target)
     for window in (None, 20):
-        check(in_small_pieces, [(1, 90), (1, 1), (5, 70), (1, 16)], heads=(4, 1),
+        check(partial(in_small_pieces, platform=platform), [(1, 90), (1, 1), (5, 70), (1, 16)], heads=(4, 1),
               sliding_window=window, sinks=torch.linspace(-1, 1, 4))  # fmt: skip
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU says in which order programs run")
+def test_splits_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever ends last, results have the same bits; counts are zero again for the next layer. Rows of padding have
+    no keys."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    def launch() -> torch.Tensor:
+        return in_small_pieces(query, cache, layout, scale=0.3)
+
+    monkeypatch.setattr(attention, "num_splits", lambda *_: 4)
+    torch.manual_seed(0)
+    layout, num_blocks = random_layout(random.Random(0), [(1, 90), (1, 3), (2, 40)], 16, shuffle=True)
+    cache = cache_of(layout, num_blocks, (2, 16), "float32", None)
+    query = torch.randn(4, 6, 16)
+    first, again = launch(), launch()
+    place = interpreter_builder.set_grid_idx
+    others: list[int] = []
+
+    def backwards(x: int, y: int, z: int) -> None:
+        others.append(interpreter_builder.grid_dim[2])
+        place(x, y, others[-1] - 1 - z)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)
+    assert torch.equal(first, launch())
+    assert torch.equal(first, again)
+    assert set(others) == {4}
+    counts = [each for key, each in layout.derived.items() if key == ("triton arrived", 2)]
+    assert [each.tolist() for each in counts] == [[[0, 0]] * 3]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -63,7 +63,7 @@ def listed(**settings):
 
 with_all = listed()
 names = {build.kernel.__name__ for build in with_all}
-assert names >= {"attend_tiles", "combine_splits", "look_kernel", "draw_kernel", "best_token_kernel", "tokens_kernel",
+assert names >= {"attend_tiles", "look_kernel", "draw_kernel", "best_token_kernel", "tokens_kernel",
                  "matmul_kernel", "rms_norm_kernel", "gate_kernel", "rotate_and_write_kernel",
                  "embedding_kernel"}, names
 assert not names & {"write_kv_cache_kernel", "rotary_kernel"}, "what is one kernel needs no others"

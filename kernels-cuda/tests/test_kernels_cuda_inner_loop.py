@@ -46,6 +46,12 @@ def test_the_innermost_loop_with_loads_is_counted() -> None:
     assert inner_loop_of_amdgcn(AMDGCN) == InnerLoop(instructions=4, load_bytes=17, bytes_per_load=8.5)
 
 
+def test_what_other_programs_wrote_is_not_counted() -> None:
+    """Joining what was attended to in pieces reads more in a turn than the loop over the keys."""
+    strong = SASS.replace("LDG.E R9", "LDG.E.128.STRONG.GPU R9")
+    assert inner_loop_of_sass(strong) == InnerLoop(instructions=5, load_bytes=32, bytes_per_load=16.0)
+
+
 def test_code_without_such_a_loop_has_none() -> None:
     assert inner_loop_of_sass(SASS.partition(".L_x_outer")[0]) is None
     assert inner_loop_of_amdgcn("") is None

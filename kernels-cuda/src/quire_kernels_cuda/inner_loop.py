@@ -23,7 +23,7 @@ class InnerLoop(NamedTuple):
     """That one thread loads from global memory in a turn."""
     bytes_per_load: float
     """Of its load instructions on average, at most 16; loads that a thread makes for its threads' common address count
-    as any."""
+    as any. Loads past the L1 cache, of what other programs have just written, do not count."""
 
 
 class _Line(NamedTuple):
@@ -61,7 +61,7 @@ def _sass_lines(text: str) -> Iterable[_Line]:
             yield _Line(label=label[1])
         elif found := _SASS_INSTRUCTION.match(line):
             name, *modifiers = found[1].split(".")
-            if name in ("LDG", "LDGSTS"):
+            if name in ("LDG", "LDGSTS") and "STRONG" not in modifiers:
                 yield _Line(load_bytes=next((_SASS_WIDTHS[each] for each in modifiers if each in _SASS_WIDTHS), 4))
             elif name == "BRA":
                 target = re.search(r"`\((\.L[\w.]*)\)", found[2])

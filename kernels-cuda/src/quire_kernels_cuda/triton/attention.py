@@ -18,6 +18,7 @@ from quire_kernels_cuda.triton.attention_steps import (
     MAX_SPLITS,
     MIN_TILE,
     Lengths,
+    arrival_counts,
     lengths_of,
     meta_layout,
     num_splits,
@@ -166,17 +167,20 @@ def _decode(call: _Call, block_q: int) -> None:
         longest = min(longest, call.sliding_window + config.blocks["BLOCK_N"])
     programs = call.num_seqs * call.num_kv_heads
     splits = num_splits(call.query.device, programs, longest, config.blocks["BLOCK_N"])
-    part_out, part_weight = call.out, call.out  # not written without splits
+    part_out, part_weight, arrived = call.out, call.out, call.out  # not used without splits
     if splits > 1:
         # By sequence, not by token: beside a long prompt a row for every token would take gigabytes.
         shape = (call.num_seqs * block_q, call.query.shape[1], splits)
         part_weight = torch.empty(shape, dtype=torch.float32, device=call.query.device)
         part_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=call.query.device)
+    joins = splits > 1 and call.target.vendor == "cuda"
+    if joins:
+        arrived = arrival_counts(call.layout, call.num_kv_heads)
     grid = (call.num_seqs, call.num_kv_heads, splits)
     block_m = max(MIN_TILE, triton.next_power_of_2(block_q * call.queries_per_kv_head))
-    _attend(call, grid, (0, FEW_TOKENS), config, (part_out, part_weight), ONE_TILE_EACH=True, IS_SPLIT=splits > 1,
-            BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
-    if splits > 1:
+    _attend(call, grid, (0, FEW_TOKENS), config, (part_out, part_weight, arrived), ONE_TILE_EACH=True,
+            IS_SPLIT=splits > 1, JOINS=joins, BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
+    if splits > 1 and not joins:
         combine_splits[(call.num_seqs, call.query.shape[1], block_q)](
             part_out, part_weight, call.layout.query_start_loc, call.out, FEW_TOKENS, splits,
             call.query.shape[1], *call.out.stride()[:2], D=head_dim, D_PADDED=padded(head_dim),
@@ -191,8 +195,8 @@ def _prefill(call: _Call) -> None:
     block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(call.queries_per_kv_head))
     block_q = block_m // call.queries_per_kv_head
     grid = (call.query.shape[0] // block_q + call.num_seqs, call.num_kv_heads, 1)
-    _attend(call, grid, (FEW_TOKENS + 1, 1 << 30), config, (call.out, call.out), ONE_TILE_EACH=False, IS_SPLIT=False,
-            BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
+    _attend(call, grid, (FEW_TOKENS + 1, 1 << 30), config, (call.out,) * 3, ONE_TILE_EACH=False, IS_SPLIT=False,
+            JOINS=False, BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
 
 
 def _attend(
@@ -200,7 +204,7 @@ def _attend(
     grid: tuple[int, int, int],
     query_lens: tuple[int, int],
     config: LaunchConfig,
-    parts: tuple[Tensor, Tensor],
+    parts: tuple[Tensor, Tensor, Tensor],
     **constants: Any,
 ) -> None:
     cache, row_scales, cache_format = _cache_pointers(call.kv_cache, call.target)
@@ -243,6 +247,7 @@ def _attend(
         HAS_SLOPES=call.alibi_slopes is not None,
         HAS_PATHS=layout.paths is not None,
         BLOCK_N=config.blocks["BLOCK_N"],
+        ROWS=triton.next_power_of_2(constants["BLOCK_Q"] * call.queries_per_kv_head),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **constants,

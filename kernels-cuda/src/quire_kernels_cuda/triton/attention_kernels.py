@@ -3,9 +3,9 @@
 A program attends with the queries of a tile: BLOCK_Q neighbouring tokens of one sequence, times the G query heads that
 read the same key-value head, so that keys and values are loaded once for all of them. It walks over the keys in steps
 of BLOCK_N with an online softmax (Milakov & Gimelshein 2018; Dao 2023, algorithm 1), in base 2. Where IS_SPLIT, a
-sequence's keys are divided among num_splits programs (Dao et al. 2023, "Flash-Decoding") and `combine_splits` puts
-their results together. Grids depend on counts that the host knows; lengths are read from device memory, so that a
-captured graph serves sequences as they grow.
+sequence's keys are divided among num_splits programs (Dao et al. 2023, "Flash-Decoding"). Where JOINS, the one that
+ends last puts their results together, else `combine_splits` does. Grids depend on counts that the host knows; lengths
+are read from device memory, so that a captured graph serves sequences as they grow.
 
 Shape legend: M rows of a tile = BLOCK_Q * G, padded to a power of two; N keys of a step; D head dimension, padded to a
 power of two. The cache's formats are those of `quire_ops.kv_cache_ops`.
@@ -21,6 +21,8 @@ __all__ = ["LOG2E", "attend_tiles", "combine_splits", "places_on_paths", "sequen
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = tl.constexpr(1 << 30)
 """Position of what a token does not see."""
+MAX_JOINED = tl.constexpr(8192)
+"""Numbers of the results of splits that a program reads at once."""
 
 
 @triton.jit
@@ -214,10 +216,66 @@ def _cells(is_row, D: tl.constexpr, D_PADDED: tl.constexpr, FORMAT: tl.constexpr
 
 @triton.jit
 def _keys_of_split(begin, end, split, num_splits, BLOCK_N: tl.constexpr):
-    """The keys from begin to end that one of `num_splits` programs attends to, in whole tiles."""
-    num_tiles = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
-    begin += split * num_tiles * BLOCK_N
-    return begin, tl.minimum(end, begin + num_tiles * BLOCK_N)
+    """The keys from begin to end that one of `num_splits` programs attends to, in whole tiles; and how many programs,
+    the first ones, have any, at least one."""
+    split_keys = tl.maximum(tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits), 1) * BLOCK_N
+    num_used = tl.maximum(tl.cdiv(end - begin, split_keys), 1)
+    begin += split * split_keys
+    return begin, tl.minimum(end, begin + split_keys), num_used
+
+
+@triton.jit
+def _is_last(arrived, num_programs):
+    """Whether num_programs - 1 others came here before: then all that they wrote is seen by all threads of this one.
+
+    The barrier orders a program's writes before its atomic addition, which one thread makes; that releases them, and
+    acquires what those before have released; what it returns goes to the other threads behind another barrier. Triton
+    compiles it so for NVIDIA's GPUs. On AMD's the barrier does not wait until other warps' writes are done.
+
+    arrived: int32, zero before the first and after the last.
+    """
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == num_programs - 1
+    if is_last:
+        tl.store(arrived, 0)
+    return is_last
+
+
+@triton.jit
+def _write_joined(
+    out, part_out, part_weight, seq, query_begin, query_len, kv_head, num_splits, num_used, stride_out_token,
+    stride_out_head, NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    BLOCK_Q: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The results of the first `num_used` splits, each as heavy as its weights, in their order whichever ended last."""
+    PARTS: tl.constexpr = max(1, min(64, MAX_JOINED // (ROWS * D_PADDED)))
+    rows = tl.arange(0, ROWS)
+    is_row = (rows < BLOCK_Q * G) & (rows // G < query_len)
+    head = kv_head * G + rows % G
+    lanes = tl.arange(0, D_PADDED)
+    first_part = ((seq.to(tl.int64) * BLOCK_Q + rows // G) * NUM_HEADS + head) * num_splits
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D_PADDED], tl.float32)
+    for first in range(0, num_used, PARTS):
+        split = first + tl.arange(0, PARTS)
+        is_part = (split < num_used)[:, None] & is_row[None, :]
+        part = first_part[None, :] + split[:, None]
+        weight = tl.load(part_weight + part, mask=is_part, other=-float("inf"), cache_modifier=".cg")
+        is_number = is_part[:, :, None] & (lanes < D)[None, None, :]
+        at = part_out + part[:, :, None] * D + lanes[None, None, :]
+        values = tl.load(at, mask=is_number, other=0.0, cache_modifier=".cg")  # others wrote it
+        higher = tl.maximum(top, tl.max(weight, 0))
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        shrink = tl.exp2(top - base)
+        weight = tl.exp2(weight - base[None, :])
+        total = total * shrink + tl.sum(weight, 0)
+        acc = acc * shrink[:, None] + tl.sum(values * weight[:, :, None], 0)
+        top = higher
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    begins = (query_begin + rows // G).to(tl.int64) * stride_out_token + head * stride_out_head
+    at = out + begins[:, None] + lanes[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=is_row[:, None] & (lanes < D)[None, :])
 
 
 @triton.jit
@@ -236,7 +294,7 @@ def _softmax_start(sinks, is_row, split, HAS_SINKS: tl.constexpr, BLOCK_M: tl.co
                             "stride_paths"])  # fmt: skip
 def attend_tiles(
     query, cache, row_scales, kv_scale, block_table, query_start_loc, seq_lens, sinks, alibi_slopes, paths,
-    out, part_out, part_weight,
+    out, part_out, part_weight, arrived,
     num_seqs, num_splits, min_query_len, max_query_len, scale, soft_cap, window,
     stride_query_token, stride_query_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_token, stride_table, stride_paths,
@@ -244,6 +302,7 @@ def attend_tiles(
     FORMAT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
     HAS_PATHS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    JOINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Attention of the sequences that have min_query_len to max_query_len tokens in this step.
 
@@ -258,6 +317,9 @@ def attend_tiles(
         part_out: [S * BLOCK_Q, Hq, num_splits, D] float32, the result of each split; tokens of a sequence from BLOCK_Q
             times its number on. part_weight: [S * BLOCK_Q, Hq, num_splits] float32, the base-2 logarithm of the sum of
             its weights. Written instead of `out` where IS_SPLIT, which only launches of ONE_TILE_EACH are.
+        arrived: [S, Hkv] int32, zeros, which are left as zeros: how many splits have ended, if JOINS. Then the last one
+            writes `out`, and splits without keys write nothing.
+        ROWS: BLOCK_Q * G to a power of two.
     """
     seq, first = _first_token(query_start_loc, num_seqs, ONE_TILE_EACH, BLOCK_Q)
     kv_head = tl.program_id(1)
@@ -293,8 +355,13 @@ def attend_tiles(
         earliest = tl.min(tl.where(is_row, positions, first_position), 0)
     if HAS_WINDOW:
         begin = tl.maximum(earliest - window + 1, 0) // BLOCK_N * BLOCK_N
+    num_used = 1
     if IS_SPLIT:
-        begin, end = _keys_of_split(begin, end, split, num_splits, BLOCK_N)
+        begin, end, num_used = _keys_of_split(begin, end, split, num_splits, BLOCK_N)
+        if not JOINS:  # all are read
+            num_used = num_splits
+        if split >= num_used:
+            return
 
     top, total = _softmax_start(sinks + head, is_row, split, HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, D_PADDED], tl.float32)
@@ -327,13 +394,20 @@ def attend_tiles(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if HAS_KV_SCALE:
         acc *= tl.load(kv_scale + NUM_HEADS // G + kv_head)
-    if not IS_SPLIT:
+    if num_used == 1:
         out_at = query_row[:, None] * stride_out_token + (head * stride_out_head)[:, None] + element[None, :]
         tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=is_cell)
-    else:
-        part = ((seq.to(tl.int64) * BLOCK_Q + token) * NUM_HEADS + head) * num_splits + split
-        tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
-        tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
+    if IS_SPLIT:
+        if num_used > 1:
+            part = ((seq.to(tl.int64) * BLOCK_Q + token) * NUM_HEADS + head) * num_splits + split
+            tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
+            tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
+            if JOINS:
+                if _is_last(arrived + seq * (NUM_HEADS // G) + kv_head, num_used):
+                    _write_joined(
+                        out, part_out, part_weight, seq, query_begin, query_len, kv_head, num_splits, num_used,
+                        stride_out_token, stride_out_head, NUM_HEADS, G, D, D_PADDED, BLOCK_Q, ROWS,
+                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["max_query_len", "num_splits", "num_heads"])

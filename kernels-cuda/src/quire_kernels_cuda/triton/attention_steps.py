@@ -17,7 +17,7 @@ from quire_interfaces import FEW_TOKENS
 from quire_kernels_cuda.platform import num_multiprocessors
 from quire_ops import PagedLayout
 
-__all__ = ["MAX_SPLITS", "MIN_TILE", "Lengths", "lengths_of", "meta_layout", "num_splits", "padded"]
+__all__ = ["MAX_SPLITS", "MIN_TILE", "Lengths", "arrival_counts", "lengths_of", "meta_layout", "num_splits", "padded"]
 
 MAX_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
@@ -48,6 +48,17 @@ def lengths_of(layout: PagedLayout) -> Lengths:
         lengths = Lengths(max(few, default=0), has_many, max(layout.kv_lens, default=0))
         layout.derived["triton"] = lengths
     return lengths
+
+
+def arrival_counts(layout: PagedLayout, num_kv_heads: int) -> Tensor:
+    """[S, num_kv_heads] int32 zeros, in which programs that share a sequence's keys count how many have ended; a launch
+    leaves zeros. Of the step alone, and of its graph: launches of other steps, which may run beside it, have others."""
+    key = ("triton arrived", num_kv_heads)
+    counts: Tensor | None = layout.derived.get(key)
+    if counts is None:
+        size = len(layout.query_lens), num_kv_heads
+        counts = layout.derived[key] = torch.zeros(size, dtype=torch.int32, device=layout.seq_lens.device)
+    return counts
 
 
 def num_splits(device: torch.device, programs: int, longest: int, keys_per_step: int) -> int:
