@@ -28,6 +28,7 @@ if torch.version.hip is not None and torch.cuda.is_available():
     from test_kernels_cuda_rotate_and_write import *  # noqa: F403
     from test_kernels_cuda_rounding import *  # noqa: F403
     from test_kernels_cuda_routing import *  # noqa: F403
+    from test_kernels_cuda_row_linear import test_linear_add, test_norm_linear  # noqa: F401
     from test_kernels_cuda_sampling import *  # noqa: F403
     from test_kernels_cuda_step_inputs import *  # noqa: F403
 

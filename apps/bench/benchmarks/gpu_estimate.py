@@ -8,8 +8,9 @@
 The launches are those of the real step: it runs on tensors without memory, with the kernels and the configurations of
 the named GPU, and everything that would be launched is noted with its arguments. Each launch takes the time that its
 bytes take at the GPU's rate of reading, or its operations at the rate of its matrix units, whichever is more, by a
-share that kernels of its kind reach; and some microseconds for starting and ending. Kernels that widen weights or keys
-also take the time of their instructions: they are compiled, and turns of their inner loops counted. Shares and
+share that kernels of its kind reach; and some microseconds for starting and ending. Kernels that widen weights or keys,
+and those of our own in the place of the library's, also take the time of their instructions: they are compiled, and
+turns of their inner loops counted. Shares and
 microseconds are fitted to an H100's measured steps (`docs/gpu.md`), so an estimate says how a change moves a step, not
 what a kernel that nobody has timed will do. Layers are counted by a network of one and one of two.
 """
@@ -86,7 +87,8 @@ MEASURED_MS = {
     ("8b", 1, 1024): 6.20, ("8b", 16, 1024): 7.09, ("8b", 64, 1024): 9.91,
     ("0.6b", 1, 1024): 1.29, ("0.6b", 16, 1024): 2.10, ("0.6b", 64, 1024): 4.50,
 }  # fmt: skip
-"""Steps of an H100 (docs/gpu.md): shape, requests, tokens of each -> milliseconds."""
+"""Steps of an H100 (docs/gpu.md): shape, requests, tokens of each -> milliseconds. Measured before a request alone had
+products of its own (`row_linear.py`): these two were estimated 6.14 and 1.29 ms then."""
 STEPS = [Step(shape, "h100", batch, context) for shape, batch, context in MEASURED_MS] + [
     Step("8b", "h200", 1), Step("8b", "h200", 64), Step("0.6b", "h200", 1),
     Step("8b", "h200", 1, weights="int4"), Step("8b", "h200", 64, kv_cache_dtype="int8"),
@@ -104,6 +106,11 @@ so that the six steps that an H100 has measured are met within 1.1 %."""
 JOIN_US = 1.5
 """Of a launch whose last program puts together what others wrote, assumed: until writes are in the L2 cache, an atomic
 addition, and reading there."""
+LATENCY_US = 0.8
+"""From a load of memory to its numbers while the memory is busy, assumed: what a kernel must have under way."""
+COUNTED = ("row_linear_kernel",)
+"""Kernels of our own in the place of the library's, which nothing was fitted to: their instructions are always counted,
+and what they have under way."""
 BLOCK = 16
 
 
@@ -119,16 +126,20 @@ class Launch:
     """Of matrix products."""
     build: Any = None
     """What Triton compiles; None of torch's kernels."""
+    num_programs: int = 0
     num_turns: int = 0
     """Of the inner loops of all its programs."""
     num_instructions: float = 0.0
     """Of all warps in these, where they are counted."""
     joins: bool = False
     """Its last program puts together what others wrote."""
+    bytes_under_way: float = math.inf
+    """That all programs which run at once have asked for in a turn, where it is counted."""
 
     def seconds(self, device: Device) -> float:
         """What it takes."""
         memory_s = self.num_bytes / device.read_bytes_per_s / SHARES[self.kind]
+        memory_s = max(memory_s, self.num_bytes * LATENCY_US * 1e-6 / self.bytes_under_way)
         compute_s = self.num_operations / device.flop_per_s / SHARES[self.kind]
         issue_s = self.num_instructions / device.warp_instructions_per_s / SHARES[self.kind]
         fixed_us = LAUNCH_US[self.kind] + JOIN_US * self.joins
@@ -227,26 +238,43 @@ def step_launches(step: Step, num_layers: int) -> list[Launch]:
         wanted = (step.batch, SampleMode.SAMPLED if step.drawn else SampleMode.ARGMAX)
         if runner.graphs.captured.index(wanted) != int(step.drawn):
             raise RuntimeError(f"graphs are captured in another order: {runner.graphs.captured}")
-    if not step.counts_instructions:
-        return found
-    return [replace(each, num_instructions=each.num_turns * _turn(each.build, step)) for each in found]
+    return [_counted(each, step) if step.counts_instructions or each.name in COUNTED else each for each in found]
 
 
-_TURNS: list[tuple[Any, int]] = []
+def _counted(launch: Launch, step: Step) -> Launch:
+    """With what only the compiled kernel tells."""
+    if launch.build is None:
+        return launch
+    found = _resources(launch.build, step)
+    instructions = launch.num_turns * (found.loop_instructions or 0) * found.num_warps
+    if launch.name not in COUNTED:
+        return replace(launch, num_instructions=instructions)
+    from quire_kernels_cuda.targets import NVIDIA_TARGETS
+
+    constants, threads = launch.build.constants, 32 * found.num_warps
+    tiles = 1 + (constants["ACTIVATION"] != "none")
+    ahead = min(constants["NUM_STAGES"] - 1, launch.num_turns / launch.num_programs)  # turns that are loaded ahead
+    of_program = constants["BN"] * constants["BK"] * 2 * tiles * ahead  # bfloat16
+    processors = NVIDIA_TARGETS[DEVICES[step.device].target].multiprocessors
+    at_once = min(REGISTERS // (-(-found.registers // 8) * 8 * threads), THREADS // threads)
+    at_once = min(at_once, SHARED_BYTES // (found.shared_bytes + 1024), launch.num_programs / processors)
+    return replace(launch, num_instructions=instructions, bytes_under_way=processors * at_once * of_program)
 
 
-def _turn(build: Any, step: Step) -> int:
-    """Instructions of all warps of a program in a turn of a kernel's inner loop; compiled once for each kernel."""
+REGISTERS, THREADS, SHARED_BYTES = 65536, 2048, 228 << 10
+"""Of a multiprocessor of sm_90."""
+_MEASURED: list[tuple[Any, Any]] = []
+
+
+def _resources(build: Any, step: Step) -> Any:
+    """What a kernel takes and does; compiled once for each."""
     from quire_kernels_cuda.ahead_of_time import measure
     from quire_kernels_cuda.targets import NVIDIA_TARGETS
 
-    if build is None:
-        return 0
-    known = next((number for other, number in _TURNS if other == build), None)
+    known = next((found for other, found in _MEASURED if other == build), None)
     if known is None:
-        found = measure(build, NVIDIA_TARGETS[DEVICES[step.device].target])
-        known = (found.loop_instructions or 0) * found.num_warps
-        _TURNS.append((build, known))
+        known = measure(build, NVIDIA_TARGETS[DEVICES[step.device].target])
+        _MEASURED.append((build, known))
     return known
 
 
@@ -414,7 +442,8 @@ def _noted(found: list[Launch], step: Step, caches: set[int]) -> Iterator[None]:
         noted = _launch(self.__name__, tensors((args, kwargs)), [], step, caches)
         values = dict(zip(self.arg_names, args, strict=False)) | kwargs
         if noted.kind != "other":
-            noted = replace(noted, build=build, num_turns=_num_turns(values, grid, step.context))
+            noted = replace(noted, build=build, num_programs=math.prod(grid),
+                            num_turns=_num_turns(values, grid, step.context))  # fmt: skip
         if values.get("JOINS"):
             parts = sum(values[name].numel() * values[name].itemsize for name in ("part_out", "part_weight"))
             noted = replace(noted, joins=True, num_bytes=noted.num_bytes + parts)  # written and read

@@ -37,6 +37,7 @@ FAMILIES = (
     "rotary",
     "rounding",
     "routing",
+    "row_linear",
     "sampling",
     "step_inputs",
     "vocabulary",

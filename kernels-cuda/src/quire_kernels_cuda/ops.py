@@ -55,6 +55,8 @@ SERVED = (
     Served(op=ops.linear, module="linear"),
     Served(op=ops.lm_head, module="linear"),
     Served(op=ops.gated_linear, module="gated"),
+    Served(op=ops.norm_linear, module="row_linear"),
+    Served(op=ops.linear_add, module="row_linear"),
     Served(op=ops.int8_linear, module="linear"),
     Served(op=ops.grouped_linear, module="linear"),
     Served(op=ops.w8a8_linear, module="w8a8", batch_invariant=True),

@@ -44,6 +44,12 @@ def test_products() -> None:
     gate, up = F.linear(x, torch.cat((weight, weight.flip(0))), torch.cat((bias, bias))).chunk(2, -1)
     both = ops.gated_linear(x, torch.cat((weight, weight.flip(0))), torch.cat((bias, bias)), "silu")
     assert torch.allclose(both, F.silu(gate) * up)
+    gain, residual = rand(7), rand(5, 6)
+    normed = F.rms_norm(x, (7,), gain, 1e-5)
+    assert torch.allclose(ops.norm_linear(x, gain, 1e-5, weight, bias, None), F.linear(normed, weight, bias))
+    gate, up = F.linear(normed, weight).chunk(2, -1)
+    assert torch.allclose(ops.norm_linear(x, gain, 1e-5, weight, None, "gelu"), F.gelu(gate, approximate="tanh") * up)
+    assert torch.allclose(ops.linear_add(x, weight, bias, residual), residual + F.linear(x, weight, bias))
     heads, matrices = rand(3, 4, 7), rand(4, 6, 7)
     assert torch.allclose(ops.head_linear(heads, matrices)[:, 2], F.linear(heads[:, 2], matrices[2]))
 

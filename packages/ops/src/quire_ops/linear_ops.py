@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.activations import GATED_ACTIVATIONS
+from quire_ops.norms import rms_norm
 from quire_ops.op import op
 from quire_ops.table import torch_backend_for
 
@@ -18,8 +19,10 @@ __all__ = [
     "gated_linear",
     "head_linear",
     "linear",
+    "linear_add",
     "lm_head",
     "lm_head_argmax",
+    "norm_linear",
     "torch_head_linear",
     "torch_lm_head",
 ]
@@ -64,6 +67,28 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     x."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return GATED_ACTIVATIONS[activation](gate, up)
+
+
+@op
+def norm_linear(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """`linear` of op `rms_norm`, or with an activation `gated_linear` of it; the norm need not be rounded to the
+    compute dtype before the product. Optional: where no backend has it, networks call the other ops. Meant for one row,
+    whose time is that of reading the weight. x [N, I], norm_weight [I], weight [O, I] or [2 * O, I], bias likewise ->
+    [N, O], dtype of x."""
+    normed = rms_norm(x.double(), norm_weight, eps)
+    if activation is None:
+        return linear(normed, weight, bias).to(x.dtype)
+    gate, up = linear(normed, weight, bias).to(x.dtype).chunk(2, dim=-1)
+    return GATED_ACTIVATIONS[activation](gate, up)
+
+
+@op
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """residual + `linear`, rounded once. Optional, and meant for one row, as `norm_linear` is. x [N, I], weight [O, I],
+    bias [O], residual [N, O] -> [N, O], dtype of x; residual stays as it is."""
+    return (residual.double() + linear(x.double(), weight, bias)).to(x.dtype)
 
 
 @op

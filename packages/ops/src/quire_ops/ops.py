@@ -22,7 +22,16 @@ from quire_ops.expert_outputs import expert_outputs, moe_sum
 from quire_ops.fused_moe import fused_moe
 from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv_cache
 from quire_ops.latent_attention import latent_attention, write_latent_cache
-from quire_ops.linear_ops import embedding, gated_linear, head_linear, linear, lm_head, lm_head_argmax
+from quire_ops.linear_ops import (
+    embedding,
+    gated_linear,
+    head_linear,
+    linear,
+    linear_add,
+    lm_head,
+    lm_head_argmax,
+    norm_linear,
+)
 from quire_ops.logit_edits import edit_logits
 from quire_ops.lora import lora_linear
 from quire_ops.maxsim import maxsim
@@ -87,6 +96,7 @@ __all__ = [
     "latent_attention_with_lse",
     "layer_norm",
     "linear",
+    "linear_add",
     "lm_head",
     "lm_head_argmax",
     "lora_linear",
@@ -94,6 +104,7 @@ __all__ = [
     "maxsim",
     "merge_attention_states",
     "moe_sum",
+    "norm_linear",
     "paged_attention",
     "paged_attention_with_lse",
     "penalize",

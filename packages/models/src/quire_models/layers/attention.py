@@ -37,6 +37,8 @@ class SelfAttention:
 
     cache: int
     """Index of its cache among those of a batch."""
+    qkv: MergedLinear
+    """Queries, keys and values of x."""
 
     __slots__ = (
         "_attend",
@@ -46,7 +48,6 @@ class SelfAttention:
         "_head_dim",
         "_head_sizes",
         "_norms",
-        "_qkv",
         "_query_growth",
         "_sinks",
         "_sinks_parameter",
@@ -56,6 +57,7 @@ class SelfAttention:
         "k_proj",
         "o_proj",
         "q_proj",
+        "qkv",
         "v_proj",
     )
 
@@ -65,7 +67,7 @@ class SelfAttention:
         scope: Scope of the attention itself.
         """
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(scope, each) for each in spec.projections())
-        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
+        self.qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         heads = spec.heads
         self._group = None if heads is None else scope.tp_group
         self._head_sizes = () if heads is None else tuple(each * spec.head_dim for each in heads.query_sizes)
@@ -120,7 +122,7 @@ class SelfAttention:
     @property
     def consumers(self) -> Sequence[Linear]:
         """The linear layers that take x."""
-        return self._qkv.layers
+        return self.qkv.layers
 
     def fused_weights(self) -> AttentionWeights | None:
         """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
@@ -148,11 +150,15 @@ class SelfAttention:
 
     def store(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> None:
         """Write keys and values of x [T, hidden_size], from which nothing attends."""
-        query, key, value = map(self._heads, self._qkv(x))
+        query, key, value = map(self._heads, self.qkv(x))
         self._write(query, key, value, cos, sin, batch)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        query, key, value = map(self._heads, self._qkv(x))
+        return self.o_proj(self.attend(self.qkv(x), cos, sin, batch))
+
+    def attend(self, projected: tuple[Tensor, ...], cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """What `qkv` makes of x -> [T, in_features of `o_proj`]; writes keys and values."""
+        query, key, value = map(self._heads, projected)
         gate: Tensor | None = None
         if self._gate is not None:  # beside each head's query
             query, gate = query.unflatten(1, (-1, 2)).unbind(2)
@@ -164,7 +170,7 @@ class SelfAttention:
             attended = self._gate(gate.flatten(1), attended)
         if self._group is not None:
             attended = self._group.all_gather(attended.contiguous(), dim=-1, sizes=self._head_sizes)
-        return self.o_proj(attended)
+        return attended
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[T, H * D] -> [T, H, D]."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.add_norm import AddNorm, consumers_of
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.one_row import OneRowLayer
 from quire_ops import DecoderLayerWeights
 
 __all__ = [
@@ -89,6 +91,9 @@ class SequentialBlock:
     both, and a layer of Mamba has no feed-forward network.
     """
 
+    one_row: OneRowLayer | None
+    """The layer of steps of one token, where a backend has ops for it. Once it is loaded."""
+
     __slots__ = (
         "attention_out_norm",
         "before_feed_forward",
@@ -96,6 +101,7 @@ class SequentialBlock:
         "feed_forward",
         "feed_forward_out_norm",
         "mixer",
+        "one_row",
         "residual_factor",
     )
 
@@ -122,10 +128,20 @@ class SequentialBlock:
         self.before_feed_forward = AddNorm(feed_forward_norm, consumers_of(feed_forward))
         self.attention_out_norm, self.feed_forward_out_norm = attention_out_norm, feed_forward_out_norm
         self.residual_factor = residual_factor
+        self.one_row = None
+        if isinstance(input_norm, RMSNorm) and residual_factor == 1.0:
+            input_norm.scope.when_loaded(self._bind)
+
+    def _bind(self) -> None:
+        if self.attention_out_norm is None and self.feed_forward_out_norm is None:
+            norms = self.before_mixer.norm, self.before_feed_forward.norm
+            self.one_row = OneRowLayer.bind(self.mixer, self.feed_forward, *norms)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor | None]:
+        if self.one_row is not None and len(x) == 1 and not self.one_row.is_adapted:
+            return self.one_row(x if residual is None else x + residual, cos, sin, batch), None
         if self.mixer is not None:
             normed, residual = self.before_mixer(x, residual)
             x = self.mixer(normed, cos, sin, batch)

@@ -141,6 +141,11 @@ class Linear:
         return weight if is_plain else None
 
     @property
+    def bias(self) -> Tensor | None:
+        """Of the rank's outputs. Once the weight is loaded."""
+        return self._weights.get("bias")
+
+    @property
     def method(self) -> LinearMethod | StoredLinear:
         """How it keeps its weight."""
         return self._method

@@ -102,8 +102,12 @@ class MergedLinear:
     def __call__(self, x: Tensor | QuantizedTokens) -> tuple[Tensor, ...]:
         if self._weights is None:
             return tuple(layer(x) for layer in self._layers)
-        whole = self._layers[0].method.apply(self._weights, x)
-        parts: tuple[Tensor, ...] = whole.split(self._sizes, dim=-1)
+        parts = self.split(self._layers[0].method.apply(self._weights, x))
         for layer, part in zip(self._layers, parts, strict=True):
             layer.adapt(part, x)
         return tuple(layer.gather(part) for layer, part in zip(self._layers, parts, strict=True))
+
+    def split(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """[N, outputs of all layers] -> views of it, [N, O] of each layer."""
+        parts: tuple[Tensor, ...] = whole.split(self._sizes, dim=-1)
+        return parts

@@ -57,14 +57,14 @@ class GatedMLP:
     """x [T, size] -> [T, size]: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
     __slots__ = (
-        "_act",
         "_act_and_mul",
-        "_gate_and_up",
         "_gated",
         "_quant",
         "_scope",
         "_split",
+        "act",
         "down_proj",
+        "gate_and_up",
         "gate_proj",
         "is_wide",
         "up_proj",
@@ -73,6 +73,10 @@ class GatedMLP:
     is_wide: bool
     """Gate and up are not rounded before they are multiplied: as in op `decoder_stack`, where that computes the network
     of one rank."""
+    act: str
+    """Name of the gate's activation."""
+    gate_and_up: MergedLinear
+    """Both products of x."""
 
     def __init__(self, spec: GatedMLPSpec, scope: Scope) -> None:
         """Args:
@@ -83,11 +87,11 @@ class GatedMLP:
         self.gate_proj, self.up_proj = (self._split.linear(scope, each) for each in (gate, up))
         self.down_proj = Linear.of(scope, down)
         self.is_wide = False
-        self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
-        self._act = spec.act
+        self.gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
+        self.act = spec.act
         self._act_and_mul = gated_activation(scope, spec.act)
         # A scale for quantizing a token is of all its numbers, which a rank does not have here.
-        quantizes = self._act in GATED_ACTIVATIONS and not self._split.is_sharded
+        quantizes = self.act in GATED_ACTIVATIONS and not self._split.is_sharded
         self._quant = ActivationQuant(scope, ops.gate_quant, [self.down_proj] if quantizes else [])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
@@ -95,42 +99,47 @@ class GatedMLP:
         scope.when_loaded(self._bind)
 
     def _bind(self) -> None:
-        weights = self._gate_and_up.plain_weights
+        weights = self.gate_and_up.plain_weights
         if weights is None or self._quant.activation_scheme is not None:
             return
-        if self._act not in GATED_ACTIVATIONS:
+        if self.act not in GATED_ACTIVATIONS:
             return
         backend = self._scope.choose(ops.gated_linear)
-        others = self._scope.choose(ops.linear), self._scope.choose(GATED_ACTIVATIONS[self._act])
+        others = self._scope.choose(ops.linear), self._scope.choose(GATED_ACTIVATIONS[self.act])
         if any(other.name != backend.name for other in others):
             return
         self._scope.chosen.append(backend)
         weight, bias = weights
-        self._gated = partial(backend.function, weight=weight, bias=bias, activation=self._act)
+        self._gated = partial(backend.function, weight=weight, bias=bias, activation=self.act)
+
+    @property
+    def takes_plain_rows(self) -> bool:
+        """Whether inner numbers are all computed here, and the layer behind them takes them as they are."""
+        return self.act in GATED_ACTIVATIONS and not (self._split.is_sharded or self.is_wide)
 
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
-        if self._gated is not None and not self._gate_and_up.is_adapted:
+        if self._gated is not None and not self.gate_and_up.is_adapted:
             assert isinstance(x, Tensor)  # plain weights take it as it is
             return self.down_proj(self._split.gather(self._gated(x)))
         if self.is_wide:
             inner = self._act_and_mul(self.gate_proj.wide(x), self.up_proj.wide(x)).to(self._scope.dtype)
             return self.down_proj(self._split.gather(inner))
-        gate, up = self._gate_and_up(x)
+        gate, up = self.gate_and_up(x)
         if self._quant.activation_scheme is None:
             return self.down_proj(self._split.gather(self._act_and_mul(gate, up)))
-        return self.down_proj(self._quant.function(gate, up, self._act, self._quant.activation_scheme))
+        return self.down_proj(self._quant.function(gate, up, self.act, self._quant.activation_scheme))
 
     @property
     def consumers(self) -> Sequence[Linear]:
         """The linear layers that take x."""
-        return self._gate_and_up.layers
+        return self.gate_and_up.layers
 
     def fused_weights(self) -> GatedWeights | None:
         """The network as data for op `decoder_stack`; None where a linear method keeps other forms of its weights."""
         weights = stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
         if weights is None:
             return None
-        return GatedWeights(**weights, activation=self._act, rank_widths=self._split.sizes)
+        return GatedWeights(**weights, activation=self.act, rank_widths=self._split.sizes)
 
 
 class MLP:
