@@ -79,8 +79,21 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         pass
 
+    def wait_event(self, event: object) -> None:
+        pass
+
     def record_event(self) -> Stream:
         return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Event:
+    """Of a stream, which has done all its work."""
+
+    def record(self, stream: Stream | None = None) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

@@ -18,7 +18,7 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.config import QuireConfig
 from quire.parallel.pipeline_parallel import num_steps_in_flight
 from quire.parallel.rank_config import rank_config
-from quire.parallel.rank_devices import devices_of_host, on_device_of_rank
+from quire.parallel.tensor_parallel import devices_of_host, on_device_of_rank
 from quire.plan import make_plan
 from quire_demo_model import checkpoint_path
 from quire_interfaces import ConfigError
@@ -55,6 +55,15 @@ def expected(experts_folder: str) -> dict[str | None, list[Any]]:
         with LLM(model, **SETTINGS) as alone:
             found[model] = tokens(alone)
     return found
+
+
+def test_ranks_on_devices_keep_blocks_in_the_host_memory_of_each(
+    expected: dict[str | None, list[Any]], notes: Notes
+) -> None:
+    with LLM(device="pretended", tensor_parallel_size=2, kv_offloading_size=0.01, **SETTINGS) as shared:
+        assert tokens(shared) == expected[None]
+        shared.reset_prefix_cache()
+        assert tokens(shared) == expected[None]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from quire.mm_encoder_only import build_encoder_parts, check_mm_encoder_only
 from quire.parallel.collective_rpc import RankCalls
 from quire.parallel.data_parallel import engine_ranks
 from quire.parallel.pipeline_parallel import num_steps_in_flight, with_table_at_end
-from quire.parallel.rank_devices import on_device_of_rank
 from quire.parallel.rank_groups import RankGroups
-from quire.parallel.tensor_parallel import config_of_ranks, mesh_of
+from quire.parallel.tensor_parallel import config_of_ranks, mesh_of, on_device_of_rank
 from quire.parallel.tensor_parallel_ranks import RankPayload, RankWorker, start_other_ranks
 from quire.plan import MemoryPlan, make_plan
 from quire.pooling.parts import build_pooling_parts

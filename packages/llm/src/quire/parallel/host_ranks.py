@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
-from quire.parallel.rank_devices import on_device_of_rank
-from quire.parallel.tensor_parallel import ranks_of_host
+from quire.parallel.tensor_parallel import on_device_of_rank, ranks_of_host
 from quire_distributed.host_ranks import start_ranks_of_hosts
 from quire_distributed.node import serve_node
 from quire_distributed.rank_handle import RankHandle

@@ -7,7 +7,7 @@ import os
 
 from quire.config import QuireConfig
 from quire.parallel.data_parallel import DataParallelConfig, engine_ranks
-from quire.parallel.rank_devices import device_number, num_ranks_of_host
+from quire.parallel.tensor_parallel import device_number, num_ranks_of_host
 from quire_interfaces.platforms import platform_of
 from quire_runner.affinity import split_cores
 

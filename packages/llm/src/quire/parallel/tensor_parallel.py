@@ -29,11 +29,15 @@ from quire_models.stages import stage
 __all__ = [
     "check_parallel",
     "config_of_ranks",
+    "device_number",
+    "devices_of_host",
     "interleaved",
     "kv_plan_of_rank",
     "memory_of_rank",
     "mesh_of",
     "model_of_rank",
+    "num_ranks_of_host",
+    "on_device_of_rank",
     "ranks_of_host",
     "stage_of_rank",
 ]
@@ -137,6 +141,39 @@ def memory_of_rank(config: QuireConfig, free_bytes: int) -> int:
         return free_bytes * config.parallel.pipeline_parallel_size
     sharers, num_stages = ranks_of_host(config)
     return free_bytes * config.parallel.pipeline_parallel_size // (num_stages * sharers)
+
+
+def num_ranks_of_host(config: QuireConfig) -> int:
+    """How many ranks of an engine a host has."""
+    return config.parallel.num_ranks // config.hosts.nnodes
+
+
+def device_number(device: str) -> int:
+    """Number of a device as a setting names it: 1 of "cuda:1", 0 of "cuda"."""
+    number = device.partition(":")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def devices_of_host(config: QuireConfig) -> list[str]:
+    """Devices of an engine's ranks on a host, in the order of the ranks: the one that the settings name (the first,
+    where they give no number) and those behind it; the same for all on the CPU."""
+    device, num_ranks = config.runner.device, num_ranks_of_host(config)
+    platform = platform_of(device)
+    if platform.is_host or num_ranks == 1:
+        return [device] * num_ranks
+    first = device_number(device)
+    return [f"{platform.name}:{first + rank}" for rank in range(num_ranks)]
+
+
+def on_device_of_rank(config: QuireConfig, rank: int) -> QuireConfig:
+    """The settings of a rank, with the device that it has.
+
+    Args:
+        config: Settings of all ranks; their device is that of the first rank of each host.
+        rank: Number of the rank in the engine.
+    """
+    device = devices_of_host(config)[rank % num_ranks_of_host(config)]
+    return dataclasses.replace(config, runner=dataclasses.replace(config.runner, device=device))
 
 
 def interleaved(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:

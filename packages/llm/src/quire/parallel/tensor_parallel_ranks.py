@@ -18,9 +18,8 @@ from quire.kv_tier import EngineTiers
 from quire.parallel.collective_rpc import RankCalls
 from quire.parallel.expert_parallel import BalancerStats
 from quire.parallel.host_ranks import are_elsewhere, start_ranks_elsewhere
-from quire.parallel.rank_devices import on_device_of_rank
 from quire.parallel.rank_groups import RankGroups
-from quire.parallel.tensor_parallel import kv_plan_of_rank, mesh_of
+from quire.parallel.tensor_parallel import kv_plan_of_rank, mesh_of, on_device_of_rank
 from quire.plan import MemoryPlan
 from quire_distributed import Mesh
 from quire_distributed.executor import MultiprocExecutor, start_ranks
