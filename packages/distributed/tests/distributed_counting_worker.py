@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ class CountingWorker:
 
     def __init__(self, factor: int, collectives: Collectives) -> None:
         self._factor, self._collectives = factor, collectives
+        self.ends = threading.Event()
+        """Set, a step ends that does not."""
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         if "fails on all" in output.request_ids:
@@ -23,6 +26,10 @@ class CountingWorker:
             raise ValueError("a step that fails there")
         own = torch.tensor([(self._collectives.rank + 1) * output.step_id * self._factor])
         total = int(self._collectives.all_reduce(own))
+        if "a rank goes" in output.request_ids:  # as where a device gives something when a rank is gone
+            self._collectives.abort("its device failed")
+        if "does not end" in output.request_ids and not self._collectives.rank:
+            self.ends.wait(20)
         return ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[total]])
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from distributed_counting_worker import CountingWorker
 
+import quire_distributed.executor
 from quire_distributed import SharedMemoryCollectives, SharedMemoryRendezvous
 from quire_distributed.executor import MultiprocExecutor, RankProcess, start_ranks
 from quire_interfaces import EngineDeadError, RankDeadError
@@ -99,6 +100,32 @@ def test_a_rank_that_is_killed_ends_the_engine_within_a_second(make: Make, waits
     assert "was ended by SIGKILL" in str(failure)
     with pytest.raises(RankDeadError, match="was ended by SIGKILL"):
         executor.ask("rank_times", 1)()
+
+
+def test_a_result_does_not_count_where_a_rank_was_gone_by_then(make: Make) -> None:
+    executor, _ = make()
+    failure = executor.execute(step(1, "a rank goes")).exception()
+    assert isinstance(failure, RankDeadError)
+    assert "its device failed" in str(failure)
+
+
+def test_a_step_that_does_not_end_when_a_rank_is_gone_ends_the_engine(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quire_distributed.executor, "STUCK_S", 0.1)
+    executor, (rank,) = make()
+    failures: list[RankDeadError] = []
+    runner: Any = executor._runner
+
+    def end(failure: RankDeadError) -> None:
+        failures.append(failure)
+        runner.ends.set()
+
+    executor.on_idle_failure = end
+    threading.Timer(0.3, os.kill, (rank.pid, signal.SIGKILL)).start()
+    executor.execute(step(1, "does not end"))
+    assert runner.ends.is_set()
+    assert "was ended by SIGKILL" in str(failures[0])
 
 
 def test_a_rank_that_cannot_start_says_why(make: Make) -> None:
