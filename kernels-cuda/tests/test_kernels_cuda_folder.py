@@ -96,6 +96,9 @@ assert "fp8_kernel" in {build.kernel.__name__ for build in found}
 cached = [build for build in found if build.kernel.__name__ == "attend_tiles"]
 assert {build.constants["HAS_KV_SCALE"] for build in cached} == {False, True}, "the files say which"
 found = of_quantized("experts", {"quant_method": "mxfp4"})
+in_blocks = {build.kernel.__name__ for build in found if build.constants.get("FORM") == "MXFP4"}
+assert in_blocks == {"expert_gate_kernel", "expert_down_kernel"}
+found = of_quantized("experts", {"quant_method": "mxfp4"}, disabled_linear_kernels=("block_linear",))
 products = [build for build in found if build.constants.get("FORM") == "int8"]
 assert {build.signature["scale_like"] for build in products} == {"*bf16", "*fp32"}
 assert {build.kernel.__name__ for build in products} == {"expert_gate_kernel", "expert_down_kernel"}

@@ -9,7 +9,9 @@ from test_ops_fused_moe import make_experts, make_step, widened
 
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.triton.moe import fused_moe
-from quire_ops import Experts, ops
+from quire_ops import Experts, LinearWeights, ops
+from quire_ops.block_formats import block_header, in_planes
+from quire_testkit.random_blocks import random_blocks
 
 CASES = [
     # tokens, experts, experts per token, width, inner width, activation, form, bias, dtype
@@ -69,3 +71,32 @@ def test_no_tokens_and_no_such_activation():
     assert fused_moe(placed)(*map(here, make_step(0, 64, 6, 2, torch.bfloat16))).shape == (0, 64)
     with pytest.raises(ConfigError, match="'tanh'; choose one of silu"):
         fused_moe(make_experts(2, 8, 8, torch.float32, act="tanh"))
+
+
+def in_block_planes(form: str, outputs: int, inputs: int, seed: int) -> LinearWeights:
+    weight, header = random_blocks(form, outputs, inputs, seed)
+    constants = header[1:] if form == "NVFP4" else None
+    return LinearWeights(in_planes(weight, form), scale=block_header(form, constants, planes=True))
+
+
+@pytest.mark.parametrize(("form", "down"), [("NVFP4", "MXFP4"), ("Q4_K", "Q6_K")])
+def test_experts_in_blocks(form, down):
+    up = tuple(in_block_planes(form, 256, 256, seed) for seed in range(6))
+    experts = Experts(
+        gate=up[:3],
+        up=up[3:],
+        down=tuple(in_block_planes(down, 256, 256, seed) for seed in range(3)),
+        activation="silu",
+    )
+    x, ids, weights = make_step(5, 256, 3, 2, torch.float32)
+    wanted = ops.fused_moe(experts)(x, ids, weights)
+    got = fused_moe(on_device(experts))(here(x), here(ids), here(weights)).cpu()
+    assert (got - wanted).abs().max() <= TOLERANCE[torch.float32] * wanted.abs().max()
+
+
+def test_experts_of_several_forms_are_refused():
+    q4, q6 = (in_block_planes(form, 256, 256, 0) for form in ("Q4_K", "Q6_K"))
+    with pytest.raises(ConfigError, match="one form of both"):
+        fused_moe(on_device(Experts(gate=(q4,), up=(q6,), down=(q4,), activation="silu")))
+    with pytest.raises(ConfigError, match="Q4_K and Q6_K; the kernel takes one form of a role"):
+        fused_moe(on_device(Experts(gate=(q4, q6), up=(q4, q4), down=(q4, q4), activation="silu")))

@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,12 @@ DEVICES = {
 share of its rated speed."""
 
 
+def _gguf(kind: str, num_layers: int) -> dict[str, Any]:
+    layer = [*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
+    names = [f"model.layers.{number}.{name}" for number in range(num_layers) for name in layer]
+    return {"quant_method": "gguf", "types": dict.fromkeys([*names, "model.embed_tokens", "lm_head"], kind)}
+
+
 class Step(NamedTuple):
     """A decode step."""
 
@@ -65,7 +72,7 @@ class Step(NamedTuple):
     context: int = 1024
     """Tokens of each."""
     weights: str = "plain"
-    """How weights are kept (`build_model(linear_method=)`)."""
+    """How weights are kept (`build_model(linear_method=)`); or a checkpoint's, of `STORED`."""
     kv_cache_dtype: str | None = None
     """Of keys and values; None for the network's own."""
     drawn: bool = False
@@ -83,6 +90,18 @@ class Step(NamedTuple):
         return self.weights != "plain" or self.kv_cache_dtype is not None
 
 
+STORED: dict[str, Callable[[int], dict[str, Any]]] = {
+    "nvfp4": lambda _: {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+    "mxfp4": lambda _: {
+        "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}}},
+    },
+    "nf4": lambda _: {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    **{kind: partial(_gguf, kind) for kind in ("Q4_K", "Q6_K", "IQ4_XS")},
+}  # fmt: skip
+"""Checkpoints whose weights stay in blocks -> their quantization_config, for so many layers; of GGUF files the
+embedding and the LM head, too."""
 MEASURED_MS = {
     ("8b", 1, 1024): 6.20, ("8b", 16, 1024): 7.09, ("8b", 64, 1024): 9.91,
     ("0.6b", 1, 1024): 1.29, ("0.6b", 16, 1024): 2.10, ("0.6b", 64, 1024): 4.50,
@@ -177,26 +196,29 @@ def _fake_runner(
     from quire_models import ModelConfig, build_model
     from quire_ops import kernel_builders
     from quire_quantization import methods
-    from quire_quantization.numbers import EXACT_SCALES, assumed_answers
+    from quire_quantization.numbers import BLOCK_CONSTANTS, EXACT_SCALES, assumed_answers
     from quire_runner import ModelRunner, RunnerConfig
     from quire_testkit.checkpoints import checkpoint_config
 
     methods._SEARCH_ELEMENTS = 1 << 40  # nothing has memory: weights are quantized in one piece
     like = "qwen3" if step.shape == "0.6b" else "llama"
     table = checkpoint_config(like, step.shape, num_hidden_layers=num_layers)
-    config = ModelConfig.from_dict({key: value for key, value in table.items() if key != "layer_types"})
+    stored = STORED.get(step.weights)
+    more = {} if stored is None else {"quantization_config": stored(num_layers)}
+    config = ModelConfig.from_dict({key: value for key, value in table.items() if key != "layer_types"} | more)
     target = DEVICES[step.device].target
     builder = next(each for each in kernel_builders() if target in each.targets)
     with builder.recording(target, step.device), torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
         network = build_model(
             config, dtype="bfloat16", device="cuda", attention_backend="triton", block_size=BLOCK,
-            linear_method=step.weights, kv_cache_dtype=step.kv_cache_dtype,
+            linear_method="plain" if stored else step.weights, kv_cache_dtype=step.kv_cache_dtype,
         )  # fmt: skip
         for parameter in network.parameters:
             dtype = parameter.dtype or network.dtype
             memory = parameter.memory(dtype, network.device)
             parameter.tensor = torch.empty(parameter.shape, dtype=dtype, device="cuda") if memory is None else memory
-        with assumed_answers({EXACT_SCALES: True}):  # methods round scales to the weight's dtype
+        # Methods round scales to the weight's dtype; whoever quantizes q, k and v together gives them one constant.
+        with assumed_answers({EXACT_SCALES: True, BLOCK_CONSTANTS: True}):
             network.finish_loading()
         plan = plan_kv_cache(config.kv_cache_specs(BLOCK, step.kv_cache_dtype or "bfloat16"), num_blocks=num_blocks)
         runner_config = RunnerConfig(device="cuda", dtype="bfloat16", **settings)
@@ -282,6 +304,8 @@ def _num_turns(values: dict[str, Any], grid: tuple[int, ...], context: int) -> i
     """Turns of the inner loops of a launch's programs: over keys, or over inputs of a product."""
     if "BLOCK_N" in values:
         return math.prod(grid) * math.ceil(context / values["num_splits"] / values["BLOCK_N"])
+    if "split_turns" in values:
+        return math.prod(grid) * values["split_turns"]
     if "inputs" in values:
         inputs, of_turn = values.get("split_inputs", values["inputs"]), values.get("BK", 128)
         return math.prod(grid) * math.ceil(inputs / of_turn)
@@ -375,7 +399,7 @@ PICKED = 1 << 20
 """Bytes from which on a table is taken to be read in places, by kernels that are no products."""
 
 
-PRODUCTS = ("linear", "mm", "matmul", "fp8_kernel", "w8a8_kernel", "best_token_kernel")
+PRODUCTS = ("linear", "mm", "matmul", "fp8_kernel", "w8a8_kernel", "block_row_kernel", "best_token_kernel")
 """What is in the name of a product's launch."""
 
 

@@ -21,6 +21,7 @@ __all__ = ["FAMILIES", "SHAPES", "Calls", "NetworkShape", "list_builds"]
 
 FAMILIES = (
     "attention",
+    "block_linear",
     "fp8",
     "gated",
     "gates",
@@ -69,7 +70,8 @@ class NetworkShape:
     sinks: bool = False
     alibi: bool = False
     weights: str = "plain"
-    """Form of the weights of linear layers and experts: "plain", "int8", "int4" (groups of 128), "fp8" (blocks)."""
+    """Form of the weights of linear layers and experts: "plain", "int8", "int4" (groups of 128), "fp8" (blocks),
+    "blocks" (each format of op `block_linear`)."""
     num_experts: int = 0
     recurrent: bool = False
     """Whether it has recurrent layers."""
@@ -104,9 +106,12 @@ _SHAPES: tuple[NetworkShape, ...] = (
     NetworkShape(name="llama-8b int8", weights="int8", **_LLAMA_8B),
     NetworkShape(name="llama-8b int4", weights="int4", recurrent=True, **_LLAMA_8B),
     NetworkShape(name="llama-8b fp8", weights="fp8", **_LLAMA_8B),
+    NetworkShape(name="llama-8b in blocks", weights="blocks", **_LLAMA_8B),
     NetworkShape(name="experts", num_experts=128, **_LLAMA_8B | {"intermediate_size": 768}),
     NetworkShape(name="experts int8", num_experts=128, weights="int8", **_LLAMA_8B | {"intermediate_size": 768}),
     NetworkShape(name="experts int4", num_experts=128, weights="int4", **_LLAMA_8B | {"intermediate_size": 768}),
+    NetworkShape(name="experts in blocks", num_experts=128, weights="blocks",
+                 **_LLAMA_8B | {"intermediate_size": 768}),
     NetworkShape(name="deepseek-v3", latent_rank=512, **_LLAMA_8B | {"num_heads": 128}),
     NetworkShape(name="gemma2-9b", hidden_size=3584, intermediate_size=14336, num_heads=16, num_kv_heads=8,
                  head_dim=256, vocab_size=256000, soft_cap=True, sliding_window=True),

@@ -42,6 +42,7 @@ class Served:
     device_lengths: bool = False
     device_query_lens: bool = False
     trees: bool = False
+    planes: bool = False
     many_registers: bool = False
     """It has no form for targets that have few (`Target.has_few_registers`)."""
     fp8_products: bool = False
@@ -59,11 +60,13 @@ SERVED = (
     Served(op=ops.linear_add, module="row_linear"),
     Served(op=ops.int8_linear, module="linear"),
     Served(op=ops.grouped_linear, module="linear"),
+    Served(op=ops.block_linear, module="block_linear", planes=True),
     Served(op=ops.w8a8_linear, module="w8a8", batch_invariant=True),
     Served(op=ops.fp8_linear, module="fp8", fp8_products=True),
     Served(op=ops.lora_linear, module="lora", device_lengths=True),
     Served(op=ops.lm_head_argmax, module="vocabulary"),
     Served(op=ops.embedding, module="vocabulary"),
+    Served(op=ops.quantized_embedding, module="block_linear", planes=True),
     Served(op=ops.rms_norm, module="norms", sizes=_ROW, batch_invariant=True),
     Served(op=ops.add_rms_norm, module="norms", sizes=_ROW, batch_invariant=True),
     Served(op=ops.add_rms_norm_quant, module="rounding", sizes=_ROW, batch_invariant=True),
@@ -164,6 +167,7 @@ def op_backends(
             device_lengths=served.device_lengths,
             device_query_lens=served.device_query_lens,
             trees=served.trees,
+            planes=served.planes,
             builder=builder,
             unavailable=reasons[served.op.name],
         )

@@ -27,6 +27,7 @@ from quire_models.gguf.grids import grid_of
 from quire_models.gguf.header import BLOCKS, read_header
 from quire_models.ledger import weight_ledger
 from quire_models.mixer_spec import LatentSelfAttentionSpec
+from quire_models.quantization_config import BLOCK_BYTES
 from quire_ops import OpRequest, is_in_blocks, op_table, ops
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 
@@ -169,7 +170,7 @@ def check_plan(network: Any) -> None:
     linears = [each for each in network.linears if each._weights]
     layers = [layer.stack_weights() for layer in linears]  # without those that latent attention has taken apart
     served = op_table().choose(ops.block_linear, OpRequest(dtype=torch.bfloat16)).name != "reference"
-    ledger = weight_ledger(network.config, "bfloat16", in_blocks=served)
+    ledger = weight_ledger(network.config, "bfloat16", in_blocks=frozenset(BLOCK_BYTES if served else ()))
     headers = [layer.scale for layer in layers if layer is not None and is_in_blocks(layer)]
     assert bool(headers) <= served
     kept = sum(t.nbytes for layer in layers if layer is not None for t in layer if isinstance(t, Tensor))
@@ -281,7 +282,7 @@ def test_memory_is_that_of_the_file(name: str, kind: str, tmp_path: Path) -> Non
     stored = sum(tensor.num_bytes for tensor in read_header(file).tensors.values())
     kept = bytes_of([network.embedding, network.layers, network._lm_head])
     assert 0.9 * stored <= kept <= 1.1 * stored
-    ledger = weight_ledger(network.config, "bfloat16", in_blocks=True)
+    ledger = weight_ledger(network.config, "bfloat16", in_blocks=frozenset(BLOCK_BYTES))
     assert sum(ledger.values()) == pytest.approx(kept, rel=0.02)
     ids = torch.tensor([0, 1, 5, 511])
     assert torch.equal(network.embedding(ids), oracle.model.embed_tokens.weight[ids].bfloat16())

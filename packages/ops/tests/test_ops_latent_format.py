@@ -53,8 +53,8 @@ def entries_of(rank: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     rows = torch.randn(7, width) * torch.tensor([1.0, 1e-3, 300.0, 1.0, 1e-20, 1.0, 1.0])[:, None]
     rows[3, :rank] = 0
     rows[5, :rank] = torch.linspace(-448, 448, rank) / 3
-    halves = torch.tensor([448.0, 17.0, 19.0, -17.0, 2.0**-10, 3 * 2.0**-10, -(2.0**-10), 432.0])
-    rows[6, :8], rows[6, 8:rank] = halves * 63, 0.0  # times 1 / 63 they are no halves any more
+    halves = torch.tensor([448.0, 17.0, 19.0, -17.0, 2.0**-10, 3 * 2.0**-10, -(2.0**-10), 416.0])
+    rows[6, :8], rows[6, 8:rank] = halves, 0.0
     return rows.to(dtype)
 
 

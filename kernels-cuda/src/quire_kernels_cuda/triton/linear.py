@@ -90,7 +90,10 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         x, weight = empty(16, inputs), empty(shape.vocab_size, inputs)
         yield f"logits {shape.dtype} {inputs}", lambda: lm_head(x, weight, platform=platform)
         return
-    kind = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.weights]
+    kinds = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+    if shape.weights not in kinds:
+        return
+    kind = kinds[shape.weights]
     label = f"{shape.weights} {shape.dtype}"
     uses = [("few rows", 16, 65536), ("few rows split", 16, inputs // 4), ("many rows", 512, inputs)]
     for use, rows, outputs in uses + [("one row", 1, inputs)] * (shape.weights == "int4"):

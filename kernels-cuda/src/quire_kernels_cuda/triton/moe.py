@@ -23,9 +23,21 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
 from quire_kernels_cuda.recording import address_of
 from quire_kernels_cuda.targets import Target
+from quire_kernels_cuda.triton.block_linear import bytes_of_turn, known_format, numbers_in_byte
+from quire_kernels_cuda.triton.blocks import block_sum
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.matmul import tile_sum
-from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts, implements, ops
+from quire_ops import (
+    CACHE_TORCH_DTYPES,
+    EXPERT_ACTIVATIONS,
+    Experts,
+    LinearWeights,
+    RunExperts,
+    implements,
+    is_in_blocks,
+    ops,
+)
+from quire_ops.block_formats import BLOCK_FORMATS, block_header
 from quire_ops.grouped import block_groups, group_size_of
 
 __all__ = [
@@ -104,18 +116,24 @@ def _expert_sum(
     x, x_place, inside_row, table, scales, zeros, biases, weight_like, scale_like, zero_like, expert, outputs,
     inside_out, num_outputs, inputs, num_groups, row_bytes,
     FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ALIGNED: tl.constexpr, IN_PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """[BM, BN] float32: a linear layer of an expert, applied to rows of x."""
+    """[BM, BN] float32: a linear layer of an expert, applied to rows of x. IN_PLANES: `num_groups` are turns."""
     weight = _address(table, expert, weight_like, ALIGNED)
     scale = _address(scales, expert, scale_like, False) if FORM != "plain" else scale_like
     zero = _address(zeros, expert, zero_like, False) if HAS_ZERO else zero_like
-    total = tile_sum(
-        x, x_place, inside_row, weight, scale, zero, outputs, inside_out, num_outputs, inputs, 0, inputs, num_groups,
-        row_bytes, FORM, GROUP, HAS_ZERO, BM, BN, BK,
-    )  # fmt: skip
+    if IN_PLANES:  # BK: bytes of a turn
+        total = block_sum(
+            x, x_place, inside_row, weight, scale, outputs, inside_out, inputs, 0, num_groups, row_bytes,
+            FORM, BM, BN, BK // 16,
+        )  # fmt: skip
+    else:
+        total = tile_sum(
+            x, x_place, inside_row, weight, scale, zero, outputs, inside_out, num_outputs, inputs, 0, inputs,
+            num_groups, row_bytes, FORM, GROUP, HAS_ZERO, BM, BN, BK,
+        )  # fmt: skip
     total = total * FACTOR
-    if FORM != "plain" and GROUP == 0:
+    if FORM != "plain" and GROUP == 0 and not IN_PLANES:
         total = total * tl.load(scale + outputs, mask=inside_out, other=0).to(tl.float32)[None, :]
     if HAS_BIAS:
         bias = _address(biases, expert, x, False)
@@ -128,7 +146,7 @@ def expert_gate_kernel(
     x, order, starts, inner, gates, gate_scales, gate_zeros, gate_biases, ups, up_scales, up_zeros, up_biases,
     weight_like, scale_like, zero_like, num_experts, top_k, inputs, num_outputs, x_row, num_groups, row_bytes, limit,
     FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, ACTIVATION: tl.constexpr, EXPERTS: tl.constexpr,
+    ALIGNED: tl.constexpr, IN_PLANES: tl.constexpr, ACTIVATION: tl.constexpr, EXPERTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """inner [P, M] = act(gate(x)) * up(x), in the order of the sorted pairs. order [P]: pair, token * K + slot."""
@@ -143,12 +161,12 @@ def expert_gate_kernel(
     gate = _expert_sum(
         x, token * x_row, inside_row, gates, gate_scales, gate_zeros, gate_biases, weight_like, scale_like, zero_like,
         expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP, HAS_ZERO, HAS_BIAS,
-        FACTOR, ALIGNED, BM, BN, BK,
+        FACTOR, ALIGNED, IN_PLANES, BM, BN, BK,
     )  # fmt: skip
     up = _expert_sum(
         x, token * x_row, inside_row, ups, up_scales, up_zeros, up_biases, weight_like, scale_like, zero_like,
         expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP, HAS_ZERO, HAS_BIAS,
-        FACTOR, ALIGNED, BM, BN, BK,
+        FACTOR, ALIGNED, IN_PLANES, BM, BN, BK,
     )  # fmt: skip
     if ACTIVATION == "swigluoai":
         gate = tl.minimum(gate, limit)
@@ -165,7 +183,7 @@ def expert_down_kernel(
     inner, starts, result, downs, down_scales, down_zeros, down_biases, weight_like, scale_like, zero_like,
     num_experts, inputs, num_outputs, num_groups, row_bytes,
     FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, EXPERTS: tl.constexpr,
+    ALIGNED: tl.constexpr, IN_PLANES: tl.constexpr, EXPERTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """result [P, I] float32 = down(inner), in the order of the sorted pairs."""
@@ -179,7 +197,7 @@ def expert_down_kernel(
     total = _expert_sum(
         inner, pair.to(tl.int64) * inputs, inside_row, downs, down_scales, down_zeros, down_biases, weight_like,
         scale_like, zero_like, expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP,
-        HAS_ZERO, HAS_BIAS, FACTOR, ALIGNED, BM, BN, BK,
+        HAS_ZERO, HAS_BIAS, FACTOR, ALIGNED, IN_PLANES, BM, BN, BK,
     )  # fmt: skip
     place = pair.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
     tl.store(result + place, total, mask=inside_row[:, None] & inside_out[None, :])
@@ -218,7 +236,15 @@ class _Matrices(NamedTuple):
     aligned: bool
 
     @property
+    def in_planes(self) -> bool:
+        """Whether they are kept in the blocks of a file."""
+        return is_in_blocks(self.like)
+
+    @property
     def form(self) -> str:
+        if self.in_planes:
+            assert self.like.scale is not None
+            return known_format(self.like.scale)
         forms = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
         return forms.get(self.like.weight.dtype, "plain")
 
@@ -233,8 +259,14 @@ class _Matrices(NamedTuple):
             "HAS_BIAS": self.like.bias is not None,
             "FACTOR": 256.0 if self.form == "fp8" else 1.0,
             "ALIGNED": self.aligned,
-            "BK": 128 if self.form == "int4" else min(group or 64, 64),
+            "IN_PLANES": self.in_planes,
+            "BK": self._inputs_of_turn(group),
         }
+
+    def _inputs_of_turn(self, group: int) -> int:
+        if self.in_planes:
+            return bytes_of_turn(self.form, is_row=False)
+        return 128 if self.form == "int4" else min(group or 64, 64)
 
 
 def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
@@ -242,6 +274,10 @@ def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
         addresses = [0 if tensor is None else address_of(tensor) for tensor in tensors]
         return torch.tensor(addresses, dtype=torch.int64, device=layers[0].weight.device)
 
+    if is_in_blocks(layers[0]):
+        forms = sorted({known_format(layer.scale) for layer in layers if layer.scale is not None})
+        if len(forms) > 1:
+            raise ConfigError(f"experts are kept in {' and '.join(forms)}; the kernel takes one form of a role")
     weights: list[Tensor | None] = [layer.weight for layer in layers]
     row_bytes = layers[0].weight.stride(0) * layers[0].weight.element_size()
     return _Matrices(
@@ -261,6 +297,10 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         choices = ", ".join(EXPERT_ACTIVATIONS)
         raise ConfigError(f"experts have no activation {experts.activation!r}; choose one of {choices}")
     gate, up, down = _matrices(experts.gate), _matrices(experts.up), _matrices(experts.down)
+    if gate.form != up.form:
+        raise ConfigError(
+            f"gate is kept in {gate.form} and up in {up.form}; the kernel of experts takes one form of both"
+        )
     num_experts = len(experts.gate)
     inner_size = experts.gate[0].weight.shape[0]
     target = platform.target_of(experts.gate[0].weight.device)
@@ -278,11 +318,13 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
             "pairs": triton.next_power_of_2(num_pairs), "experts": num_experts, "inputs": size, "inner": inner_size
         }  # fmt: skip
         constants = gate.constants(size)
-        config = platform.config(
-            "fused_moe", x.device, _default_cut(num_pairs, num_experts, gate.form, target), sizes=sizes, dtype=x.dtype,
-            form=gate.form, group=constants["GROUP"], scale_dtype=_likes(gate, x)[1].dtype, zero=constants["HAS_ZERO"],
-            bias=constants["HAS_BIAS"], activation=experts.activation,
-        )  # fmt: skip
+        config = _default_cut(num_pairs, num_experts, gate.form, target)
+        if not gate.in_planes:  # which are not tuned
+            config = platform.config(
+                "fused_moe", x.device, config, sizes=sizes, dtype=x.dtype, form=gate.form, group=constants["GROUP"],
+                scale_dtype=_likes(gate, x)[1].dtype, zero=constants["HAS_ZERO"], bias=constants["HAS_BIAS"],
+                activation=experts.activation,
+            )  # fmt: skip
         rows = config.blocks["BM"]
         num_tiles = min(num_pairs, triton.cdiv(num_pairs, rows) + num_experts)
         cut = {
@@ -293,14 +335,14 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         expert_gate_kernel[(triton.cdiv(inner_size, cut["BN"]), num_tiles)](
             x, order, starts, inner,
             gate.weights, gate.scales, gate.zeros, gate.biases, up.weights, up.scales, up.zeros, up.biases,
-            *_likes(gate, x), num_experts, top_k, size, inner_size, x.stride(0), _num_groups(gate),
+            *_likes(gate, x), num_experts, top_k, size, inner_size, x.stride(0), _num_groups(gate, size),
             gate.like.weight.shape[1], experts.limit,
             ACTIVATION=experts.activation, **constants, **cut,
         )  # fmt: skip
         result = torch.empty((num_pairs, size), dtype=torch.float32, device=x.device)
         expert_down_kernel[(triton.cdiv(size, cut["BN"]), num_tiles)](
             inner, starts, result, down.weights, down.scales, down.zeros, down.biases, *_likes(down, x),
-            num_experts, inner_size, size, _num_groups(down), down.like.weight.shape[1],
+            num_experts, inner_size, size, _num_groups(down, inner_size), down.like.weight.shape[1],
             **down.constants(inner_size), **cut,
         )  # fmt: skip
         add_experts_kernel[(num_tokens, triton.cdiv(size, 1024))](
@@ -342,7 +384,8 @@ def _default_cut(num_pairs: int, num_experts: int, form: str, target: Target) ->
     if is_narrow:
         outputs = 16 if form == "int4" and target.holds_operands_twice else 32
         return LaunchConfig(blocks={"BM": rows, "BN": outputs}, num_warps=8, num_stages=1)
-    return LaunchConfig(blocks={"BM": rows, "BN": 64}, num_warps=4, num_stages=3 if target.vendor == "cuda" else 2)
+    outputs = 32 if form in BLOCK_FORMATS else 64  # what is taken apart needs registers, too
+    return LaunchConfig(blocks={"BM": rows, "BN": outputs}, num_warps=4, num_stages=3 if target.vendor == "cuda" else 2)
 
 
 def _likes(matrices: _Matrices, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,7 +395,11 @@ def _likes(matrices: _Matrices, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weight, x if like.scale is None else like.scale, x if like.zero is None else like.zero
 
 
-def _num_groups(matrices: _Matrices) -> int:
+def _num_groups(matrices: _Matrices, inputs: int) -> int:
+    """Groups of inputs; turns of a kernel, of weights in planes."""
+    if matrices.in_planes:
+        form = matrices.form
+        return int(triton.cdiv(inputs // numbers_in_byte(form), bytes_of_turn(form, is_row=False)))
     scale = matrices.like.scale
     return scale.shape[1] if scale is not None and scale.ndim == 3 else 1
 
@@ -372,6 +419,9 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         if shape.weights == "int4":
             packed = empty(outputs, inputs // 2, dtype=torch.uint8)
             return LinearWeights(packed, None, block_groups(empty(outputs, inputs // 128)))
+        if shape.weights == "blocks":
+            packed = empty(outputs, BLOCK_FORMATS["Q4_K"].row_bytes(inputs), dtype=torch.uint8)
+            return LinearWeights(packed, None, block_header("Q4_K", planes=True).to("meta"))
         return LinearWeights(empty(outputs, inputs))
 
     up, down = (matrix(inner, hidden),) * shape.num_experts, (matrix(hidden, inner),) * shape.num_experts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.block_weights import keeps_blocks
+from quire.block_weights import kept_blocks
 from quire.config import QuireConfig
 from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import ModelConfig
@@ -84,7 +84,7 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         method = resolved_linear_method(settings.quantization, layer, field="speculative_quantization")
         own = {
             part: size
-            for part, size in weight_ledger(layer, dtype, method, in_blocks=keeps_blocks(config)).items()
+            for part, size in weight_ledger(layer, dtype, method, in_blocks=kept_blocks(config)).items()
             if part not in _OF_TARGET
         }
         folder = target_folder or Path()
@@ -123,7 +123,7 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         config=draft,
         dtype=dtype,
         linear_method=method,
-        weight_bytes=sum(weight_ledger(draft, dtype, method, in_blocks=keeps_blocks(config)).values()),
+        weight_bytes=sum(weight_ledger(draft, dtype, method, in_blocks=kept_blocks(config)).values()),
         feature_layers=layers,
         feature_width=num_features * target.hidden_size,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from quire.block_weights import keeps_blocks
+from quire.block_weights import kept_blocks
 from quire.config import LONGEST_THAT_FITS, QuireConfig
 from quire.plan import available_memory_bytes, format_bytes, resolved_dtype
 from quire_interfaces import ConfigError
@@ -70,7 +70,7 @@ def plan_encoder(
     runner = dataclasses.replace(
         config.runner, dtype=dtype, max_model_len=longest, max_num_batched_tokens=num_tokens, max_num_seqs=1
     )
-    parts = weight_ledger(model, dtype, method, in_blocks=keeps_blocks(config))
+    parts = weight_ledger(model, dtype, method, in_blocks=kept_blocks(config))
     ledger = {f"weights: {part}": size for part, size in parts.items() if part != "LM head"}
     # Without a vocabulary there are no logits.
     silent = dataclasses.replace(model, network=dataclasses.replace(model.network, vocab_size=0))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.adapters import takes_adapters
 from quire.available_memory import available_memory_bytes
-from quire.block_weights import keeps_blocks
+from quire.block_weights import kept_blocks
 from quire.checkpoint_notes import checkpoint_notes
 from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
@@ -324,7 +324,7 @@ def _ledger_before_kv(resolved: _Resolved) -> dict[str, int]:
     num_ranks, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     weights = weight_ledger(
         model_of_rank(model, 0, config.parallel), resolved.dtype, resolved.linear_method, num_ranks=num_ranks,
-        in_blocks=model.quantization is not None and keeps_blocks(config),
+        in_blocks=frozenset() if model.quantization is None else kept_blocks(config),
     )  # fmt: skip
     ledger = {f"weights: {part}": size for part, size in weights.items() if size or model.generates}
     if draft is not None:

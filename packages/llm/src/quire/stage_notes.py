@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.block_weights import keeps_blocks
+from quire.block_weights import kept_blocks
 from quire.config import QuireConfig
 from quire.parallel.tensor_parallel import stage_of_rank
 from quire.plan import MemoryPlan, format_bytes
@@ -27,7 +27,7 @@ def stage_notes(config: QuireConfig, model: ModelConfig, plan: MemoryPlan) -> li
         layers = range(first, first + len(own.layers))
         first = layers.stop
         here = dataclasses.replace(model, network=own, media=model.media if own.is_first else None)
-        ledger = weight_ledger(here, plan.dtype, plan.linear_method, num_ranks=tp, in_blocks=keeps_blocks(config))
+        ledger = weight_ledger(here, plan.dtype, plan.linear_method, num_ranks=tp, in_blocks=kept_blocks(config))
         if isinstance(own, StageSpec) and not own.has_table:
             ledger["embedding"] = 0
         cache = kv_plan_of_layers(plan.kv_plan, own.cache_names()).total_bytes

@@ -79,7 +79,12 @@ def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
 
 
 def weight_ledger(
-    config: ModelConfig, dtype: str, linear_method: str = "plain", *, num_ranks: int = 1, in_blocks: bool = False
+    config: ModelConfig,
+    dtype: str,
+    linear_method: str = "plain",
+    *,
+    num_ranks: int = 1,
+    in_blocks: frozenset[str] = frozenset(),
 ) -> dict[str, int]:
     """Part of the network -> bytes of its weights.
 
@@ -88,7 +93,7 @@ def weight_ledger(
         dtype: What it runs in: "float32", "bfloat16" or "float16".
         linear_method: How linear layers and the LM head keep their weights; the others keep theirs as they are.
         num_ranks: Tensor-parallel ranks, of which this is the first; `config` is then the rank's (`sharding.shard`).
-        in_blocks: The device has an op that multiplies with weights in blocks (`block_linear`).
+        in_blocks: Names of `BLOCK_BYTES` that the device has an op for (`block_linear`).
 
     Raises:
         ConfigError: there is no such method.

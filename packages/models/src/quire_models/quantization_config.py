@@ -76,6 +76,9 @@ BLOCK_BYTES = {
 }  # fmt: skip
 """Type of ggml, or layout -> inputs of a block of op `block_linear`, and its bytes."""
 
+GRID_TYPES = frozenset(name for name in BLOCK_BYTES if name.startswith(("IQ1", "IQ2", "IQ3")))
+"""Those whose numbers are entries of a grid."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
@@ -122,8 +125,8 @@ class QuantizationConfig:
     """Of a layer of a GGUF file, a name of `quire_models.gguf.names.COMPRESSED`."""
     ggml_types: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file: (layer, type) of each linear layer."""
-    in_blocks: bool = False
-    """Layers stay in blocks where their form is one of `BLOCK_BYTES`."""
+    in_blocks: frozenset[str] = frozenset()
+    """Names of `BLOCK_BYTES` whose layers stay in blocks."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
     held: Mapping[str, HeldModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
@@ -226,8 +229,9 @@ class QuantizationConfig:
         return replace(form, in_blocks=self.in_blocks)._bytes(out_features, in_features, dtype_bytes)
 
     def _bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        inputs, num_bytes = BLOCK_BYTES.get(self.ggml_type or self.layout, (0, 0))
-        if self.in_blocks and inputs and in_features % inputs == 0:
+        form = self.ggml_type or self.layout
+        inputs, num_bytes = BLOCK_BYTES.get(form, (0, 0))
+        if form in self.in_blocks and in_features % inputs == 0:
             return out_features * in_features // inputs * num_bytes
         if (
             self.bits == 16

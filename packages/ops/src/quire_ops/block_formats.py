@@ -22,7 +22,13 @@ number of the format and its constants. Layouts of a block, "halves" being 16 by
   of a grid, with signs, and each 16 or 32 have a scale. Constants: the grid, a byte a number; of IQ1, to whose numbers
   an eighth is added or taken off, eight times as large.
 
-All but NVFP4 and TABLE4 are types of ggml, and their blocks are ggml's. Knows bytes; does not know files.
+All but NVFP4 and TABLE4 are types of ggml, and their blocks are ggml's.
+
+In planes (`in_planes`) the same bytes of an output are sorted: those of one kind (`BlockFormat.planes`) of all of its
+blocks, then those of the next, and zeros up to a multiple of 16. The numbers come first. That is for GPUs, which read
+16 bytes at a time where these begin at a multiple of 16; a block of 18 bytes would be read by two.
+
+Knows bytes; does not know files.
 """
 
 from __future__ import annotations
@@ -33,7 +39,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK_FORMATS", "E2M1_VALUES", "IQ4_VALUES", "BlockFormat", "block_header", "decode_blocks"]
+__all__ = [
+    "BLOCK_FORMATS",
+    "E2M1_VALUES",
+    "IQ4_VALUES",
+    "BlockFormat",
+    "block_header",
+    "decode_blocks",
+    "format_in_planes",
+    "in_planes",
+]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """FP4 e2m1 by its bits."""
@@ -50,6 +65,8 @@ class BlockFormat(NamedTuple):
     """Of a block."""
     decode: Callable[[Tensor, Tensor], Tensor]
     """(blocks [N, num_bytes] uint8, constants float32) -> [N, inputs] float32."""
+    planes: tuple[tuple[int, int], ...] = ()
+    """First and end byte of what each plane has of a block, all of it once; empty where there are no planes."""
     grid: int = 0
     """Numbers of an entry of the grid that the constants are; 0 where there is none."""
 
@@ -58,22 +75,58 @@ class BlockFormat(NamedTuple):
         return inputs // self.inputs * self.num_bytes
 
 
-def block_header(name: str, constants: Tensor | None = None) -> Tensor:
+def block_header(name: str, constants: Tensor | None = None, *, planes: bool = False) -> Tensor:
     """[17] float32: the number of a format, from 1, and its constants [2] or [16]; longer for a grid, whose bytes are
-    kept as numbers."""
-    header = torch.zeros(1 + max(_NUM_CONSTANTS, 0 if constants is None else len(constants)))
-    header[0] = 1 + list(BLOCK_FORMATS).index(name)
+    kept as numbers. planes: of a weight in planes, longer by the number of the format, so that whoever launches a
+    kernel knows it without reading the tensor."""
+    number = 1 + list(BLOCK_FORMATS).index(name)
+    if planes and constants is None and name.startswith("IQ4"):
+        constants = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    header = torch.zeros(1 + max(_NUM_CONSTANTS, 0 if constants is None else len(constants)) + planes * number)
+    header[0] = number
     if constants is not None:
         header[1 : 1 + len(constants)] = constants
     return header
 
 
+def format_in_planes(header: Tensor) -> str | None:
+    """The name of the format, of a header of a weight in planes; None of another. Only the length is looked at."""
+    index = len(header) - _NUM_CONSTANTS - 2
+    names = list(BLOCK_FORMATS)
+    return names[index] if 0 <= index < len(names) and BLOCK_FORMATS[names[index]].planes else None
+
+
+def in_planes(weight: Tensor, name: str) -> Tensor:
+    """weight [O, bytes of a row] uint8 in blocks of a format that has planes -> the same in planes, [O, bytes of a row,
+    up to a multiple of 16]."""
+    form = BLOCK_FORMATS[name]
+    blocks = weight.unflatten(1, (-1, form.num_bytes))
+    planes = torch.cat([blocks[:, :, begin:end].flatten(1) for begin, end in form.planes], dim=1)
+    return torch.nn.functional.pad(planes, (0, -planes.shape[1] % 16))
+
+
+def _in_blocks(weight: Tensor, form: BlockFormat) -> Tensor:
+    """What `in_planes` gives -> [O, blocks, bytes of a block]."""
+    count = weight.shape[1] // form.num_bytes
+    blocks = weight.new_empty(len(weight), count, form.num_bytes)
+    first = 0
+    for begin, end in form.planes:
+        size = count * (end - begin)
+        blocks[:, :, begin:end] = weight[:, first : first + size].unflatten(1, (count, end - begin))
+        first += size
+    return blocks
+
+
 def decode_blocks(weight: Tensor, header: Tensor) -> Tensor:
-    """weight [O, bytes of a row] uint8, header of `block_header` -> [O, I] float32."""
-    form = list(BLOCK_FORMATS.values())[int(header[0]) - 1]
-    outputs, row_bytes = weight.shape
-    decoded = form.decode(weight.reshape(-1, form.num_bytes), header[1:])
-    return decoded.view(outputs, row_bytes // form.num_bytes * form.inputs)
+    """weight [O, bytes of a row] uint8, in blocks or in planes, header of `block_header` -> [O, I] float32."""
+    name = format_in_planes(header)
+    if name is not None:
+        form = BLOCK_FORMATS[name]
+        blocks = _in_blocks(weight, form)
+    else:
+        form = list(BLOCK_FORMATS.values())[int(header[0]) - 1]
+        blocks = weight.unflatten(1, (-1, form.num_bytes))
+    return form.decode(blocks.reshape(-1, form.num_bytes), header[1:]).view(len(weight), -1)
 
 
 def _half(blocks: Tensor, begin: int) -> Tensor:
@@ -266,25 +319,25 @@ def _iq1_m(blocks: Tensor, constants: Tensor) -> Tensor:
 
 
 BLOCK_FORMATS: dict[str, BlockFormat] = {
-    "Q4_1": BlockFormat(32, 20, _q4_1),
-    "Q5_0": BlockFormat(32, 22, _q5_0),
-    "Q5_1": BlockFormat(32, 24, _q5_1),
-    "Q2_K": BlockFormat(256, 84, _q2_k),
-    "Q3_K": BlockFormat(256, 110, _q3_k),
-    "Q4_K": BlockFormat(256, 144, _q4_k),
-    "Q5_K": BlockFormat(256, 176, _q5_k),
-    "Q6_K": BlockFormat(256, 210, _q6_k),
-    "IQ4_NL": BlockFormat(32, 18, _iq4_nl),
-    "IQ4_XS": BlockFormat(256, 136, _iq4_xs),
-    "MXFP4": BlockFormat(32, 17, _mxfp4),
-    "NVFP4": BlockFormat(32, 18, _nvfp4),
-    "TABLE4": BlockFormat(64, 36, _table4),
-    "IQ2_XXS": BlockFormat(256, 66, _iq2_xxs, 8),
-    "IQ2_XS": BlockFormat(256, 74, _iq2_xs, 8),
-    "IQ2_S": BlockFormat(256, 82, _iq2_s, 8),
-    "IQ3_XXS": BlockFormat(256, 98, _iq3_xxs, 4),
-    "IQ3_S": BlockFormat(256, 110, _iq3_s, 4),
-    "IQ1_S": BlockFormat(256, 50, _iq1_s, 8),
-    "IQ1_M": BlockFormat(256, 56, _iq1_m, 8),
+    "Q4_1": BlockFormat(32, 20, _q4_1, ((4, 20), (0, 4))),
+    "Q5_0": BlockFormat(32, 22, _q5_0, ((6, 22), (2, 6), (0, 2))),
+    "Q5_1": BlockFormat(32, 24, _q5_1, ((8, 24), (4, 8), (0, 4))),
+    "Q2_K": BlockFormat(256, 84, _q2_k, ((16, 80), (0, 16), (80, 84))),
+    "Q3_K": BlockFormat(256, 110, _q3_k, ((32, 96), (0, 32), (96, 108), (108, 110))),
+    "Q4_K": BlockFormat(256, 144, _q4_k, ((16, 144), (0, 16))),
+    "Q5_K": BlockFormat(256, 176, _q5_k, ((48, 176), (16, 48), (0, 16))),
+    "Q6_K": BlockFormat(256, 210, _q6_k, ((0, 128), (128, 192), (192, 208), (208, 210))),
+    "IQ4_NL": BlockFormat(32, 18, _iq4_nl, ((2, 18), (0, 2))),
+    "IQ4_XS": BlockFormat(256, 136, _iq4_xs, ((8, 136), (0, 8))),
+    "MXFP4": BlockFormat(32, 17, _mxfp4, ((1, 17), (0, 1))),
+    "NVFP4": BlockFormat(32, 18, _nvfp4, ((2, 18), (0, 2))),
+    "TABLE4": BlockFormat(64, 36, _table4, ((4, 36), (0, 4))),
+    "IQ2_XXS": BlockFormat(256, 66, _iq2_xxs, grid=8),
+    "IQ2_XS": BlockFormat(256, 74, _iq2_xs, grid=8),
+    "IQ2_S": BlockFormat(256, 82, _iq2_s, grid=8),
+    "IQ3_XXS": BlockFormat(256, 98, _iq3_xxs, grid=4),
+    "IQ3_S": BlockFormat(256, 110, _iq3_s, grid=4),
+    "IQ1_S": BlockFormat(256, 50, _iq1_s, grid=8),
+    "IQ1_M": BlockFormat(256, 56, _iq1_m, grid=8),
 }
 """By name, in the order of their numbers."""

@@ -110,7 +110,8 @@ def block_linear(x: Tensor, weight: Tensor, header: Tensor, bias: Tensor | None,
     """x @ W.T + bias, W decoded from blocks. A backend rounds W to the dtype of x, as this does, or takes it as it is;
     `block_formats.py` says how blocks are packed. Optional: where no backend has it, weights are decoded once.
 
-    x [N, I], weight [O, bytes of a row] uint8, header [17] float32, bias [O] -> [N, O]."""
+    x [N, I], weight [O, bytes of a row] uint8, in blocks or in planes (`OpBackend.planes`), header [17] float32 or
+    longer, bias [O] -> [N, O]."""
     return _with_wide_weight(x, decode_blocks(weight, header).to(x.dtype).double(), bias, wide=wide)
 
 

@@ -87,6 +87,8 @@ class OpBackend(Generic[P, R]):
     there are; where each begins it reads on the device. So a graph of prompts beside decodes stays right."""
     trees: bool = False
     """Whether an op with a `PagedLayout` reads the layout's `paths`."""
+    planes: bool = False
+    """Whether it takes weights in blocks with their bytes in planes (`block_formats.in_planes`), and no others."""
     builder: KernelBuilder | None = None
     """Builds this package's kernels ahead of time; None where there is nothing to build."""
     unavailable: str | None = None

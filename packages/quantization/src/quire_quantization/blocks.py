@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire_ops.block_formats import BLOCK_FORMATS, block_header, decode_blocks
+from quire_ops.block_formats import BLOCK_FORMATS, block_header, decode_blocks, in_planes
 from quire_quantization.numbers import are_absent
 from quire_quantization.stored import GroupedWeight
 
@@ -53,8 +53,11 @@ class BlockWeight(NamedTuple):
                 out[begin : begin + step] = decode_blocks(self.blocks[begin : begin + step], header)
         return out
 
-    def linear_weights(self) -> dict[str, Tensor]:
-        """As op `block_linear` takes them."""
+    def linear_weights(self, *, planes: bool = False) -> dict[str, Tensor]:
+        """As op `block_linear` takes them. planes: its backend takes them so (`OpBackend.planes`)."""
+        if planes:
+            header = block_header(self.form, self.constants, planes=True)
+            return {"weight": in_planes(self.blocks, self.form), "scale": header}
         return {"weight": self.blocks.contiguous(), "scale": self.header()}
 
 

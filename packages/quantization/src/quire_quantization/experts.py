@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_ops import LinearWeights, is_in_blocks
+from quire_ops.block_formats import format_in_planes
 
 __all__ = ["EACH_EXPERT", "FUSED", "ExpertsChoice", "alike", "choose_experts_method", "form_of"]
 
@@ -55,6 +56,10 @@ def _reason_against(*roles: Sequence[LinearWeights]) -> str:
     forms = {_form(one): None for role in roles for one in role}
     if len(forms) > 1:
         return f"takes weights of one form, not {' beside '.join(forms)}"
+    formats = [{_format(one): None for one in role} for role in roles]
+    for role, found in (("gate and up", formats[0] | formats[1]), ("down", formats[2])):
+        if len(found) > 1:
+            return f"takes {role} in blocks of one format, not {' beside '.join(map(str, found))}"
     gate, up, down = ({_scales(one) for one in role} for role in roles)
     if len(gate | up) > 1 or len(down) > 1:
         return "takes matrices whose scales are for as many inputs each, and whose biases are all there or none"
@@ -66,17 +71,24 @@ def form_of(*roles: Sequence[LinearWeights]) -> str:
     have scales of another dtype, or zero points, elsewhere."""
     first = [role[0] for role in roles]
     shapes = [None if (scales := _group_scales(one)) is None else tuple(scales.shape) for one in first]
-    return str([(_form(one), shape, one.bias is None) for one, shape in zip(first, shapes, strict=True)])
+    return str([(_form(one), _format(one), shape, one.bias is None) for one, shape in zip(first, shapes, strict=True)])
 
 
 def _form(weights: LinearWeights) -> str:
     """What the elements are and how they meet inputs."""
+    if _format(weights) is not None:
+        return "blocks in planes"
     if weights.scale is None or is_in_blocks(weights):  # which are decoded to plain ones
         return "plain"
     element = _FORMS[weights.weight.dtype]
     if weights.scale.ndim > 1:
         return f"{element} in groups"
     return element if weights.input_scale is None else f"{element} with rounded inputs"
+
+
+def _format(weights: LinearWeights) -> str | None:
+    """Of weights in planes, which kernels are made for; None of others."""
+    return format_in_planes(weights.scale) if weights.scale is not None and is_in_blocks(weights) else None
 
 
 def _scales(weights: LinearWeights) -> tuple[object, ...]:

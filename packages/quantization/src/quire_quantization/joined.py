@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire_quantization.numbers import BLOCK_CONSTANTS, are_absent, ask
+
 __all__ = ["BLOCK", "ROTATED", "join_weights", "split_weights"]
 
 BLOCK = 16
@@ -37,7 +39,11 @@ def join_weights(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None
     if "order" in first or ROTATED in first or any(form != forms[0] for form in forms):
         return None
     shared = _shared(first)
-    if "scale" in shared and not all(torch.equal(part["scale"], first["scale"]) for part in parts):
+    if "scale" in shared and any(part["scale"].shape != first["scale"].shape for part in parts):
+        return None
+    if "scale" in shared and not ask(
+        BLOCK_CONSTANTS, are_absent() or all(torch.equal(part["scale"], first["scale"]) for part in parts)
+    ):
         return None
     return {name: tensor if name in shared else torch.cat([part[name] for part in parts])
             for name, tensor in first.items()}  # fmt: skip

@@ -73,8 +73,8 @@ class WeightKernel:
     """What it quantizes inputs to, where it does not take them as they come."""
     most_inputs: int | None = None
     """Largest number of inputs of an output."""
-    make: Callable[[Any, torch.dtype, str], dict[str, Tensor]]
-    """(weight, compute dtype, name of the layer) -> what the op is given."""
+    make: Callable[[Any, OpRequest, str], dict[str, Tensor]]
+    """(weight, the layer's request, its name) -> what the op is given."""
     arguments: tuple[str, ...] = ("weight", "scale")
     """Names of what `make` gives, in the order of the op's arguments behind x."""
 
@@ -123,13 +123,15 @@ class WeightKernel:
                 f"takes at most {self.most_inputs} inputs, not {in_features}",
             ),
         )
-        return next((text for applies, text in reasons if applies), "") or self._reason_on_device(request)
+        return next((text for applies, text in reasons if applies), "") or self._reason_on_device(weight, request)
 
-    def _reason_on_device(self, request: OpRequest) -> str:
+    def _reason_on_device(self, weight: QuantKey, request: OpRequest) -> str:
         try:
             backend = op_table().choose(self.op, request)
         except ConfigError as error:
             return str(error)
+        if backend.planes and not BLOCK_FORMATS[weight.dtype].planes:
+            return f"takes no {weight.dtype} on {request.device}"
         return f"only the reference computes it on {request.device}" if backend.name == "reference" else ""
 
 
@@ -149,15 +151,15 @@ class KernelChoice(NamedTuple):
         return f"{self.kernel.op.name} for {count}{stay}" + (f" ({reasons})" if reasons else "")
 
 
-def _one_scale(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-    return {"weight": weight.elements.contiguous(), "scale": weight.scale[:, 0].to(dtype).contiguous()}
+def _one_scale(weight: GroupedWeight, request: OpRequest, name: str) -> dict[str, Tensor]:
+    return {"weight": weight.elements.contiguous(), "scale": weight.scale[:, 0].to(request.dtype).contiguous()}
 
 
-def _grouped(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-    return grouped_weights(weight, dtype, name)
+def _grouped(weight: GroupedWeight, request: OpRequest, name: str) -> dict[str, Tensor]:
+    return grouped_weights(weight, request.dtype, name)
 
 
-def _fp8(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+def _fp8(weight: GroupedWeight, request: OpRequest, name: str) -> dict[str, Tensor]:
     inputs, groups = weight.elements.shape[1], weight.scale.shape[1]
     scale = weight.scale.float()
     if groups > 1:  # larger groups have the same scale several times
@@ -166,14 +168,14 @@ def _fp8(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tens
     return {"weight": weight.elements.contiguous(), "scale": scale.contiguous()}
 
 
-def _in_blocks(weight: BlockWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-    return weight.linear_weights()
+def _in_blocks(weight: BlockWeight, request: OpRequest, name: str) -> dict[str, Tensor]:
+    return weight.linear_weights(planes=op_table().choose(ops.block_linear, request).planes)
 
 
-def _widened(weight: GroupedWeight | BlockWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+def _widened(weight: GroupedWeight | BlockWeight, request: OpRequest, name: str) -> dict[str, Tensor]:
     if isinstance(weight, BlockWeight):
-        return {"weight": weight.dequantized(dtype)}
-    return {"weight": weight.dequantized().to(dtype)}
+        return {"weight": weight.dequantized(request.dtype)}
+    return {"weight": weight.dequantized().to(request.dtype)}
 
 
 _INT8, _BY_OUTPUT = frozenset({"int8"}), frozenset({"tensor", "channel"})

@@ -8,6 +8,7 @@ method is stateless; the layer owns the tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -304,7 +305,7 @@ class ServedLinear:
     """A method whose weight another op multiplies with than the one that its form was made for."""
 
     def __init__(self, method: QuantizedLinear, choice: KernelChoice, request: OpRequest) -> None:
-        self.name, self.choice, self._method = method.name, choice, method
+        self.name, self.choice, self._method, self._request = method.name, choice, method, request
         self.op = choice.kernel.op.name
         self.logits_op = "lm_head" if self.op == "linear" else self.op
         self._ops: BoundOps = cache(lambda op: bind(op, request))
@@ -312,7 +313,7 @@ class ServedLinear:
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """The numbers that the method makes of the weight, as the other op takes them."""
         grouped = _as_grouped(self._method.make_weights(weight, None), weight.shape[1], self._method.key)
-        weights = self.choice.kernel.make(grouped, weight.dtype, self.name)
+        weights = self.choice.kernel.make(grouped, replace(self._request, dtype=weight.dtype), self.name)
         if self.choice.kernel.inputs:  # a scale for each token, which the op finds
             weights["input_scale"] = torch.zeros(1, device=weight.device)
         return weights if bias is None else {**weights, "bias": bias}

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 __all__ = [
+    "BLOCK_CONSTANTS",
     "EXACT_SCALES",
     "INPUT_SCALES",
     "KV_SCALES",
@@ -26,6 +27,7 @@ __all__ = [
     "once",
 ]
 
+BLOCK_CONSTANTS = "layers in blocks that take the same inputs have the same constants"
 EXACT_SCALES = "the compute dtype holds the scales exactly"
 ZERO_POINTS = "a zero point is not zero"
 INPUT_SCALES = "layers that take the same inputs have the same scale of inputs"

@@ -117,12 +117,12 @@ class StoredLinear:
         return {name: tensor.to(self._device) for name, tensor in weights.items()}
 
     def _read_weight(self, tensors: dict[str, Tensor]) -> tuple[KernelChoice, dict[str, Tensor]]:
-        weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
+        weight = self._layout.read(self._layer, tensors)
         if self._shard is not None:
             weight = weight.outputs(self._shard.start, self._shard.stop)
         weight, key = form_on_device(weight, self._request, self._disabled)
         choice = choose_kernel(key, self.config.inputs, self._request, self._disabled)
-        weights = choice.kernel.make(weight, dtype, self._layer.name)
+        weights = choice.kernel.make(weight, self._request, self._layer.name)
         if choice.kernel.inputs:
             weights["input_scale"] = self._input_scale(tensors.get("input_scale"))
         return choice, weights
