@@ -37,8 +37,6 @@ class SelfAttention:
 
     cache: int
     """Index of its cache among those of a batch."""
-    qkv: MergedLinear
-    """Queries, keys and values of x."""
 
     __slots__ = (
         "_attend",
@@ -48,6 +46,7 @@ class SelfAttention:
         "_head_dim",
         "_head_sizes",
         "_norms",
+        "_qkv",
         "_query_growth",
         "_sinks",
         "_sinks_parameter",
@@ -57,7 +56,6 @@ class SelfAttention:
         "k_proj",
         "o_proj",
         "q_proj",
-        "qkv",
         "v_proj",
     )
 
@@ -67,7 +65,7 @@ class SelfAttention:
         scope: Scope of the attention itself.
         """
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear.of(scope, each) for each in spec.projections())
-        self.qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         heads = spec.heads
         self._group = None if heads is None else scope.tp_group
         self._head_sizes = () if heads is None else tuple(each * spec.head_dim for each in heads.query_sizes)
@@ -120,9 +118,14 @@ class SelfAttention:
         self._attend.int8_products = self.q_proj.rounds_tokens_to_int8
 
     @property
+    def qkv(self) -> MergedLinear:
+        """Queries, keys and values of x."""
+        return self._qkv
+
+    @property
     def consumers(self) -> Sequence[Linear]:
         """The linear layers that take x."""
-        return self.qkv.layers
+        return self._qkv.layers
 
     def fused_weights(self) -> AttentionWeights | None:
         """The attention as data for op `decoder_stack`, or None when that op cannot compute it."""
@@ -150,11 +153,11 @@ class SelfAttention:
 
     def store(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> None:
         """Write keys and values of x [T, hidden_size], from which nothing attends."""
-        query, key, value = map(self._heads, self.qkv(x))
+        query, key, value = map(self._heads, self._qkv(x))
         self._write(query, key, value, cos, sin, batch)
 
     def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        return self.o_proj(self.attend(self.qkv(x), cos, sin, batch))
+        return self.o_proj(self.attend(self._qkv(x), cos, sin, batch))
 
     def attend(self, projected: tuple[Tensor, ...], cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """What `qkv` makes of x -> [T, in_features of `o_proj`]; writes keys and values."""
