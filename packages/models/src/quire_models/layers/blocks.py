@@ -17,7 +17,7 @@ from quire_attention import ForwardBatch
 from quire_models.layers.add_norm import AddNorm, consumers_of
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.one_row import OneRowLayer
-from quire_ops import DecoderLayerWeights
+from quire_ops import DecoderLayerWeights, ops
 
 __all__ = [
     "DecoderLayer",
@@ -129,11 +129,11 @@ class SequentialBlock:
         self.attention_out_norm, self.feed_forward_out_norm = attention_out_norm, feed_forward_out_norm
         self.residual_factor = residual_factor
         self.one_row = None
-        if isinstance(input_norm, RMSNorm) and residual_factor == 1.0:
+        if isinstance(input_norm, RMSNorm) and input_norm.scope.choose(ops.norm_linear).name != "reference":
             input_norm.scope.when_loaded(self._bind)
 
     def _bind(self) -> None:
-        if self.attention_out_norm is None and self.feed_forward_out_norm is None:
+        if self.attention_out_norm is None and self.feed_forward_out_norm is None and self.residual_factor == 1.0:
             norms = self.before_mixer.norm, self.before_feed_forward.norm
             self.one_row = OneRowLayer.bind(self.mixer, self.feed_forward, *norms)
 
