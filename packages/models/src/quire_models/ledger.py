@@ -79,13 +79,9 @@ def _tower_bytes(config: ModelConfig, element: int) -> dict[str, int]:
 
 
 def weight_ledger(
-    config: ModelConfig,
-    dtype: str,
-    linear_method: str = "plain",
-    *,
-    num_ranks: int = 1,
+    config: ModelConfig, dtype: str, linear_method: str = "plain", *, num_ranks: int = 1,
     in_blocks: frozenset[str] = frozenset(),
-) -> dict[str, int]:
+) -> dict[str, int]:  # fmt: skip
     """Part of the network -> bytes of its weights.
 
     Args:
