@@ -30,6 +30,7 @@ from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
 from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention, w8a8_linear
 from quire_ops import AttentionWeights, DecoderLayerWeights, DecoderStack, GatedWeights, LinearWeights, NormWeights
+from quire_ops.kv_format import rows_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, context of each
@@ -152,8 +153,9 @@ def make_cache(num_blocks: int, kv_cache: str) -> Tensor:
     if dtype.is_floating_point:
         cache.copy_(torch.randn(shape))
     else:
-        cache.view(torch.uint8)[..., :-4].random_(1, 128)
-        cache.view(torch.uint8)[..., -4:] = torch.tensor([0.01]).view(torch.uint8)  # a row's float32 scale
+        codes, scales = rows_of(cache)
+        codes.view(torch.uint8).random_(1, 128)
+        scales.copy_(torch.tensor([0.01]).view(dtype))  # a row's float32 scale
     return cache
 
 

@@ -179,16 +179,17 @@ void check_activations(int dtype, int64_t count) {
 }
 
 // Blocks in an order of chance: a decode, a prompt, and a chunk of one.
-// Rows of the KV cache in a format of `CacheFormat`, those of fewer bits as random codes.
+// Rows of the KV cache in a format of `CacheFormat`, those of fewer bits as random codes; block_size of them lie together,
+// and behind them their scales if they have such.
 struct CachedRows {
-    int format, dim;
-    int64_t row_bytes;
+    int format, dim, block_size;
+    int64_t row_bytes, scale_bytes;
     Numbers plain;                // of the network's type
     std::vector<uint8_t> codes;
 
-    CachedRows(int dtype, int of, int64_t rows, int d)
-        : format(of), dim(d), row_bytes(of == 0 ? d * (dtype == kFloat32 ? 4 : 2) : of < 3 ? d : of == 3 ? d + 4 : d / 2 + 4),
-          plain(dtype, of == 0 ? rows * d : 0, 1.0), codes(of == 0 ? 0 : rows * row_bytes) {
+    CachedRows(int dtype, int of, int64_t rows, int d, int rows_together)
+        : format(of), dim(d), block_size(rows_together), row_bytes(of == 0 ? d * (dtype == kFloat32 ? 4 : 2) : of < 4 ? d : d / 2),
+          scale_bytes(of < 3 ? 0 : 4), plain(dtype, of == 0 ? rows * d : 0, 1.0), codes(of == 0 ? 0 : rows * (row_bytes + scale_bytes)) {
         for (uint8_t& code : codes) {
             code = static_cast<uint8_t>(generator());
             const int first_special = of == 1 ? 0x7f : of == 2 ? 0x7c : 0x80;
@@ -197,20 +198,22 @@ struct CachedRows {
         }
         for (int64_t row = 0; of > 2 && row < rows; ++row) {
             const float scale = (of == 3 ? 0.02f : 0.3f) * (1.0f + row % 5);
-            std::memcpy(&codes[(row + 1) * row_bytes - 4], &scale, 4);
+            std::memcpy(&codes[scale_at(row)], &scale, 4);
         }
     }
+    int64_t block_at(int64_t row) const { return row / block_size * block_size * (row_bytes + scale_bytes); }
+    int64_t scale_at(int64_t row) const { return block_at(row) + block_size * row_bytes + row % block_size * scale_bytes; }
     void* data() { return format == 0 ? plain.data() : codes.data(); }
     double at(int64_t row, int d) const {
         if (format == 0) return plain[row * dim + d];
-        const uint8_t* const of_row = &codes[row * row_bytes];
+        const uint8_t* const of_row = &codes[block_at(row) + row % block_size * row_bytes];
         if (format < 3) {
             const int bits = format == 1 ? 3 : 2, bias = format == 1 ? 7 : 15, exponent = (of_row[d] & 0x7f) >> bits;
             const int whole = (of_row[d] & ((1 << bits) - 1)) + (exponent ? 1 << bits : 0);
             return std::ldexp(of_row[d] & 0x80 ? -whole : whole, std::max(exponent, 1) - bias - bits);
         }
         float scale;
-        std::memcpy(&scale, of_row + row_bytes - 4, 4);
+        std::memcpy(&scale, &codes[scale_at(row)], 4);
         if (format == 3) return scale * static_cast<int8_t>(of_row[d]);
         return scale * ((d < dim / 2 ? of_row[d] & 15 : of_row[d - dim / 2] >> 4) - 8);
     }
@@ -222,7 +225,7 @@ void check_attention(int dtype, int format, int heads, int kv_heads, int dim, in
     std::vector<int32_t> table(num_blocks);
     for (int i = 0; i < num_blocks; ++i) table[i] = i;
     std::shuffle(table.begin(), table.end(), generator);
-    CachedRows kv(dtype, format, num_blocks * 2 * kv_heads * block_size, dim);
+    CachedRows kv(dtype, format, num_blocks * 2 * kv_heads * block_size, dim, block_size);
     // Codes of fp8 are large numbers: scores stay as near to each other as those of others.
     Numbers query(dtype, tokens * heads * dim, format == 1 ? 0.01 : format == 2 ? 1e-4 : 1.0), got(dtype, tokens * heads * dim);
     const double scale = 1 / std::sqrt(dim);
@@ -247,7 +250,7 @@ void check_attention(int dtype, int format, int heads, int kv_heads, int dim, in
                 for (int d = 0; d < dim; ++d) expected[(t * heads + h) * dim + d] = out[d] / total;
             }
     quire_attention(dtype, query.data(), kv.data(), format, nullptr, got.data(), table.data(), stride, starts, lengths, 3,
-                    heads, kv_heads, dim, block_size, 2 * kv_heads * block_size * kv.row_bytes,
+                    heads, kv_heads, dim, block_size, 2 * kv_heads * block_size * (kv.row_bytes + kv.scale_bytes),
                     static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0, 0);
     const char* const names[] = {"attention", "attention over fp8", "attention over e5m2", "attention over int8", "attention over int4"};
     check(names[format], got, expected);

@@ -14,6 +14,7 @@ from quire_kernels_cpu.backend import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
 from quire_kernels_cpu.builds import build_name, unavailable
 from quire_kernels_cpu.ops import backends, paged_attention, write_kv_cache
 from quire_ops import OpRequest, op_table, ops
+from quire_ops.kv_format import rows_of
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -90,12 +91,14 @@ def quantized(values: torch.Tensor, name: str, kv_scale: torch.Tensor) -> tuple[
     most = values.abs().amax(-1, keepdim=True)
     scale = most / limit
     codes = (values * (limit / most)).round()
-    bytes_of_scale = scale.contiguous().view(torch.uint8)
     if name == "int8":
-        stored = torch.cat([codes.to(torch.int8), bytes_of_scale.view(torch.int8)], dim=-1)
+        rows = codes.to(torch.int8)
     else:
         low, high = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
-        stored = torch.cat([low | high << 4, bytes_of_scale], dim=-1)
+        rows = low | high << 4
+    scales = scale.contiguous().view(rows.dtype)
+    # Of a block and head all codes, then all scales.
+    stored = torch.cat([rows.flatten(-2), scales.flatten(-2)], dim=-1).unflatten(-1, (values.shape[3], -1))
     return stored, codes.double() * scale
 
 
@@ -118,8 +121,8 @@ def attended_in_int8(query: torch.Tensor, stored: torch.Tensor, layout: Layout) 
     """As `int8_products` says, in float64 but for what is rounded, in runs of 64 tokens: D ** -0.5 is the scale."""
     steps = query.float().abs().amax(-1, keepdim=True) / 127
     query = ((query.float() / steps).round() * steps).double()
-    codes = stored[..., :-4].double()
-    scales = stored[..., -4:].contiguous().view(torch.float32).double()
+    codes, scales = rows_of(stored)
+    codes, scales = codes.double(), scales.contiguous().view(torch.float32).double()
     out, token = torch.empty(query.shape, dtype=torch.float64), 0
     for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
         places = torch.arange(kv_len)
@@ -184,7 +187,9 @@ def test_what_is_no_number_stays_with_those_who_see_it() -> None:
         query = torch.randn(20, 4, 64).bfloat16()
         expected = paged_attention(query, stored, layout, scale=0.125, int8_products=True)
         block, place = int(layout.block_table[0, 1]), 3
-        stored[block, which, :, place] = torch.tensor([0.0] * 16 + [math.inf]).view(torch.int8)
+        for part, value in zip(rows_of(stored), (0.0, math.inf), strict=True):
+            row = part[block, which, :, place]
+            row.copy_(torch.full((row.shape[-1] // 4,), value).view(torch.int8))
         got = paged_attention(query, stored, layout, scale=0.125, int8_products=True)
         assert got[-1].isnan().all()
         if HAS_BYTE_PRODUCTS:

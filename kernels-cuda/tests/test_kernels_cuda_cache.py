@@ -8,6 +8,7 @@ from kernels_cuda_support import DEVICE, DTYPES, here, poisoned_cache, random_te
 
 from quire_kernels_cuda.triton import rotary
 from quire_ops import ops as ref
+from quire_ops.kv_format import rows_of
 
 FORMATS = ("compute", torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 SLOTS = torch.tensor([9, 4, 15, 6, 5, 0])
@@ -35,9 +36,8 @@ def test_the_bits_are_those_of_the_reference(dtype, cache_dtype, heads, head_dim
 
 def contents(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole numbers, and floating-point numbers: of all NaN, one is as good as another."""
-    if cache.dtype not in (torch.int8, torch.uint8):
-        return torch.empty(0), cache.float()
-    return cache[..., :-4], cache[..., -4:].contiguous().view(torch.float32)
+    codes, *scales = rows_of(cache)
+    return (codes, scales[0].contiguous().view(torch.float32)) if scales else (torch.empty(0), codes.float())
 
 
 def test_no_tokens():

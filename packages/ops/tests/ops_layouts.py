@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_ops.kv_format import SCALE_BYTES, encode_rows, rows_of
+
 
 @dataclass
 class Layout:
@@ -51,6 +53,16 @@ def random_layout(
         kv_lens=[kv_len for _, kv_len in lens],
     )
     return layout, sum(counts) + 1
+
+
+def encoded_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """A cache with the keys and values x [num_blocks, 2, Hkv, block_size, D]. scale: as in `encode_rows`."""
+    rows = encode_rows(x, dtype, scale)
+    row_size = rows[0].shape[-1] + (SCALE_BYTES if len(rows) > 1 else 0)
+    cache = torch.empty(*x.shape[:-1], row_size, dtype=dtype)
+    for places, part in zip(rows_of(cache), rows, strict=True):
+        places.copy_(part)
+    return cache
 
 
 def poisoned_cache(layout: Layout, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:

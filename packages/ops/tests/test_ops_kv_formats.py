@@ -14,7 +14,7 @@ from ops_layouts import Layout, random_layout
 from quire_interfaces import KV_CACHE_DTYPES, kv_row_bytes
 from quire_ops import CACHE_TORCH_DTYPES, Op, OpBackend, OpRequest, kv_cache_shape, op_table, ops
 from quire_ops import ops as ref
-from quire_ops.kv_reference import decode_row
+from quire_ops.kv_reference import decode_row, read_row
 
 FORMATS = tuple(KV_CACHE_DTYPES)
 SMALL = ("fp8_e4m3", "fp8_e5m2", "int8", "int4")
@@ -69,8 +69,8 @@ def test_nan_stays_nan(backend: OpBackend, name: str) -> None:
     key[0, 0, 3] = float("nan")
     cache = empty_cache(name, 1, 1, 2, 8)
     backend.function(key, key.clone(), cache, torch.tensor([0]))
-    assert torch.isnan(decode_row(cache[0, 0, 0, 0], 1.0)[3])
-    assert torch.isfinite(decode_row(cache[0, 0, 1, 0], 1.0)).all()
+    assert torch.isnan(decode_row(read_row(cache[0, 0, 0], 0), 1.0)[3])
+    assert torch.isfinite(decode_row(read_row(cache[0, 0, 1], 0), 1.0)).all()
 
 
 @pytest.mark.parametrize(("name", "exponent_bits"), [("fp8_e4m3", 4), ("fp8_e5m2", 5)])
@@ -131,27 +131,30 @@ def test_integers_are_those_of_numpy(backend: OpBackend, name: str, limit: int) 
     wide = x[:, 0].numpy()
     largest = np.abs(wide).max(axis=1, keepdims=True)
     codes = np.rint(wide * (np.float32(limit) / largest)).astype(np.int64)
-    rows = cache[0, 0, 0].view(torch.uint8).numpy()
-    assert np.array_equal(rows[:, -4:].copy().view(np.float32), largest / np.float32(limit))
+    keys = cache[0, 0, 0].view(torch.uint8).numpy().reshape(-1)  # all codes, then all scales
+    rows, scales = keys[: -4 * 500].reshape(500, -1), keys[-4 * 500 :].view(np.float32)
+    assert np.array_equal(scales[:, None], largest / np.float32(limit))
     if name == "int4":
-        assert np.array_equal(rows[:, :-4], codes[:, :32] + 8 + 16 * (codes[:, 32:] + 8))
+        assert np.array_equal(rows, codes[:, :32] + 8 + 16 * (codes[:, 32:] + 8))
     else:
-        assert np.array_equal(rows[:, :-4].view(np.int8), codes)
+        assert np.array_equal(rows.view(np.int8), codes)
 
 
 def test_integers_by_hand() -> None:
     x = torch.tensor([[[-7.0, 3.5, 0.4, 7.0, 1.5, -0.5]]])
     scale = list(torch.tensor([7.0 / 127]).view(torch.uint8).numpy())
-    cache = empty_cache("int8", 1, 1, 1, 6)
-    ref.write_kv_cache(x, -x, cache, torch.tensor([0]))
-    assert cache[0, 0, 0, 0, :6].tolist() == [-127, 64, 7, 127, 27, -9]  # 63.5 goes to 64
-    assert list(cache[0, 0, 0, 0, 6:].view(torch.uint8).numpy()) == scale
-    cache = empty_cache("int4", 1, 1, 1, 6)
-    ref.write_kv_cache(x, -x, cache, torch.tensor([0]))
+    cache = empty_cache("int8", 1, 2, 1, 6)
+    ref.write_kv_cache(x, -x, cache, torch.tensor([1]))
+    keys = cache[0, 0, 0].flatten()  # the codes of both tokens, then their scales
+    assert keys[6:12].tolist() == [-127, 64, 7, 127, 27, -9]  # 63.5 goes to 64
+    assert list(keys[16:20].view(torch.uint8).numpy()) == scale
+    cache = empty_cache("int4", 1, 2, 1, 6)
+    ref.write_kv_cache(x, -x, cache, torch.tensor([1]))
+    keys = cache[0, 0, 0].flatten()
     codes = [-7, 4, 0, 7, 2, 0]  # 3.5 and 1.5 go up to even neighbours, -0.5 to zero
-    assert cache[0, 0, 0, 0, :3].tolist() == [codes[i] + 8 + 16 * (codes[i + 3] + 8) for i in range(3)]
-    assert cache[0, 0, 0, 0, 3:].clone().view(torch.float32).item() == 1.0
-    assert decode_row(cache[0, 1, 0, 0], 1.0).tolist() == [-code for code in codes]
+    assert keys[3:6].tolist() == [codes[i] + 8 + 16 * (codes[i + 3] + 8) for i in range(3)]
+    assert keys[10:14].clone().view(torch.float32).item() == 1.0
+    assert decode_row(read_row(cache[0, 1, 0], 1), 1.0).tolist() == [-code for code in codes]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
@@ -161,7 +164,7 @@ def test_integers_are_off_by_half_a_step_at_most(name: str, limit: int) -> None:
     ref.write_kv_cache(x, x, cache, torch.arange(50))
     for token in range(50):
         for head in range(2):
-            error = (decode_row(cache[0, 1, head, token], 1.0) - x[token, head]).abs().max()
+            error = (decode_row(read_row(cache[0, 1, head], token), 1.0) - x[token, head]).abs().max()
             assert error <= x[token, head].abs().max() / limit * 0.5001 + 1e-36
 
 
@@ -202,8 +205,9 @@ def test_attention_over_what_the_cache_stands_for(
     for slot in known.tolist():
         for which in range(2):
             for head in range(heads[1]):
-                at = (slot // block_size, which, head, slot % block_size)
-                plain[at] = decode_row(cache[at], 1.0 if kv_scale is None else float(kv_scale[which, head]))
+                at, offset = (slot // block_size, which, head), slot % block_size
+                scale = 1.0 if kv_scale is None else float(kv_scale[which, head])
+                plain[(*at, offset)] = decode_row(read_row(cache[at], offset), scale)
     query = torch.randn(sum(layout.query_lens), heads[0], head_dim).to(dtype)
     options = {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": soft_cap}
     wanted = ref.paged_attention(query.double(), plain, layout, **options)

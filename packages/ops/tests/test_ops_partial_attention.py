@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from ops_layouts import Layout, poisoned_cache, random_layout
+from ops_layouts import Layout, encoded_cache, poisoned_cache, random_layout
 from torch import Tensor
 
 from quire_ops import Op, OpBackend, OpRequest, op_table, ops
 from quire_ops import ops as ref
-from quire_ops.kv_format import encode_rows
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 MIXES = {
@@ -64,7 +63,7 @@ def test_paged_attention_equals_reference(
         name = torch.float8_e4m3fn if options["cache"] == "fp8" else torch.int8
         named["kv_scale"] = torch.rand(2, 2) + 0.5 if options["cache"] == "fp8" else None
         scale = None if named["kv_scale"] is None else named["kv_scale"][..., None, None]
-        cache = encode_rows(cache.nan_to_num(), name, scale)
+        cache = encoded_cache(cache.nan_to_num(), name, scale)
     query = torch.randn(sum(layout.query_lens), 6, 16).to(dtype)
     wanted = ref.paged_attention_with_lse(query, cache, layout, visible, **named)
     for _ in range(2):  # the second layer of a step finds what the first one worked out

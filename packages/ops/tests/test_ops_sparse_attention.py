@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from ops_layouts import Layout, random_layout
+from ops_layouts import Layout, encoded_cache, random_layout
 
 from quire_ops import Op, OpBackend, OpRequest, op_table, ops
 from quire_ops import ops as ref
-from quire_ops.kv_format import encode_rows
 
 MIXES = {
     "decodes": [(1, 5), (1, 40), (1, 1), (1, 33)],
@@ -187,7 +186,7 @@ def test_keys_and_values_of_these_slots_alone(
     layout, num_blocks = random_layout(random.Random(3), MIXES["chunks and decodes"], 8, shuffle=True)
     tokens, computed = sum(layout.query_lens), dtype if dtype in TOLERANCE else torch.float32
     kv_scale = torch.tensor([[0.5, 2.0], [1.5, 0.25]]) if dtype == torch.float8_e4m3fn else None
-    cache = encode_rows(torch.randn(num_blocks, 2, 2, 8, KEY), dtype, None)
+    cache = encoded_cache(torch.randn(num_blocks, 2, 2, 8, KEY), dtype, None)
     query = torch.randn(tokens, 4, KEY).to(computed)
     found = ops.index_topk_blocks(query, torch.randn(num_blocks, 8, KEY), layout, block_tokens=3, k=2)
     slots = ops.position_slots(found, layout)

@@ -15,7 +15,9 @@ from quire_interfaces import (
     SlidingWindowSpec,
 )
 from quire_kv_cache import plan_kv_cache
+from quire_ops import kv_cache_shape, ops
 from quire_runner import ModelRunner, RunnerConfig, allocate_kv_caches
+from quire_runner.kv_cache import copy_tokens
 
 
 def full(heads: int = 2, dtype: str = "float32") -> FullAttentionSpec:
@@ -89,6 +91,19 @@ def test_formats_narrower_than_the_network(name: str, dtype: torch.dtype, row_si
     caches = allocate(plan)
     assert {(cache.dtype, cache.shape) for cache in caches.values()} == {(dtype, cache_shape(5, 4, 2, row_size))}
     assert sum(cache.nbytes for cache in caches.values()) == plan.total_bytes == 2 * 5 * 2 * 2 * 4 * row_size
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
+def test_tokens_are_copied_with_what_they_are_multiples_of(name: str) -> None:
+    plan = plan_kv_cache({"f": full(dtype=name)}, num_blocks=5)
+    caches = allocate_kv_caches(plan, device="cpu", cache_shape=kv_cache_shape)
+    pair = torch.randn(2, 3, 2, 8) * torch.logspace(-2, 2, 3)[:, None, None]
+    sources, targets = torch.tensor([5, 6, 11]), torch.tensor([4, 5, 18])  # 5 is read before it is written
+    ops.write_kv_cache(pair[0], pair[1], caches["f"], sources)
+    wanted = caches["f"].clone()
+    ops.write_kv_cache(pair[0], pair[1], wanted, targets)
+    copy_tokens(caches["f"], 4, sources, targets)
+    assert torch.equal(caches["f"], wanted)
 
 
 def test_a_format_must_exist_and_fit_the_head() -> None:

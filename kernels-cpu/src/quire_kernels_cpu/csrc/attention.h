@@ -116,7 +116,7 @@ private:
         if (part_ == 0) run_ = std::min(rows_.block_end(position_), end_) - position_;
         const int heads = (parts_ + 1) / 2, is_value = part_ >= heads;
         at_ = rows_.at(position_) + is_value * cache_->value_offset() + (part_ - is_value * heads) * cache_->head_bytes();
-        stop_ = at_ + run_ * cache_->row_bytes;
+        stop_ = at_ + run_ * (cache_->row_bytes + cache_->scale_bytes());  // the scales of a whole block, too
         return true;
     }
 

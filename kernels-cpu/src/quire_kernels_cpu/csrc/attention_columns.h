@@ -129,11 +129,11 @@ protected:
     // The rows' own scales, if they have such, of the tokens of a piece that there are; 0 of others.
     void take_row_scales(Span here, const char* const* rows) {
         if (!a_.cache.scaled_by_row()) return;
-        const int64_t key_scale = a_.cache.scale_offset(), value_scale = key_scale + a_.cache.value_offset();
         std::fill_n(row_scales_, 2 * kPiece, 0.0f);
         for (int t = here.begin; t < here.end; ++t) {
-            std::memcpy(row_scales_ + t, rows[t] + key_scale, sizeof(float));
-            std::memcpy(row_scales_ + kPiece + t, rows[t] + value_scale, sizeof(float));
+            const char* const of_key = rows[t] + to_scales_[t];
+            std::memcpy(row_scales_ + t, of_key, sizeof(float));
+            std::memcpy(row_scales_ + kPiece + t, of_key + a_.cache.value_offset(), sizeof(float));
         }
     }
     // Times those of the piece at hand. which: 0 for keys, 1 for values.
@@ -155,6 +155,7 @@ protected:
     int head_ = 0, entered_ = 0;  // the head at hand, and the task's columns before its own
     ReadAhead ahead_;
     float* row_scales_;  // [2][64 tokens], see `take_row_scales`
+    int64_t to_scales_[kPiece];  // from the piece's rows, where these have scales
 
 private:
     Way& way() { return static_cast<Way&>(*this); }
@@ -170,10 +171,15 @@ private:
     }
 
     // Where the keys of the tokens [begin, end) of a piece are.
-    static void locate(CacheRows& rows, int piece, int begin, int end, const char** to) {
+    void locate(CacheRows& rows, int piece, int begin, int end, const char** to) {
         for (int t = begin; t < end;) {
             const char* key = rows.at(t);
-            for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
+            int64_t to_scale = a_.cache.to_scale(t);
+            for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) {
+                to[t - piece] = key;
+                to_scales_[t - piece] = to_scale;
+                to_scale -= rows.row_bytes() - static_cast<int64_t>(sizeof(float));
+            }
         }
     }
     void clear(int which) {
@@ -202,8 +208,11 @@ private:
             const Span seen = seen_by(c, begin, end);
             if (seen.begin >= seen.end) continue;
             const int64_t to_head = (head_ - task_.kv_head) * a_.cache.head_bytes();
-            for (int t = seen.begin; t < seen.end; ++t)
-                own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]) + to_head;
+            for (int t = seen.begin; t < seen.end; ++t) {
+                const int position = t < path[1] ? t : path[2 + t - path[1]];
+                own[t - piece] = rows.at(position) + to_head;
+                to_scales_[t - piece] = a_.cache.to_scale(position);
+            }
             way().attend_all({c, c + group_}, piece, seen.begin, seen.end, own);
         }
     }

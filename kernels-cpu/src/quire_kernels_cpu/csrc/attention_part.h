@@ -171,8 +171,7 @@ private:
                 T* const x = places.at(token, place);
                 if (!is_value) norm_and_rotate(pass.work, x, token, head);
                 if (kv_head < 0) continue;
-                write_row(cache, cache.row(pass.group->slot_mapping[token], kv_head), x, is_value,
-                          kv_head - is_value * a.num_kv_heads);
+                write_row(cache, pass.group->slot_mapping[token], x, is_value, kv_head - is_value * a.num_kv_heads);
             }
         }
     }

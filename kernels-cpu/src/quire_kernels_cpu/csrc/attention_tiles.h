@@ -77,9 +77,8 @@ private:
     int64_t outputs_size() const { return static_cast<int64_t>(value_dim_) * kTile; }
     int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
     int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
-    [[gnu::always_inline]] const char* row_at(int position) {
-        return rows_.at(path_ && position >= path_[1] ? path_[2 + position - path_[1]] : position);
-    }
+    int place_of(int position) const { return path_ && position >= path_[1] ? path_[2 + position - path_[1]] : position; }
+    [[gnu::always_inline]] const char* row_at(int position) { return rows_.at(place_of(position)); }
     // A unit is one head of the tile, or one tile of the head.
     int tile_of(int unit) const { return heads_ > 1 ? 0 : unit; }
     Span columns_of(int unit) const {
@@ -199,8 +198,14 @@ private:
                 for (int d = 0; d < dim_; d += 32)
                     _mm512_store_si512(keys_ + t * dim_ + d, there ? wide.load(row, d) : _mm512_setzero_si512());
                 if (!a_.cache.scaled_by_row()) continue;
-                set_row_scales(0, head, t, there ? a_.cache.row_scale(row) : 0.0f);
-                set_row_scales(1, head, t, there ? a_.cache.row_scale(row + a_.cache.value_offset()) : 0.0f);
+                for (int which = 0; which < 2; ++which) {
+                    float scale = 0.0f;
+                    if (there) {
+                        const int64_t to_scale = which * a_.cache.value_offset() + a_.cache.to_scale(place_of(position));
+                        std::memcpy(&scale, row + to_scale, sizeof scale);
+                    }
+                    set_row_scales(which, head, t, scale);
+                }
             }
         });
         return reinterpret_cast<const char*>(keys_);

@@ -106,8 +106,8 @@ void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, co
     for (int64_t i = 0; i < tokens * heads; ++i) {
         const int64_t slot = slots[i / heads];
         const int head = static_cast<int>(i % heads);
-        write_row(cache, cache.row(slot, head), key + i * cache.head_dim, 0, head);
-        write_row(cache, cache.row(slot, heads + head), value + i * cache.head_dim, 1, head);
+        write_row(cache, slot, key + i * cache.head_dim, 0, head);
+        write_row(cache, slot, value + i * cache.head_dim, 1, head);
     }
 }
 
@@ -146,10 +146,10 @@ void rope_and_write_kv_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
         } else if (head < heads + kv_heads) {
             T rotated[kMostHeadDim];
             place(a.key + token * a.strides[1] + kv_head * dim, a.key_norm, token, rotated);
-            write_row(cache, cache.row(a.slots[token], kv_head), rotated, 0, kv_head);
+            write_row(cache, a.slots[token], rotated, 0, kv_head);
         } else {
             const T* const from = a.value + token * a.strides[2] + kv_head * dim;
-            write_row(cache, cache.row(a.slots[token], kv_heads + kv_head), from, 1, kv_head);
+            write_row(cache, a.slots[token], from, 1, kv_head);
         }
     }
 }

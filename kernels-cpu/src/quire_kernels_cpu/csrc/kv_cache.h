@@ -1,8 +1,9 @@
 // The paged cache of one layer, [num_blocks, 2, Hkv, block_size, X], and the formats that its rows come in. There may be room
 // between blocks, where pages are shared with states that are larger.
 //
-// A row is one token's key or value of one head: D numbers of the network's type, of fp8, or of int8 or int4 with the
-// row's own float32 scale behind them. What the formats mean is declared in `quire_ops.declarations`.
+// A row is one token's key or value of one head: D numbers of the network's type, of fp8, or of int8 or int4. These have a
+// float32 scale of their own: of a block and head there are all tokens' rows, then all tokens' scales, so that rows begin at
+// multiples of their length. What the formats mean is declared in `quire_ops.kv_cache_ops`.
 //
 // The cache of multi-head latent attention is [num_blocks, block_size, W]: one row for a token, which is the key of all heads,
 // and whose beginning is their value. Its heads here are as many as share work well: all of them read the same rows. Of fp8_ds_mla
@@ -31,17 +32,16 @@ struct PagedCache {
     int value_dim;        // numbers of a value: D, or of latents as many as of their row are the value
     bool latent = false;
 
-    int64_t head_bytes() const { return latent ? 0 : block_size * row_bytes; }
+    int64_t scale_bytes() const { return scaled_by_row() ? sizeof(float) : 0; }
+    int64_t head_bytes() const { return latent ? 0 : block_size * (row_bytes + scale_bytes()); }
     int64_t value_offset() const { return num_kv_heads * head_bytes(); }  // from a key to its value
     bool scaled_by_row() const { return format == CacheFormat::int8 || format == CacheFormat::int4; }
     char* row(int64_t slot, int64_t head) const {
         return data + slot / block_size * block_bytes + head * head_bytes() + slot % block_size * row_bytes;
     }
-    int64_t scale_offset() const { return format == CacheFormat::int8 ? head_dim : head_dim / 2; }  // within a row
-    float row_scale(const char* row) const {
-        float scale;
-        std::memcpy(&scale, row + scale_offset(), 4);
-        return scale;
+    // Bytes from the row of a position or slot to its scale.
+    int64_t to_scale(int64_t position) const {
+        return block_size * row_bytes - position % block_size * (row_bytes - static_cast<int64_t>(sizeof(float)));
     }
     float head_scale(int which, int head) const { return scale ? scale[which * num_kv_heads + head] : 1.0f; }
 };
@@ -49,11 +49,12 @@ struct PagedCache {
 template <typename T>
 PagedCache make_cache(void* data, CacheFormat format, int num_kv_heads, int block_size, int head_dim,
                       const float* scale, int64_t block_bytes = 0) {
-    const int64_t bytes[] = {static_cast<int64_t>(head_dim * sizeof(T)), head_dim, head_dim, head_dim + 4, head_dim / 2 + 4};
+    const int64_t bytes[] = {static_cast<int64_t>(head_dim * sizeof(T)), head_dim, head_dim, head_dim, head_dim / 2};
     const bool fp8 = format == CacheFormat::fp8_e4m3 || format == CacheFormat::fp8_e5m2;
-    const int64_t row_bytes = bytes[static_cast<int>(format)], filled = 2 * num_kv_heads * block_size * row_bytes;
-    return {static_cast<char*>(data), format, num_kv_heads, block_size, head_dim, row_bytes, fp8 ? scale : nullptr,
-            block_bytes ? block_bytes : filled, head_dim};
+    PagedCache cache{static_cast<char*>(data), format, num_kv_heads, block_size, head_dim, bytes[static_cast<int>(format)],
+                     fp8 ? scale : nullptr, block_bytes, head_dim};
+    if (!block_bytes) cache.block_bytes = 2 * cache.value_offset();
+    return cache;
 }
 
 // Latents of W numbers in rows that are `row_bytes` apart, in fp8_ds_mla or as the network computes.
@@ -312,9 +313,10 @@ void write_latents(const PagedCache& cache, char* row, const T* x) {
         store_some(reinterpret_cast<BFloat16*>(to) + d - rank, load_some(x + d, cache.head_dim - d), cache.head_dim - d);
 }
 
-// x [D] into a row. which: 0 for keys, 1 for values.
+// x [D] into a slot. which: 0 for keys, 1 for values.
 template <typename T>
-void write_row(const PagedCache& cache, char* row, const T* x, int which, int head) {
+void write_row(const PagedCache& cache, int64_t slot, const T* x, int which, int head) {
+    char* const row = cache.row(slot, which * cache.num_kv_heads + head);
     const int dim = cache.head_dim;
     if (cache.format == CacheFormat::network) {
         std::memcpy(row, x, dim * sizeof(T));
@@ -332,10 +334,10 @@ void write_row(const PagedCache& cache, char* row, const T* x, int which, int he
     const float limit = cache.format == CacheFormat::int8 ? 127.0f : 7.0f, scale = most / limit;
     float inverse = limit / most;
     if (!std::isfinite(inverse)) inverse = 0.0f;
+    std::memcpy(row + cache.to_scale(slot), &scale, sizeof scale);
     const auto codes = [&](const T* from, int64_t count) { return rounded_whole(load_some(from, count) * inverse); };
     if (cache.format == CacheFormat::int8) {
         for (int d = 0; d < dim; d += kLanes) store_bytes(row + d, (Words)codes(x + d, dim - d), dim - d);
-        std::memcpy(row + dim, &scale, 4);
         return;
     }
     const int half = dim / 2;
@@ -343,7 +345,6 @@ void write_row(const PagedCache& cache, char* row, const T* x, int which, int he
         const Ints low = codes(x + d, half - d) + 8, high = codes(x + half + d, half - d) + 8;
         store_bytes(row + d, (Words)(low | high << 4), half - d);
     }
-    std::memcpy(row + half, &scale, 4);
 }
 
 }  // namespace quire

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from quire_kernels_cuda.triton.attention_steps import (
     padded,
 )
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, kv_cache_shape, ops
+from quire_ops.kv_format import SCALE_BYTES
 
 __all__ = ["calls", "decode_config", "paged_attention", "prefill_config"]
 
@@ -208,6 +210,8 @@ def _attend(
     **constants: Any,
 ) -> None:
     cache, row_scales, cache_format = _cache_pointers(call.kv_cache, call.target)
+    row_size = call.kv_cache.shape[4] - (0 if row_scales is None else SCALE_BYTES)
+    strides = call.kv_cache.stride()[:3]
     layout, head_dim = call.layout, call.query.shape[2]
     absent = call.query  # stands where there is nothing: never read
     attend_tiles[grid](
@@ -231,7 +235,8 @@ def _attend(
         call.sliding_window or 0,
         *call.query.stride()[:2],
         *call.out.stride()[:2],
-        *call.kv_cache.stride()[:4],
+        *strides,
+        row_size,
         layout.block_table.stride(0),
         0 if layout.paths is None else layout.paths.stride(0),
         NUM_HEADS=call.query.shape[1],
@@ -240,6 +245,7 @@ def _attend(
         D_PADDED=padded(head_dim),
         BLOCK_SIZE=layout.block_size,
         FORMAT=cache_format,
+        ALIGNMENT=1 if row_scales is None else gcd(16, row_size, *strides),
         HAS_KV_SCALE=call.kv_scale is not None and cache_format not in ("int8", "int4"),
         HAS_WINDOW=call.sliding_window is not None,
         HAS_SOFT_CAP=call.soft_cap is not None,
@@ -255,13 +261,11 @@ def _attend(
 
 
 def _cache_pointers(kv_cache: Tensor, target: Target) -> tuple[Tensor, Tensor | None, str]:
-    """The cache as the kernel takes it, the scales of its rows if they have any, and the name of its format."""
+    """The cache as the kernel takes it, its memory as float32 if rows have scales, and the name of its format."""
     if kv_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and not target.has_fp8:
         return kv_cache.view(torch.uint8), None, "e4m3 bits" if kv_cache.dtype == torch.float8_e4m3fn else "e5m2 bits"
     if kv_cache.dtype in (torch.int8, torch.uint8):
-        # The last four bytes of each row.
-        scales = kv_cache.view(torch.float32)[..., kv_cache.shape[-1] // 4 - 1 :]
-        return kv_cache, scales, "int8" if kv_cache.dtype == torch.int8 else "int4"
+        return kv_cache, kv_cache.view(torch.float32), "int8" if kv_cache.dtype == torch.int8 else "int4"
     return kv_cache, None, "float"
 
 

@@ -129,8 +129,8 @@ def _walk(
     begin, end, positions,  # keys to walk over, a multiple of BLOCK_N each but for the last end; [M] places of the rows
     cache, row_scales, table, stride_block, stride_value, stride_token,
     score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
-    MASKED: tl.constexpr, FORMAT: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    MASKED: tl.constexpr, FORMAT: tl.constexpr, ALIGNMENT: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_PATHS: tl.constexpr,
 ):  # fmt: skip
     """Attends to the keys from begin to end. MASKED: some rows may not see some of them."""
@@ -143,16 +143,18 @@ def _walk(
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0)
         else:
             blocks = tl.load(table + keys // BLOCK_SIZE)
-        rows = blocks.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_token
+        first_rows = blocks.to(tl.int64) * stride_block
+        rows = first_rows + (keys % BLOCK_SIZE) * stride_token
+        scales = rows
         if FORMAT == "int8" or FORMAT == "int4":
-            # Behind each row is a float32, so that rows begin at multiples of 4 bytes: without being told, the compiler
-            # loads each byte for itself. It must be told here, where the numbers are made, and not where they are
-            # an argument.
-            rows = tl.multiple_of(rows, 4)
+            # It must be told here, where the numbers are made, and not where they are an argument: otherwise the
+            # compiler loads each byte for itself.
+            rows = tl.multiple_of(rows, ALIGNMENT)
+            scales = first_rows // 4 + keys % BLOCK_SIZE
         k = _load_rows(cache, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
         if FORMAT == "int8" or FORMAT == "int4":
-            scores *= tl.load(row_scales + rows // 4, mask=inside, other=0.0)[None, :]
+            scores *= tl.load(row_scales + scales, mask=inside, other=0.0)[None, :]
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which neither overflows nor divides by zero.
             scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E) / soft_cap) + 1.0))
@@ -177,7 +179,7 @@ def _walk(
         total = total * shrink + tl.sum(weights, 1)
         v = _load_rows(cache + stride_value, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
         if FORMAT == "int8" or FORMAT == "int4":
-            value_scales = tl.load(row_scales + (stride_value + rows) // 4, mask=inside, other=0.0)
+            value_scales = tl.load(row_scales + stride_value // 4 + scales, mask=inside, other=0.0)
             if q.dtype == tl.float16:  # in which weights times scales may be too small
                 v = (v.to(tl.float32) * value_scales[:, None]).to(q.dtype)
             else:  # there are fewer weights than numbers
@@ -299,7 +301,7 @@ def attend_tiles(
     stride_query_token, stride_query_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_token, stride_table, stride_paths,
     NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    FORMAT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    FORMAT: tl.constexpr, ALIGNMENT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
     HAS_PATHS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     JOINS: tl.constexpr, ROWS: tl.constexpr,
@@ -310,8 +312,9 @@ def attend_tiles(
 
     Args:
         query: [T, Hq, D]; out: likewise.
-        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X]. row_scales: its memory as float32, from the first row's scale on,
-            where rows have scales. kv_scale: [2, Hkv] float32.
+        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X], a head's codes of a block from the beginning of it on and stride_token
+            apart. row_scales: its memory as float32, where rows have scales. ALIGNMENT: bytes that the codes of such a
+            row begin at multiples of. kv_scale: [2, Hkv] float32.
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         sinks, alibi_slopes: [Hq] float32. paths: [T, P] int32, of `PagedLayout`, if HAS_PATHS.
         part_out: [S * BLOCK_Q, Hq, num_splits, D] float32, the result of each split; tokens of a sequence from BLOCK_Q
@@ -374,7 +377,7 @@ def attend_tiles(
     if not HAS_SOFT_CAP and not HAS_SLOPES:
         score_scale *= LOG2E
     cache += kv_head * stride_head
-    row_scales += kv_head * stride_head // 4
+    row_scales += (kv_head * stride_head + BLOCK_SIZE * stride_token) // 4
     table = block_table + seq.to(tl.int64) * stride_table
 
     plain_end = begin
@@ -383,12 +386,12 @@ def attend_tiles(
         top, total, acc = _walk(
             q, top, total, acc, begin, plain_end, positions, cache, row_scales, table, stride_block, stride_value,
             stride_token, score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
-            False, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
+            False, FORMAT, ALIGNMENT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
         )  # fmt: skip
     top, total, acc = _walk(
         q, top, total, acc, plain_end, end, positions, cache, row_scales, table, stride_block, stride_value,
         stride_token, score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
-        True, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
+        True, FORMAT, ALIGNMENT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
     )  # fmt: skip
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -78,7 +78,7 @@ def fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
 
 @triton.jit
 def _store_row_scale(cache, places, scale, mask):
-    """scale [H] float32 -> four bytes behind each row, at `places` [H]."""
+    """scale [H] float32 -> four bytes each, at `places` [H]."""
     bits = scale.to(tl.int32, bitcast=True)
     for byte in tl.static_range(4):
         tl.store(cache + places + byte, ((bits >> (8 * byte)) & 0xFF).to(cache.dtype.element_ty), mask=mask)
@@ -94,7 +94,10 @@ def _store_rows(
     which: 0 for keys, 1 for values.
     """
     block, offset = slot // block_size, slot % block_size
-    rows = block * cache_block + ((which * num_heads + heads) * block_size + offset) * ROW
+    SCALE: tl.constexpr = 4 if FORMAT == "int8" or FORMAT == "int4" else 0
+    first_rows = block * cache_block + (which * num_heads + heads) * block_size * ROW
+    rows = first_rows + offset * (ROW - SCALE)
+    scales = first_rows + block_size * (ROW - SCALE) + offset * SCALE
     col = tl.arange(0, HALF)
     mask = (heads < num_heads)[:, None] & (col < D // 2)[None, :]
     low, high = tl.where(mask, low, 0.0), tl.where(mask, high, 0.0)
@@ -106,11 +109,11 @@ def _store_rows(
         if FORMAT == "int8":
             tl.store(place, first.to(tl.int8), mask=mask)
             tl.store(place + D // 2, second.to(tl.int8), mask=mask)
-            _store_row_scale(cache, rows + D, scale, heads < num_heads)
+            _store_row_scale(cache, scales, scale, heads < num_heads)
         else:
             packed = (first + 8.0).to(tl.int32) | ((second + 8.0).to(tl.int32) << 4)
             tl.store(place, packed.to(tl.uint8), mask=mask)
-            _store_row_scale(cache, rows + D // 2, scale, heads < num_heads)
+            _store_row_scale(cache, scales, scale, heads < num_heads)
     else:
         if FORMAT == "e4m3" or FORMAT == "e5m2":
             limit: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0

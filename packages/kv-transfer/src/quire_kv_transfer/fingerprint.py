@@ -26,7 +26,7 @@ _HEX_DIGITS = 64
 def model_fingerprint(facts: Mapping[str, Any]) -> bytes:
     """32 bytes that depend on every fact (plain data: text, numbers, lists, dictionaries)."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(b"quire kv tier, version 2\0" + text.encode()).digest()
+    return hashlib.sha256(b"quire kv tier, version 3\0" + text.encode()).digest()
 
 
 def layout_facts(plan: KVCachePlan) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_ops.kv_reference import decode_row
+from quire_ops.kv_reference import decode_row, read_row
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 
@@ -160,7 +160,9 @@ def _pairs(kv_cache: Tensor, blocks: list[int], begin: int, end: int, kv_scale: 
     num_kv_heads, block_size = kv_cache.shape[2:4]
     scales = torch.ones(2, num_kv_heads) if kv_scale is None else kv_scale
     rows = [
-        decode_row(kv_cache[blocks[place // block_size], which, head, place % block_size], float(scales[which, head]))
+        decode_row(
+            read_row(kv_cache[blocks[place // block_size], which, head], place % block_size), float(scales[which, head])
+        )
         for place in range(begin, end)
         for which in range(2)
         for head in range(num_kv_heads)

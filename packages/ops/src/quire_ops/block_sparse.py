@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_ops.kv_format import decode_rows
-from quire_ops.kv_reference import decode_row
+from quire_ops.kv_format import decode_rows, rows_of
+from quire_ops.kv_reference import decode_row, read_row
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 from quire_ops.sparse_attention import sequences_of, tokens_of
@@ -67,7 +67,8 @@ def sparse_attention(
                 torch.stack(
                     [
                         decode_row(
-                            kv_cache[block, which, head // group_size, place], float(scales[which, head // group_size])
+                            read_row(kv_cache[block, which, head // group_size], place),
+                            float(scales[which, head // group_size]),
                         )
                         for block, place in seen
                     ]
@@ -119,7 +120,8 @@ def _torch_sparse_attention(
     scales = None if kv_scale is None else kv_scale[..., None]
     for begin in range(0, len(query), tokens):
         part = slice(begin, begin + tokens)
-        rows = kv_cache[slots[part] // block_size, :, :, slots[part] % block_size]  # [n, K, 2, Hkv, X]
+        blocks, offsets = slots[part] // block_size, slots[part] % block_size
+        rows = [stored[blocks, :, :, offsets] for stored in rows_of(kv_cache)]  # [n, K, 2, Hkv, ...]
         keys, values = decode_rows(rows, query.dtype, scales).permute(2, 0, 3, 1, 4)  # [n, Hkv, K, D] each
         own = query[part].unflatten(1, (num_kv_heads, -1))  # [n, Hkv, Hq / Hkv, D]
         scores = (own @ keys.transpose(2, 3)).float() * scale

@@ -6,14 +6,17 @@ The paged cache of one layer is one tensor [num_blocks, 2, Hkv, block_size, X]: 
 after token, then the next head's, then the values. Blocks come first, so layers of different shapes can share memory by
 block id; a head's tokens of a block are one piece of memory, which kernels read in one run.
 
-The X elements of one token and head hold a key (or value) x of D numbers in the format that the dtype tells:
+A key (or value) x of D numbers takes X elements, in the format that the dtype tells:
 - a floating-point dtype: X = D, x itself.
 - float8_e4m3fn, float8_e5m2: X = D, x / s rounded to nearest even, at most the largest finite number; it stands for
   stored * s. s is the layer's `kv_scale` [2, Hkv] float32, of keys and of values, per head; none means ones.
-- int8: X = D + 4. With a = max |x|: x * (127 / a) rounded to nearest even, then s = a / 127 as the four bytes of a
-  float32; it stands for stored * s.
+- int8: X = D + 4. With a = max |x|: D codes, x * (127 / a) rounded to nearest even, and s = a / 127 as the four bytes
+  of a float32; it stands for codes * s.
 - uint8 is int4: X = D / 2 + 4. As int8 with 7 for 127; byte i holds element i in its low half and element i + D/2 in
   its high half, 8 added to both.
+Of int8 and int4, a head's tokens of a block have all their codes first, token after token, and behind them their
+scales: rows of codes begin at multiples of their own length, so that GPUs load 16 bytes at a time. The last two
+dimensions of the tensor are no more than the number of bytes; `quire_ops.kv_format.rows_of` finds the rows.
 All of it is computed in float32. Where 127 / a (7 / a) is not finite, zeros are stored. A NaN in x makes s NaN.
 """
 
@@ -22,8 +25,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_ops.kv_format import encode_rows
-from quire_ops.kv_reference import encode_row
+from quire_ops.kv_format import encode_rows, rows_of
+from quire_ops.kv_reference import encode_row, write_row
 from quire_ops.norms import rms_norm
 from quire_ops.op import op
 from quire_ops.table import SizeRule, torch_backend_for
@@ -68,7 +71,7 @@ def write_kv_cache(
         for head in range(num_kv_heads):
             for which, x in enumerate((key[token, head], value[token, head])):
                 scale = 1.0 if kv_scale is None else float(kv_scale[which, head])
-                kv_cache[block, which, head, offset] = encode_row(x, kv_cache.dtype, scale)
+                write_row(kv_cache[block, which, head], offset, encode_row(x, kv_cache.dtype, scale))
 
 
 @op
@@ -111,8 +114,9 @@ def torch_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def torch_write_kv_cache(
     key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
 ) -> None:
-    """One scatter."""
+    """One scatter, or two where rows have scales."""
     block_size = kv_cache.shape[3]
     scale = None if kv_scale is None else kv_scale[..., None]
-    pairs = encode_rows(torch.stack((key, value), dim=1), kv_cache.dtype, scale)  # [T, 2, Hkv, X]
-    kv_cache[slot_mapping // block_size, :, :, slot_mapping % block_size] = pairs
+    pairs = encode_rows(torch.stack((key, value), dim=1), kv_cache.dtype, scale)  # [T, 2, Hkv, ...]
+    for places, part in zip(rows_of(kv_cache), pairs, strict=True):
+        places[slot_mapping // block_size, :, :, slot_mapping % block_size] = part

@@ -9,11 +9,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["decode_row", "encode_row"]
+__all__ = ["decode_row", "encode_row", "read_row", "write_row"]
+
+
+def write_row(tokens: Tensor, offset: int, row: Tensor) -> None:
+    """Put a row [X] of one token where the cache has it. tokens: [block_size, X], what a head has in a block."""
+    if tokens.dtype not in (torch.int8, torch.uint8):
+        tokens[offset] = row
+        return
+    memory, block_size, num_codes = tokens.view(-1), len(tokens), len(row) - 4
+    memory[offset * num_codes :][:num_codes] = row[:-4]
+    memory[block_size * num_codes + offset * 4 :][:4] = row[-4:]
+
+
+def read_row(tokens: Tensor, offset: int) -> Tensor:
+    """The row [X] of one token, from where `write_row` puts it."""
+    if tokens.dtype not in (torch.int8, torch.uint8):
+        return tokens[offset]
+    memory, (block_size, row_size) = tokens.view(-1), tokens.shape
+    num_codes = row_size - 4
+    codes, scale = memory[offset * num_codes :][:num_codes], memory[block_size * num_codes + offset * 4 :][:4]
+    return torch.cat([codes, scale])
 
 
 def encode_row(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """x [D] -> the row [X], in the dtype of the cache. scale: of fp8."""
+    """x [D] -> the row [X], in the dtype of the cache: codes, then of int8 and int4 the scale. scale: of fp8."""
     if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         largest = torch.finfo(dtype).max
         return torch.clamp(x.float() / scale, -largest, largest).to(dtype)

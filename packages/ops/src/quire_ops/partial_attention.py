@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from quire_ops.attention_plan import AttentionPlan, make_plan
-from quire_ops.kv_format import decode_rows
-from quire_ops.kv_reference import decode_row
+from quire_ops.kv_format import decode_rows, rows_of
+from quire_ops.kv_reference import decode_row, read_row
 from quire_ops.latent_format import decode_latent_row, decode_latents
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
@@ -72,7 +72,8 @@ def paged_attention_with_lse(
             continue
         rows = [
             decode_row(
-                kv_cache[blocks[place // block_size], which, head, place % block_size], float(scales[which, head])
+                read_row(kv_cache[blocks[place // block_size], which, head], place % block_size),
+                float(scales[which, head]),
             )
             for place in range(visible)
             for which in range(2)
@@ -149,7 +150,7 @@ def _torch_paged_attention_with_lse(
     num_kv_heads, block_size = kv_cache.shape[2:4]
 
     def gather(slots: Tensor) -> tuple[Tensor, Tensor]:
-        rows = kv_cache[slots // block_size, :, :, slots % block_size]
+        rows = [part[slots // block_size, :, :, slots % block_size] for part in rows_of(kv_cache)]
         keys, values = decode_rows(rows, torch.float32, None if kv_scale is None else kv_scale[..., None]).unbind(1)
         return keys, values
 

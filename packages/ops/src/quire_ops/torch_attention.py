@@ -18,7 +18,7 @@ from torch import Tensor
 from quire_interfaces import ATTENTION_WORKSPACE
 from quire_ops import attention_ops
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
-from quire_ops.kv_format import decode_rows
+from quire_ops.kv_format import decode_rows, rows_of
 from quire_ops.layout import PagedLayout
 from quire_ops.table import torch_backend_for
 
@@ -127,7 +127,7 @@ class _Cache(NamedTuple):
     def pairs(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens, 2, Hkv, D] keys and values of these slots."""
         block_size = self.kv_cache.shape[3]
-        rows = self.kv_cache[slots // block_size, :, :, slots % block_size]
+        rows = [part[slots // block_size, :, :, slots % block_size] for part in rows_of(self.kv_cache)]
         return decode_rows(rows, dtype, None if self.kv_scale is None else self.kv_scale[..., None])
 
     def keys_and_values(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

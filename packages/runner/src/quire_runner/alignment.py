@@ -20,7 +20,7 @@ from quire_interfaces.pooling import PoolingParams
 from quire_models.layers.encoder import CrossAttention
 from quire_models.layers.encoder_decoder import EncoderDecoderLM
 from quire_ops import PagedLayout
-from quire_ops.kv_format import decode_rows
+from quire_ops.kv_format import decode_rows, rows_of
 
 __all__ = ["MEDIAN_WIDTH", "AlignmentPooler"]
 
@@ -65,7 +65,8 @@ class _ObservedCross:
         assert self.seen is not None
         query, kv_cache, layout = self.seen
         blocks = layout.block_table[place, : -(-num_places // layout.block_size)].long()
-        keys = decode_rows(kv_cache[blocks, 0][:, self.heads], torch.float32, None)  # [blocks, heads, block_size, D]
+        rows = [part[blocks, 0][:, self.heads] for part in rows_of(kv_cache)]
+        keys = decode_rows(rows, torch.float32, None)  # [blocks, heads, block_size, D]
         keys = keys.transpose(0, 1).flatten(1, 2)[:, :num_places]
         scores = query[place : place + count].float().transpose(0, 1) @ keys.transpose(1, 2)
         return torch.softmax(scores * self.scale, dim=-1)

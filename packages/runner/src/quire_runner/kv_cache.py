@@ -18,6 +18,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec, kv_row_bytes
 from quire_models.mapped_pages import discard_pages
 from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops.kv_format import rows_of
 
 __all__ = ["CacheShape", "allocate_kv_caches", "copy_tokens", "give_back_pages", "layer_states"]
 
@@ -98,8 +99,9 @@ def copy_tokens(cache: Tensor, block_size: int, sources: Tensor, targets: Tensor
         block_size: Tokens of a block.
         sources: Slots, block * block_size + place in it; `targets` likewise.
     """
-    tokens = cache.movedim(1 if cache.dim() == 3 else 3, 1)  # latents: [num_blocks, block_size, row]
-    tokens[targets // block_size, targets % block_size] = tokens[sources // block_size, sources % block_size]
+    for part in (cache,) if cache.dim() == 3 else rows_of(cache):
+        tokens = part.movedim(1 if cache.dim() == 3 else 3, 1)
+        tokens[targets // block_size, targets % block_size] = tokens[sources // block_size, sources % block_size]
 
 
 def give_back_pages(caches: Iterable[Tensor]) -> int:
