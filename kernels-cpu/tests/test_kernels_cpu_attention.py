@@ -96,10 +96,13 @@ def quantized(values: torch.Tensor, name: str, kv_scale: torch.Tensor) -> tuple[
     else:
         low, high = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
         rows = low | high << 4
+    return with_scales(rows, scale), codes.double() * scale
+
+
+def with_scales(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """rows [..., block_size, C] of bytes, scale [..., block_size, 1] -> cache: all codes of a block, then all scales."""
     scales = scale.contiguous().view(rows.dtype)
-    # Of a block and head all codes, then all scales.
-    stored = torch.cat([rows.flatten(-2), scales.flatten(-2)], dim=-1).unflatten(-1, (values.shape[3], -1))
-    return stored, codes.double() * scale
+    return torch.cat([rows.flatten(-2), scales.flatten(-2)], dim=-1).unflatten(-1, (rows.shape[-2], -1))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -233,8 +236,7 @@ def test_every_code_is_read_as_torch_reads_it(dtype: torch.dtype, name: str, hea
     blocks = layout.block_table[:, 0].long()
     cache.view(torch.uint8)[blocks, 1] = codes.view(torch.uint8)[:, None, None, None].expand(-1, 1, tokens, width)
     if name in ("int8", "uint8"):
-        one = torch.ones(*cache.shape[:-1], 1).view(torch.uint8).view(cache.dtype)
-        cache = torch.cat([cache, one], -1)
+        cache = with_scales(cache, torch.ones(*cache.shape[:-1], 1))
     query = torch.zeros(len(codes), 1, head_dim, dtype=dtype)
     got = paged_attention(query, cache, layout, scale=1.0, kv_scale=torch.ones(2, 1))
     torch.testing.assert_close(got, expected[:, None].to(dtype), rtol=0, atol=0, equal_nan=True)
