@@ -112,8 +112,7 @@ def decode_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row_
 
     Args:
         dtype: Of queries.
-        has_row_scales: The cache is int8 or int4, whose rows begin at multiples of 4 bytes: their addresses take many
-            registers.
+        has_row_scales: The cache is int8 or int4, whose numbers are widened in registers.
     """
     if target.has_few_registers:
         return LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=8, num_stages=1)
@@ -130,7 +129,7 @@ def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row
     width = padded(head_dim)
     if target.has_few_registers:
         keys = 32 if width <= 128 and not has_row_scales else 16
-        # Rows of an int8 or int4 cache are loaded in pieces of 4 bytes, whose addresses take registers, too.
+        # Rows of an int8 or int4 cache are widened in registers, too.
         rows = 16 if target.holds_operands_twice and has_row_scales and width > 64 else 32
         return LaunchConfig(blocks={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=8, num_stages=1)
     if dtype == torch.float32:  # no matrix units

@@ -133,24 +133,28 @@ def _walk(
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_PATHS: tl.constexpr,
 ):  # fmt: skip
-    """Attends to the keys from begin to end. MASKED: some rows may not see some of them."""
+    """Attends to the keys from begin, a multiple of BLOCK_N, to end. MASKED: some rows may not see some of them."""
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         inside = keys < end
+        if BLOCK_N % BLOCK_SIZE == 0:  # places in blocks do not change from turn to turn
+            nth_blocks = start // BLOCK_SIZE + tl.arange(0, BLOCK_N) // BLOCK_SIZE
+            places = tl.arange(0, BLOCK_N) % BLOCK_SIZE
+        else:
+            nth_blocks, places = keys // BLOCK_SIZE, keys % BLOCK_SIZE
         if BLOCK_SIZE % BLOCK_N == 0:
             blocks = tl.load(table + start // BLOCK_SIZE) + tl.zeros([BLOCK_N], tl.int32)
         elif MASKED:
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0)
+            blocks = tl.load(table + nth_blocks, mask=inside, other=0)
         else:
-            blocks = tl.load(table + keys // BLOCK_SIZE)
-        first_rows = blocks.to(tl.int64) * stride_block
-        rows = first_rows + (keys % BLOCK_SIZE) * stride_token
+            blocks = tl.load(table + nth_blocks)
+        rows = blocks.to(tl.int64) * stride_block + places * stride_token
         scales = rows
         if FORMAT == "int8" or FORMAT == "int4":
             # It must be told here, where the numbers are made, and not where they are an argument: otherwise the
-            # compiler loads each byte for itself.
+            # compiler loads a byte at a time.
             rows = tl.multiple_of(rows, ALIGNMENT)
-            scales = first_rows // 4 + keys % BLOCK_SIZE
+            scales = blocks.to(tl.int64) * (stride_block // 4) + places
         k = _load_rows(cache, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
         if FORMAT == "int8" or FORMAT == "int4":
