@@ -20,7 +20,7 @@ WANTED = {
     "8b on h200, 64 requests at 1024": (7.33, 299),
     "0.6b on h200, 1 requests at 1024": (0.92, 180),
     "8b on h200, 1 requests at 1024, int4 weights": (2.71, 396),
-    "8b on h200, 64 requests at 1024, int8 cache": (6.33, 299),
+    "8b on h200, 64 requests at 1024, int8 cache": (6.18, 299),
     "0.6b on h200, 64 requests at 1024, drawn": (3.50, 268),
     "8b on h200, 64 requests at 1024, int4 weights": (6.23, 299),
     "8b on h200, 1 requests at 1024, fp8 weights": (3.91, 364),
