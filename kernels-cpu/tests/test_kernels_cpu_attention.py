@@ -100,7 +100,7 @@ def quantized(values: torch.Tensor, name: str, kv_scale: torch.Tensor) -> tuple[
 
 
 def with_scales(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """rows [..., block_size, C] of bytes, scale [..., block_size, 1] -> cache: all codes of a block, then all scales."""
+    """rows [..., block_size, C] of bytes, scale [..., block_size, 1] -> cache: codes of a block, then scales."""
     scales = scale.contiguous().view(rows.dtype)
     return torch.cat([rows.flatten(-2), scales.flatten(-2)], dim=-1).unflatten(-1, (rows.shape[-2], -1))
 

@@ -130,8 +130,8 @@ def _walk(
     cache, row_scales, table, stride_block, stride_value, stride_token,
     score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
     MASKED: tl.constexpr, FORMAT: tl.constexpr, ALIGNMENT: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_PATHS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_PATHS: tl.constexpr,
 ):  # fmt: skip
     """Attends to the keys from begin, a multiple of BLOCK_N, to end. MASKED: some rows may not see some of them."""
     for start in range(begin, end, BLOCK_N):
@@ -305,10 +305,10 @@ def attend_tiles(
     stride_query_token, stride_query_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_token, stride_table, stride_paths,
     NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    FORMAT: tl.constexpr, ALIGNMENT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
-    HAS_PATHS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    JOINS: tl.constexpr, ROWS: tl.constexpr,
+    FORMAT: tl.constexpr, ALIGNMENT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr,
+    IS_SPLIT: tl.constexpr, HAS_PATHS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, JOINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Attention of the sequences that have min_query_len to max_query_len tokens in this step.
 
@@ -316,9 +316,9 @@ def attend_tiles(
 
     Args:
         query: [T, Hq, D]; out: likewise.
-        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X], a head's codes of a block from the beginning of it on and stride_token
-            apart. row_scales: its memory as float32, where rows have scales. ALIGNMENT: bytes that the codes of such a
-            row begin at multiples of. kv_scale: [2, Hkv] float32.
+        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X], the codes of a head's tokens in a block stride_token apart.
+            row_scales: its memory as float32, where rows have scales. ALIGNMENT: bytes that the codes of such a row
+            begin at multiples of. kv_scale: [2, Hkv] float32.
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         sinks, alibi_slopes: [Hq] float32. paths: [T, P] int32, of `PagedLayout`, if HAS_PATHS.
         part_out: [S * BLOCK_Q, Hq, num_splits, D] float32, the result of each split; tokens of a sequence from BLOCK_Q
