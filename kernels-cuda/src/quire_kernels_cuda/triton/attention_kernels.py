@@ -316,9 +316,8 @@ def attend_tiles(
 
     Args:
         query: [T, Hq, D]; out: likewise.
-        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X], the codes of a head's tokens in a block stride_token apart.
-            row_scales: its memory as float32, where rows have scales. ALIGNMENT: bytes that the codes of such a row
-            begin at multiples of. kv_scale: [2, Hkv] float32.
+        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X], where rows with scales begin at multiples of ALIGNMENT bytes.
+            row_scales: its memory as float32, where rows have scales. kv_scale: [2, Hkv] float32.
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
         sinks, alibi_slopes: [Hq] float32. paths: [T, P] int32, of `PagedLayout`, if HAS_PATHS.
         part_out: [S * BLOCK_Q, Hq, num_splits, D] float32, the result of each split; tokens of a sequence from BLOCK_Q
@@ -351,8 +350,7 @@ def attend_tiles(
     end = tl.minimum(first_position + BLOCK_Q, seq_len)
     begin = 0
     # What every row sees: all keys but those of the tile's own tokens, where there is no window.
-    seen_by_all = first_position + 1
-    earliest = first_position
+    seen_by_all, earliest = first_position + 1, first_position
     path_rows, root, depth = query_row, seq_len, 0
     if HAS_PATHS:
         path_rows = query_row * stride_paths
