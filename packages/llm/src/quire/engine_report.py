@@ -160,7 +160,7 @@ def _choices(
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
-        "scheduling": _scheduling(config),
+        "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
         "graphs": graphs,
         "structured output": resolve_backend(config.structured_output.backend),
         "speculation": "none" if config.speculative.method == "none" else _speculation(config.speculative),
@@ -250,11 +250,6 @@ def _graphs(config: QuireConfig, graphs: DecodeGraphs, network: Network) -> str:
     waits = config.parallel.num_ranks == 1 and config.engine.depth(config.runner.device) > 0
     rest = "while no step waits" if waits else "when steps want them"
     return f"{sizes_of}, {len(graphs.captured)} captured at the start, the rest {rest}{without}"
-
-
-def _scheduling(config: QuireConfig) -> str:
-    is_ahead = config.parallel.num_ranks == 1 and config.engine.depth(config.runner.device)
-    return "asynchronous, one step ahead" if is_ahead else "synchronous"
 
 
 def _ranks(config: QuireConfig, network: Network) -> dict[str, str]:

@@ -165,11 +165,8 @@ def make_plan(
 
         check_extraction(config, model)
     if parallel.num_ranks > 1:
-        from quire.parallel.rank_devices import free_bytes_of_ranks  # of use to few starts
-
-        free = memory_of_rank(config, free_bytes_of_ranks(config) if free_bytes is None else free_bytes)
-    else:
-        free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+        free_bytes = memory_of_rank(config, free_bytes)
+    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     plan = _plan(config, model, free, folder)
     if must_fit and not plan.fits:
         ways = advice(config, model, plan, folder)

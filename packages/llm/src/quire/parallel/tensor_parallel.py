@@ -118,14 +118,16 @@ def check_parallel(config: QuireConfig, model: ModelConfig) -> None:
 
 
 def config_of_ranks(config: QuireConfig) -> QuireConfig:
-    """The settings of each of several ranks: a share of this machine's cores, and drafts of fixed lengths. Adaptive
-    ones follow a clock, which differs between ranks. Stages have the same cores: one computes while the others wait."""
+    """The settings of each of several ranks: a share of this machine's cores, steps one by one, and drafts of fixed
+    lengths. Adaptive ones follow a clock, which differs between ranks. Stages have the same cores: one computes while
+    the others wait."""
     size = ranks_of_host(config)[0]
     num_threads = config.runner.num_threads or max(1, len(os.sched_getaffinity(0)) // size)
     # Each rank would bind its threads to the same cores.
     runner = dataclasses.replace(config.runner, num_threads=num_threads, cpu_affinity="none")
     speculative = dataclasses.replace(config.speculative, adaptive=False)
-    return dataclasses.replace(config, runner=runner, speculative=speculative)
+    engine = dataclasses.replace(config.engine, async_scheduling=False)
+    return dataclasses.replace(config, runner=runner, speculative=speculative, engine=engine)
 
 
 def ranks_of_host(config: QuireConfig) -> tuple[int, int]:
@@ -134,9 +136,18 @@ def ranks_of_host(config: QuireConfig) -> tuple[int, int]:
     return min(tp, num_ranks), max(1, num_ranks // tp)
 
 
-def memory_of_rank(config: QuireConfig, free_bytes: int) -> int:
+def memory_of_rank(config: QuireConfig, free_bytes: int | None = None) -> int:
     """Of this host's free memory what a rank has, taken for all stages together: ranks of one host share it, and
-    stages of several hosts have as much on each. Of accelerators, each rank has one of its own, with so much free."""
+    stages of several hosts have as much on each. Of accelerators, each rank has one of its own, with so much free.
+
+    Args:
+        config: Settings.
+        free_bytes: What is free; None for what is free now.
+    """
+    if free_bytes is None:
+        from quire.parallel.rank_devices import free_bytes_of_ranks  # of use to few starts
+
+        free_bytes = free_bytes_of_ranks(config)
     if not platform_of(config.runner.device).is_host:
         return free_bytes * config.parallel.pipeline_parallel_size
     sharers, num_stages = ranks_of_host(config)
