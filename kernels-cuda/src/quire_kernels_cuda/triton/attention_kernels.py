@@ -296,6 +296,43 @@ def _softmax_start(sinks, is_row, split, HAS_SINKS: tl.constexpr, BLOCK_M: tl.co
     return top, total
 
 
+@triton.jit
+def _write_tile(
+    top, total, acc, value_scale, out, part_out, part_weight, arrived, seq, token, head, kv_head, element, is_row,
+    is_cell, query_row, query_begin, query_len, split, num_splits, num_used, stride_out_token, stride_out_head,
+    NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, HAS_KV_SCALE: tl.constexpr,
+    IS_SPLIT: tl.constexpr, BLOCK_Q: tl.constexpr, JOINS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The result of the tile, or of a split what it gives and, if JOINS, by the last of them, the result of all."""
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if HAS_KV_SCALE:
+        acc *= tl.load(value_scale)
+    if num_used == 1:
+        out_at = query_row[:, None] * stride_out_token + (head * stride_out_head)[:, None] + element[None, :]
+        tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=is_cell)
+    if IS_SPLIT:
+        if num_used > 1:
+            part = ((seq.to(tl.int64) * BLOCK_Q + token) * NUM_HEADS + head) * num_splits + split
+            tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
+            tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
+            if JOINS:
+                if _is_last(arrived + seq * (NUM_HEADS // G) + kv_head, num_used):
+                    _write_joined(
+                        out, part_out, part_weight, seq, query_begin, query_len, kv_head, num_splits, num_used,
+                        stride_out_token, stride_out_head, NUM_HEADS, G, D, D_PADDED, BLOCK_Q, ROWS,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _score_scale(scale, kv_scale, kv_head, HAS_KV_SCALE: tl.constexpr, IN_BASE_2: tl.constexpr):
+    """What products of queries and keys are multiplied by."""
+    if HAS_KV_SCALE:
+        scale *= tl.load(kv_scale + kv_head)
+    if IN_BASE_2:
+        scale *= LOG2E
+    return scale
+
+
 @triton.jit(do_not_specialize=["num_seqs", "num_splits", "min_query_len", "max_query_len", "window", "stride_table",
                             "stride_paths"])  # fmt: skip
 def attend_tiles(
@@ -324,8 +361,7 @@ def attend_tiles(
             times its number on. part_weight: [S * BLOCK_Q, Hq, num_splits] float32, the base-2 logarithm of the sum of
             its weights. Written instead of `out` where IS_SPLIT, which only launches of ONE_TILE_EACH are.
         arrived: [S, Hkv] int32, zeros, which are left as zeros: how many splits have ended, if JOINS. Then the last one
-            writes `out`, and splits without keys write nothing.
-        ROWS: BLOCK_Q * G to a power of two.
+            writes `out`, and splits without keys write nothing. ROWS: BLOCK_Q * G to a power of two.
     """
     seq, first = _first_token(query_start_loc, num_seqs, ONE_TILE_EACH, BLOCK_Q)
     kv_head = tl.program_id(1)
@@ -373,11 +409,7 @@ def attend_tiles(
     slopes = top
     if HAS_SLOPES:
         slopes = tl.load(alibi_slopes + head, mask=is_row, other=0.0)
-    score_scale = scale
-    if HAS_KV_SCALE:
-        score_scale *= tl.load(kv_scale + kv_head)
-    if not HAS_SOFT_CAP and not HAS_SLOPES:
-        score_scale *= LOG2E
+    score_scale = _score_scale(scale, kv_scale, kv_head, HAS_KV_SCALE, not HAS_SOFT_CAP and not HAS_SLOPES)
     cache += kv_head * stride_head
     row_scales += (kv_head * stride_head + BLOCK_SIZE * stride_token) // 4
     table = block_table + seq.to(tl.int64) * stride_table
@@ -396,23 +428,13 @@ def attend_tiles(
         True, FORMAT, ALIGNMENT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
     )  # fmt: skip
 
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if HAS_KV_SCALE:
-        acc *= tl.load(kv_scale + NUM_HEADS // G + kv_head)
-    if num_used == 1:
-        out_at = query_row[:, None] * stride_out_token + (head * stride_out_head)[:, None] + element[None, :]
-        tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=is_cell)
-    if IS_SPLIT:
-        if num_used > 1:
-            part = ((seq.to(tl.int64) * BLOCK_Q + token) * NUM_HEADS + head) * num_splits + split
-            tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
-            tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
-            if JOINS:
-                if _is_last(arrived + seq * (NUM_HEADS // G) + kv_head, num_used):
-                    _write_joined(
-                        out, part_out, part_weight, seq, query_begin, query_len, kv_head, num_splits, num_used,
-                        stride_out_token, stride_out_head, NUM_HEADS, G, D, D_PADDED, BLOCK_Q, ROWS,
-                    )  # fmt: skip
+        kv_scale += NUM_HEADS // G + kv_head
+    _write_tile(
+        top, total, acc, kv_scale, out, part_out, part_weight, arrived, seq, token, head, kv_head, element, is_row,
+        is_cell, query_row, query_begin, query_len, split, num_splits, num_used, stride_out_token, stride_out_head,
+        NUM_HEADS, G, D, D_PADDED, HAS_KV_SCALE, IS_SPLIT, BLOCK_Q, JOINS, ROWS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["max_query_len", "num_splits", "num_heads"])
