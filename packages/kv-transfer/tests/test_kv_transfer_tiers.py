@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from quire_interfaces import BlockTransfer, KVTransferJob, KVTransferPlan
 from quire_kv_transfer import BlockFiles, BlockTier, FolderUsage, HostMemoryTier, TierFolder, TierStack
 from quire_testkit.conformance.block_tier import BLOCK_BYTES, BlockTierSuite, block_key, content
+from quire_testkit.conformance.kv_transfer import LayeredMemory
 from quire_testkit.faulty_tier import Faults, FaultyTier
 
 FINGERPRINT = b"m" * 32
@@ -122,3 +126,26 @@ def test_one_broken_tier_leaves_the_others(caplog: pytest.LogCaptureFixture) -> 
         "the faulty host memory tier is switched off until the next start (ConnectionError: the tier is dead); make "
         "room or repair it. Requests go on without it"
     ]
+
+
+class FullDevice(LayeredMemory):
+    """Has no memory for a copy of block 3."""
+
+    def snapshot(self, places: Sequence[tuple[int, int]]) -> Callable[[], list[bytes]]:
+        if (0, 3) in places:
+            raise MemoryError("no memory left on the device")
+        return super().snapshot(places)
+
+
+def test_a_copy_that_cannot_begin_fails_its_stores_alone(caplog: pytest.LogCaptureFixture) -> None:
+    worker = make_stack(HostMemoryTier(30 * BLOCK_BYTES)).make_worker(FullDevice(8))
+    jobs = [KVTransferJob(number, (BlockTransfer(block_key(number), number),)) for number in (2, 3, 4)]
+    worker.begin(KVTransferPlan(stores=jobs))
+    finished: dict[int, list[bool]] = {}
+    deadline_s = time.monotonic() + 20
+    while len(finished) < len(jobs) and time.monotonic() < deadline_s:
+        output = worker.poll(waits=True)
+        finished |= {} if output is None else output.finished
+    worker.close()
+    assert finished == {2: [True], 3: [False], 4: [True]}
+    assert "no memory left on the device" in caplog.text

@@ -130,8 +130,8 @@ class EngineCore:
         self._num_failed_steps = 0
         self._probe_next = True
         self._closed = False
-        self.sleep_level: int | None = None
         self._has_weights = True
+        self.sleep_level: int | None = None
         """How deep it sleeps; None while it is awake."""
 
     @property

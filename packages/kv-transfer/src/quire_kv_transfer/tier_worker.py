@@ -120,7 +120,13 @@ class TierWorker:
         for job in plan.loads:
             self._loads.put((job, mark))
         for job in plan.stores:
-            self._stores.put((job, self._memory.snapshot([(block.key.group, block.block_id) for block in job.blocks])))
+            try:
+                copies = self._memory.snapshot([(block.key.group, block.block_id) for block in job.blocks])
+            except Exception:  # such as no memory on the device: no reason for the step to fail
+                _logger.exception("blocks of the KV cache could not be copied for %s", self._blocks.names)
+                self._end(self._storing, job.job_id, [False] * len(job.blocks))
+            else:
+                self._stores.put((job, copies))
 
     def poll(self, waits: bool = False) -> KVTransferOutput | None:
         """What has ended."""
