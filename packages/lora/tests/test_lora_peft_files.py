@@ -16,6 +16,7 @@ from lora_files import HIDDEN, SHAPES, VOCAB, make_slots, tensors_of, write
 
 from quire_interfaces import CheckpointError
 from quire_lora import read_adapter
+from quire_lora.adapter import narrowed
 
 PREFIX = "base_model.model."
 
@@ -97,10 +98,17 @@ def test_narrow_slots_keep_what_is_stored_so_and_round_the_rest(tmp_path: Path, 
             assert ((found - wanted).abs() <= bound + 1e-6).all()
         assert not torch.equal(a, exact.a)
 
-    broken = tensors_of()
-    broken[f"{PREFIX}model.layers.0.q_proj.lora_A.weight"][0, 0] = float("nan")
-    with pytest.raises(CheckpointError, match=r"1 with numbers that are not finite: model.layers.0.q_proj.lora_A"):
+    broken, name = tensors_of(), "model.layers.0.q_proj.lora_A"
+    broken[f"{PREFIX}{name}.weight"][0, 0] = float("nan")
+    with pytest.raises(CheckpointError, match=f"1 with numbers that are not finite: {name}"):
         read_adapter(write(tmp_path, broken), slots)
+    for key in stored.keys() & {f"{PREFIX}{name}.weight_scale", f"{PREFIX}model.layers.0.q_proj.lora_magnitude_vector"}:
+        broken = {**stored, key: torch.full_like(stored[key], float("inf"))}
+        with pytest.raises(CheckpointError, match=r"with numbers that are not finite: model.layers.0.q_proj.lora_"):
+            read_adapter(write(tmp_path, broken, target_modules=["q_proj", "k_proj", "lm_head"], use_dora=True), slots)
+
+    values, scale = narrowed(torch.tensor([[0.0, 1e-45], [0.5, -1.0]]), torch.ones(2), dtype)
+    assert torch.equal((values.float() * scale[:, None])[0], torch.zeros(2))
 
 
 def test_adapters_kept_in_float8_and_what_is_wrong_with_others(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def narrowed(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     stored = values.clamp(-limit - (dtype == torch.int8), limit).to(dtype)
     if torch.equal(stored.float(), values):
         return stored, scale
-    largest = values.abs().amax(1)
-    step = torch.where(largest > 0, largest / limit, 1.0)
+    step = values.abs().amax(1) / limit
+    step = torch.where(step > 0, step, 1.0)  # of numbers that are hardly any, too
     values = (values / step[:, None]).clamp(-limit, limit)
     return (values.round() if dtype == torch.int8 else values).to(dtype), scale * step
 

@@ -318,8 +318,8 @@ class _Reader:
         if dtype is None:
             wide_a, wide_b = (a * rows[:, None]).to(self._slots.dtype), (b * factor[:, None]).to(self._slots.dtype)
             return LinearAdapter(a=wide_a, b=wide_b.T.contiguous(), scale=scale, shift=shift_or_none)
-        for what, matrix in (("lora_A", a), ("lora_B", b)):
-            if not matrix.isfinite().all():
+        for what, matrix, factors in (("lora_A", a, rows), ("lora_B", b, factor)):
+            if not (matrix.isfinite().all() and factors.isfinite().all()):
                 self._infinite.append(f"{module}.{what}.weight")
         (a, rows), (b, factor) = narrowed(a, rows, dtype), narrowed(b, factor, dtype)
         return LinearAdapter(
