@@ -77,3 +77,13 @@ def test_lists_that_have_no_room_and_other_options_are_left_to_the_host(fields: 
     assert state.mode_of([0]) is SampleMode.EDITED
     state.set_row(0, SamplingParams(logit_bias={1: 1.0}, logprobs=1), seed=0, num_prompt_tokens=1)
     assert state.mode_of([0]) is SampleMode.OBSERVED
+
+
+def test_the_largest_min_tokens_has_room() -> None:
+    state = make_sampler(is_listed=True).state
+    state.set_row(0, SamplingParams(min_tokens=2**31), seed=0, num_prompt_tokens=1, stop_token_ids=(2,))
+    assert state.mode_of([0]) is SampleMode.EDITED
+    logits, zeros, history = torch.zeros(1, VOCAB_SIZE), torch.zeros(1, dtype=torch.int64), torch.zeros(NUM_ROWS, 4)
+    assert state.edit_lists is not None
+    ops.edit_logits(logits, zeros, zeros, history.int(), state.edit_lists.table)
+    assert logits.isinf().nonzero().tolist() == [[0, 2]]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import SamplingParams
+from quire_ops import EDIT_ALWAYS
 from quire_sampling.edit_lists import TokenList
 from quire_sampling.option import EditOption, EditStage, RequestContext, RowLogits, Vocabulary
 
@@ -144,7 +145,7 @@ OPTIONS = (
     ),
     EditOption(
         name="min_tokens", stage=EditStage.EXCLUDE, compile=_compile_min_tokens, apply=_block_stop_ids,
-        as_lists=lambda rule: [TokenList(ids=rule.stop_ids, until=rule.num_tokens)],
+        as_lists=lambda rule: [TokenList(ids=rule.stop_ids, until=min(rule.num_tokens, EDIT_ALWAYS))],
     ),
     EditOption(
         name="logit_bias", stage=EditStage.BIAS, compile=_compile_logit_bias, apply=_add_biases,
