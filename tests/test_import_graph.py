@@ -28,7 +28,7 @@ LOCAL_IMPORTS = {
     "quire.assemble": "loads torch; the demo model is optional",
     "quire.parallel.collective_rpc": "loads torch",
     "quire.kernel_builds": "loads torch",
-    "quire.plan": "what goes with hidden states in files, where these are asked for",
+    "quire.plan": "what goes with hidden states in files, and the memory of several ranks, where these are asked for",
     "quire.speech.methods": "loads numpy",
     "quire.speech.chunks": "loads numpy",
     "quire.draft_plan": "the demo model is optional",

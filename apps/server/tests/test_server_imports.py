@@ -21,7 +21,7 @@ API_MODULES, API_LIBRARIES = 590, {
     "xxhash", "yaml", "zmq", "zstandard",
 }  # fmt: skip
 """Most modules of ours in a process that answers HTTP for a model of text, and the libraries that it may import."""
-ENGINE_MODULES, ENGINE_LIBRARIES = 630, {
+ENGINE_MODULES, ENGINE_LIBRARIES = 632, {
     "cuda", "jinja2", "llguidance", "markupsafe", "msgspec", "numpy", "rich", "safetensors", "tokenizers", "torch",
     "torchgen", "tqdm", "triton", "typing_extensions", "xxhash", "zmq",
 }  # fmt: skip

@@ -19,7 +19,7 @@ from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
-from quire.parallel.tensor_parallel import check_parallel, memory_of_rank, model_of_rank
+from quire.parallel.tensor_parallel import check_parallel, model_of_rank
 from quire.routed_experts_config import check_routed_experts
 from quire_interfaces import (
     FP8_DS_MLA,
@@ -165,6 +165,8 @@ def make_plan(
 
         check_extraction(config, model)
     if parallel.num_ranks > 1:
+        from quire.parallel.rank_devices import memory_of_rank
+
         free_bytes = memory_of_rank(config, free_bytes)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     plan = _plan(config, model, free, folder)

@@ -1,4 +1,4 @@
-"""How much memory the devices of an engine's ranks have to give. Importing this module loads no torch."""
+"""How much memory an engine's ranks can plan with. Importing this module loads no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 from quire.available_memory import available_memory_bytes
 from quire.config import QuireConfig
-from quire.parallel.tensor_parallel import device_number, devices_of_host
+from quire.parallel.tensor_parallel import device_number, devices_of_host, ranks_of_host
 from quire_interfaces import ConfigError
 from quire_interfaces.platforms import platform_of
 
-__all__ = ["free_bytes_of_ranks"]
+__all__ = ["free_bytes_of_ranks", "memory_of_rank"]
 
 _FREE_BYTES = """
 import json, sys
@@ -20,6 +20,22 @@ sys.path.extend(json.loads(sys.argv[1]))
 from quire.available_memory import available_memory_bytes
 print(json.dumps([available_memory_bytes(device) for device in sys.argv[2:]]))
 """
+
+
+def memory_of_rank(config: QuireConfig, free_bytes: int | None = None) -> int:
+    """Of this host's free memory what a rank has, taken for all stages together: ranks of one host share it, and
+    stages of several hosts have as much on each. Of accelerators, each rank has one of its own, with so much free.
+
+    Args:
+        config: Settings.
+        free_bytes: What is free; None for what is free now.
+    """
+    if free_bytes is None:
+        free_bytes = free_bytes_of_ranks(config)
+    if not platform_of(config.runner.device).is_host:
+        return free_bytes * config.parallel.pipeline_parallel_size
+    sharers, num_stages = ranks_of_host(config)
+    return free_bytes * config.parallel.pipeline_parallel_size // (num_stages * sharers)
 
 
 def free_bytes_of_ranks(config: QuireConfig) -> int:

@@ -33,7 +33,6 @@ __all__ = [
     "devices_of_host",
     "interleaved",
     "kv_plan_of_rank",
-    "memory_of_rank",
     "mesh_of",
     "model_of_rank",
     "num_ranks_of_host",
@@ -134,24 +133,6 @@ def ranks_of_host(config: QuireConfig) -> tuple[int, int]:
     """Of the ranks of a host: how many share a stage, and number of stages."""
     tp, num_ranks = config.parallel.tensor_parallel_size, config.parallel.num_ranks // config.hosts.nnodes
     return min(tp, num_ranks), max(1, num_ranks // tp)
-
-
-def memory_of_rank(config: QuireConfig, free_bytes: int | None = None) -> int:
-    """Of this host's free memory what a rank has, taken for all stages together: ranks of one host share it, and
-    stages of several hosts have as much on each. Of accelerators, each rank has one of its own, with so much free.
-
-    Args:
-        config: Settings.
-        free_bytes: What is free; None for what is free now.
-    """
-    if free_bytes is None:
-        from quire.parallel.rank_devices import free_bytes_of_ranks  # of use to few starts
-
-        free_bytes = free_bytes_of_ranks(config)
-    if not platform_of(config.runner.device).is_host:
-        return free_bytes * config.parallel.pipeline_parallel_size
-    sharers, num_stages = ranks_of_host(config)
-    return free_bytes * config.parallel.pipeline_parallel_size // (num_stages * sharers)
 
 
 def num_ranks_of_host(config: QuireConfig) -> int:
