@@ -95,6 +95,39 @@ def _six_bits(place, group, mask, PART: tl.constexpr):
 
 
 @triton.jit
+def _looked_up(
+    numbers, at, byte, mask, header, first, second,
+    PART: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """(numbers [BN, RUNS, 16], scale [BN, RUNS]) float32 of the formats whose 4 bits are floats or places in a table.
+    `at`: [BN, 1] pointers behind the first plane; the others are as in `block_part`."""
+    small = (byte // 16)[None, :]  # block of 32 inputs; of types of 256:
+    block = (byte // (32 * BITS))[None, :]
+    if FORM == "NVFP4":
+        own = _float8(_word(at + small * 2, mask, tl.uint16) >> (8 * PART)) * 256.0
+        scale = tl.where(second != 0, own / first, own * first)
+        result = _float4(numbers)
+    elif FORM == "MXFP4":
+        exponent = _byte(at + small, mask)
+        scale = tl.where(exponent == 0, 5.877471754111438e-39, (exponent << 23).to(tl.float32, bitcast=True))
+        result = _float4(numbers)
+    elif FORM == "TABLE4":
+        scale = _word(at + small // 2 * 4, mask, tl.uint32).to(tl.float32, bitcast=True)
+        result = tl.load(header + 1 + numbers)
+    elif FORM == "IQ4_NL":
+        scale = _float16(_word(at + small * 2, mask, tl.uint16))
+        result = tl.load(header + 1 + numbers)
+    else:
+        tl.static_assert(FORM == "IQ4_XS", "a format without a form on GPUs")
+        group = small % 8
+        both = _word(at + block * 8, mask, tl.uint32)  # scale, high bits
+        low = (_byte(at + block * 8 + 4 + group // 2, mask) >> (group % 2 * 4)) & 15
+        scale = _float16(both) * (_whole((((both >> (16 + group * 2)) & 3) << 4) | low) - 32.0)
+        result = tl.load(header + 1 + numbers)
+    return result, scale
+
+
+@triton.jit
 def block_part(
     codes, row, byte, mask, inputs, header, first, second,
     PART: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr,
@@ -124,26 +157,8 @@ def block_part(
     four_or_five: tl.constexpr = 5 if has_five else (4 if has_four else 0)
     other_width: tl.constexpr = 6 if FORM == "Q6_K" else (3 if FORM == "Q3_K" else (2 if FORM == "Q2_K" else 0))
     width: tl.constexpr = four_or_five + other_width  # of whole numbers
-    if FORM == "NVFP4":
-        own = _float8(_word(at + small * 2, mask, tl.uint16) >> (8 * PART)) * 256.0
-        scale = tl.where(second != 0, own / first, own * first)
-        result = _float4(numbers)
-    elif FORM == "MXFP4":
-        exponent = _byte(at + small, mask)
-        scale = tl.where(exponent == 0, 5.877471754111438e-39, (exponent << 23).to(tl.float32, bitcast=True))
-        result = _float4(numbers)
-    elif FORM == "TABLE4":
-        scale = _word(at + small // 2 * 4, mask, tl.uint32).to(tl.float32, bitcast=True)
-        result = tl.load(header + 1 + numbers)
-    elif FORM == "IQ4_NL":
-        scale = _float16(_word(at + small * 2, mask, tl.uint16))
-        result = tl.load(header + 1 + numbers)
-    elif FORM == "IQ4_XS":
-        group = small % 8
-        both = _word(at + block * 8, mask, tl.uint32)  # scale, high bits
-        low = (_byte(at + block * 8 + 4 + group // 2, mask) >> (group % 2 * 4)) & 15
-        scale = _float16(both) * (_whole((((both >> (16 + group * 2)) & 3) << 4) | low) - 32.0)
-        result = tl.load(header + 1 + numbers)
+    if FORM == "NVFP4" or FORM == "MXFP4" or FORM == "TABLE4" or FORM == "IQ4_NL" or FORM == "IQ4_XS":
+        result, scale = _looked_up(numbers, at, byte, mask, header, first, second, PART, FORM, bits)
     elif FORM == "Q4_1":
         both = _word(at + small * 4, mask, tl.uint32)
         scale = _float16(both)
