@@ -268,7 +268,7 @@ class EngineCore:
             )
         if level == 2 and weights is None:
             raise RequestError(
-                "this engine cannot load its weights again (its KV cache is kept on disk as well or shared with other "
+                "this engine cannot load its weights again (its KV cache is kept in tiers as well or shared with other "
                 "engines, or it is an encoder): sleep with level 0 or 1, or stop it",
                 param="level",
                 code="unsupported",
@@ -276,7 +276,7 @@ class EngineCore:
         discards = weights is not None and (level == 2 or (level == 1 and release is None))
         if level == 1 and release is None and not discards:
             raise RequestError(
-                "this engine cannot give the memory of its KV cache back (it is kept on disk as well, or shared with "
+                "this engine cannot give the memory of its KV cache back (it is kept in tiers as well, or shared with "
                 "other engines): sleep with level 0",
                 param="level",
                 code="unsupported",

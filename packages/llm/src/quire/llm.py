@@ -408,8 +408,8 @@ class LLM(ControlMethods, QueueMethods, PoolingMethods, SpeechMethods):
         """Take no requests until `wake_up`.
 
         Args:
-            level: 0 keeps everything where it is; 1 forgets the KV cache and gives its memory back, on a CPU; 2
-                discards the weights as well, on any device, and `wake_up` loads the checkpoint again as it is then.
+            level: 0 keeps everything where it is; 1 forgets the KV cache and gives its memory back; 2 discards the
+                weights as well, and `wake_up` loads the checkpoint again as it is then. So does 1 on an accelerator.
 
         Returns:
             Bytes that were given back.

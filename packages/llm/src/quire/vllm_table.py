@@ -229,7 +229,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("answers always have the header X-Request-Id", enable_request_id_headers=_BOTH),
     **_answer("there are no pages of documentation but /openapi.json", enable_offline_docs="false"),
     **_answer("LLM.sleep can be called in any case", enable_sleep_mode=_BOTH),
-    **_answer("a server that sleeps keeps its weights (level 1) or reads them again from the checkpoint (level 2)",
+    **_answer("a server that sleeps keeps its weights (level 1 on the CPU) or reads them again from the checkpoint",
               sleep_mode_backend=_ANY, sleep_mode_offload_cudagraph=_BOTH, sleep_preserve_parameter_names="+",
               enable_cumem_allocator=_BOTH),
     **_answer("GET /load always tells how many requests are being answered", enable_server_load_tracking=_BOTH),

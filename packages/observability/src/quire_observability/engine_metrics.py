@@ -482,7 +482,7 @@ class EngineMetrics(Collector):
         yield info
 
     def _sleep_state(self) -> GaugeMetricFamily:
-        """Weights stay in memory at level 1 and are discarded at level 2, so that `weights_offloaded` is never 1."""
+        """The level that was asked for. Weights stay or are discarded, so that `weights_offloaded` is never 1."""
         level = self._sleep_level
         family = GaugeMetricFamily(
             self._name("engine_sleep_state"),
