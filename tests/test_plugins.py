@@ -149,8 +149,8 @@ def test_the_examples_keep_their_contracts() -> None:
 
 
 NAMING_CUDA = {"device_timing.py", "direct_sums.py", "platforms.py", "profiler.py", "torch_distributed.py"}
-"""Modules outside of the kernel packages that may name torch.cuda: the seam, and what is CUDA's own: a profiler, a timer,
-NCCL and symmetric memory."""
+"""Modules outside of the kernel packages that may name torch.cuda: the seam, and what is CUDA's own: a profiler, a
+timer, NCCL and symmetric memory."""
 
 MODULE = """
 def fails(*arguments):
