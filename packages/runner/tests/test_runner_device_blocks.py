@@ -29,6 +29,8 @@ class Streams(ModuleType):
         super().__init__("streams_of_tests")
         self.log: list[tuple[str, str]] = []
         self._own = threading.local()
+        self.made_on: list[int] = []
+        self._device = 0
         outer = self
 
         class Event:
@@ -42,6 +44,7 @@ class Streams(ModuleType):
         class Stream:
             def __init__(self, name: str = "") -> None:
                 self.name = name or "side"
+                outer.made_on += [] if name else [outer._device]
 
             def wait_stream(self, other: Stream) -> None:
                 outer.log.append((f"{self.name} waits for", other.name))
@@ -51,6 +54,9 @@ class Streams(ModuleType):
 
         self.Event, self.Stream = Event, Stream
         self._steps = Stream("steps")
+
+    def set_device(self, index: int) -> None:
+        self._device = index
 
     def current_stream(self) -> Any:
         return getattr(self._own, "stream", self._steps)
@@ -152,6 +158,12 @@ def test_loads_wait_for_the_steps_before_them(streams: Streams, caches: Any) -> 
 
     assert not memory.load(0, 1, lambda buffers: False, mark)
     assert bytes_of(made, 0, 1) == untouched[1]
+
+
+def test_streams_are_of_the_device_of_the_cache(streams: Streams, caches: Any) -> None:
+    platform = Platform(name="side", device_type="cpu", module=streams.__name__)
+    DeviceBlocks(*caches, platform, "side:3")
+    assert streams.made_on == [3, 3]
 
 
 def test_nobody_reads_its_memory_as_the_hosts(streams: Streams, caches: Any) -> None:

@@ -44,6 +44,7 @@ class DeviceBlocks(BlockMemory):
             for group in plan.groups
         )
         self._ends = [list(accumulate(rows.shape[1] for rows in layers)) for layers in self._groups]
+        platform.use(device)  # streams are of the thread's device
         self._stores, self._loads = self._runtime.Stream(), self._runtime.Stream()
 
     @property
