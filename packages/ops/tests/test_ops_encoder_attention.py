@@ -103,6 +103,20 @@ def test_biased_paged_attention(backend: OpBackend, dtype: torch.dtype, furthest
         assert (got.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
 
 
+@pytest.mark.parametrize("backend", serving(ops.tempered_paged_attention), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_tempered_paged_attention(backend: OpBackend, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    layout, num_blocks = random_layout(random.Random(1), [(1, 17), (7, 25), (20, 20), (1, 1)], 8, shuffle=True)
+    cache = poisoned_cache(layout, num_blocks, 2, 8, dtype)
+    query = torch.randn(sum(layout.query_lens), 4, 8).to(dtype)
+    options = {"scale": 0.9, "soft_cap": 2.0, "factors": 1 + torch.rand(len(query))}
+    wanted = ref.tempered_paged_attention(query.double(), cache.double(), layout, **options)
+    got = backend.function(query, cache, layout, **options)
+    assert got.dtype == dtype
+    assert (got.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+
+
 @pytest.mark.parametrize("backend", serving(ops.relative_paged_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("extent", "window"), [(3, None), (64, None), (9, 9), (9, 12)])

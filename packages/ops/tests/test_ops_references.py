@@ -124,6 +124,12 @@ def test_what_is_written_is_found_and_attended_to() -> None:
     mask = bias[:, distance.clamp(0, 3)].masked_fill(distance < 0, -torch.inf)
     wanted = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True).transpose(0, 1)
     assert torch.allclose(ops.biased_paged_attention(query, cache, whole, scale=scale, bias=bias), wanted)
+    factors = rand(length).exp()
+    scores = torch.einsum("hid,hjd->hij", heads[0], heads[1].repeat_interleave(2, dim=0)) * scale
+    capped = (0.5 * torch.tanh(scores / 0.5) * factors[:, None]).masked_fill(distance < 0, -torch.inf)
+    wanted = torch.einsum("hij,hjd->ihd", capped.softmax(-1), heads[2].repeat_interleave(2, dim=0))
+    options = {"scale": scale, "soft_cap": 0.5, "factors": factors}
+    assert torch.allclose(ops.tempered_paged_attention(query, cache, whole, **options), wanted)
     relative, profiles = rand(length, 4, 3), rand(3, 5)  # of distances 0 to 4
     mixed = (relative @ profiles).transpose(0, 1).gather(2, distance.clamp(0, 4).expand(4, -1, -1))
     mask = mixed.masked_fill(distance > 4, 0.0).masked_fill((distance < 0) | (distance > 7), -torch.inf)

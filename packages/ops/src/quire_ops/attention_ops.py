@@ -14,7 +14,13 @@ from quire_ops.kv_reference import decode_row, read_row
 from quire_ops.layout import PagedLayout
 from quire_ops.op import op
 
-__all__ = ["biased_paged_attention", "paged_attention", "relative_paged_attention", "visible_places"]
+__all__ = [
+    "biased_paged_attention",
+    "paged_attention",
+    "relative_paged_attention",
+    "tempered_paged_attention",
+    "visible_places",
+]
 
 
 @op(trees=True)
@@ -113,6 +119,26 @@ def relative_paged_attention(
         return scores if sinks is None else torch.cat([scores, sinks[token].double()[:, None]], dim=-1)
 
     return _attend(query, kv_cache, layout, scale, kv_scale, changed, sliding_window)
+
+
+@op
+def tempered_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    soft_cap: float,
+    factors: Tensor,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    """Attention of `paged_attention` with a soft cap, where the capped scores of each query have a factor of its own,
+    an inverse temperature of its softmax (Grok 2); factors [T] float32 -> [T, Hq, D]."""
+
+    def changed(scores: Tensor, token: int) -> Tensor:
+        return float(factors[token]) * soft_cap * torch.tanh(scores / soft_cap)
+
+    return _attend(query, kv_cache, layout, scale, kv_scale, changed)
 
 
 def _attend(

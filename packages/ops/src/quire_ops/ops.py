@@ -11,7 +11,12 @@ from typing import Any
 from quire_interfaces import ConfigError
 from quire_ops.activation_quant import add_rms_norm_quant, gate_quant
 from quire_ops.activations import activation, gelu_and_mul, sigmoid_and_mul, silu_and_mul
-from quire_ops.attention_ops import biased_paged_attention, paged_attention, relative_paged_attention
+from quire_ops.attention_ops import (
+    biased_paged_attention,
+    paged_attention,
+    relative_paged_attention,
+    tempered_paged_attention,
+)
 from quire_ops.block_sparse import index_topk_blocks, sparse_attention
 from quire_ops.compressed_attention import compress_windows, compressed_attention, compressed_topk
 from quire_ops.decode_step import decode_step
@@ -125,6 +130,7 @@ __all__ = [
     "sparse_latent_attention",
     "sparse_latent_attention_with_lse",
     "step_inputs",
+    "tempered_paged_attention",
     "w8a8_linear",
     "wkv",
     "write_kv_cache",

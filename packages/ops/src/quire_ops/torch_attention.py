@@ -22,7 +22,14 @@ from quire_ops.kv_format import decode_rows, rows_of
 from quire_ops.layout import PagedLayout
 from quire_ops.table import torch_backend_for
 
-__all__ = ["GatherRows", "attend", "biased_paged_attention", "paged_attention", "relative_paged_attention"]
+__all__ = [
+    "GatherRows",
+    "attend",
+    "biased_paged_attention",
+    "paged_attention",
+    "relative_paged_attention",
+    "tempered_paged_attention",
+]
 
 GatherRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Slots [L] -> the keys and values there, [L, Hkv, D] each, in the dtype of the queries."""
@@ -82,6 +89,21 @@ def relative_paged_attention(
     plan = _plan(query, kv_cache, layout, sliding_window)
     mixed = _MixedBias(relative, profiles.float(), sinks)
     return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, sliding_window, mixed=mixed)
+
+
+@torch_backend_for(attention_ops.tempered_paged_attention)
+def tempered_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    soft_cap: float,
+    factors: Tensor,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    plan = _plan(query, kv_cache, layout, None)
+    return _attend_unfused(query, _Cache(kv_cache, kv_scale), plan, scale, soft_cap=soft_cap, factors=factors)
 
 
 def _plan(query: Tensor, kv_cache: Tensor, layout: PagedLayout, sliding_window: int | None) -> AttentionPlan:
@@ -211,8 +233,10 @@ def _attend_unfused(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     mixed: _MixedBias | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """Attention with the scores in the open, because torch's fused operator has no soft cap, sinks, slopes or bias."""
+    """Attention with the scores in the open, because torch's fused operator has no soft cap, factors, sinks, slopes or
+    bias."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.kv_cache.shape[2]
@@ -234,6 +258,8 @@ def _attend_unfused(
             scores = torch.einsum("qhgd,lhd->hgql", grouped, keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
+            if factors is not None:
+                scores *= factors[rows, None]
             if alibi_slopes is not None:
                 positions = torch.arange(seq.kv_len, device=query.device)
                 scores -= alibi_slopes * (positions[context_len + begin : context_len + end, None] - positions)
