@@ -464,11 +464,11 @@ ELSEWHERE = {
     "Step3TextForCausalLM", "DomynEdgeForCausalLM", "NemotronHPuzzleForCausalLM", "HCXVisionV2ForCausalLM",
     "IQuestLoopCoderForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "SolarForCausalLM",
     "LongcatFlashNgramForCausalLM", "MistralLarge3ForCausalLM",
-    "Step1ForCausalLM", "Step3p5ForCausalLM",
+    "Step1ForCausalLM", "Step3p5ForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM",
 }  # fmt: skip
 """Held to Transformers' Mistral and Llama in test_models_pooling_decoders.py and test_models_bidirectional.py, to its
-Mistral 4 in test_models_mistral_format.py, or to float64 in test_models_own_attention.py and
-test_models_own_layers.py, or to Transformers' LongCat-Flash in test_models_longcat.py."""
+Mistral 4 in test_models_mistral_format.py, or to float64 in test_models_own_attention.py, test_models_own_layers.py and
+test_models_grok.py, or to Transformers' LongCat-Flash in test_models_longcat.py."""
 
 
 def first_of_each() -> list[str]:

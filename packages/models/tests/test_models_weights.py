@@ -175,6 +175,19 @@ def test_files_under_other_names_are_named(llama: Path, tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_parts_of_tensor_parallel_ranks_are_refused(llama: Path, tmp_path: Path, is_indexed: bool) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    names = [f"pytorch_model-00000-TP-00{rank}.safetensors" for rank in range(2)]
+    for name in names:
+        shutil.copy(llama / "model.safetensors", tmp_path / name)
+    if is_indexed:
+        weight_map = {"model.norm.weight": names[0], "lm_head.weight": names[1]}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"in parts, .*TP-000\.safetensors and others.* each tensor whole"):
+        load(tmp_path)
+
+
 def test_names_without_their_prefix_are_explained(llama: Path, tmp_path: Path) -> None:
     shutil.copy(llama / "config.json", tmp_path)
     tensors = {name.removeprefix("model."): one for name, one in load_file(llama / "model.safetensors").items()}

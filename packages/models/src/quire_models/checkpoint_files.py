@@ -29,6 +29,7 @@ __all__ = ["CheckpointFiles", "open_checkpoint"]
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
 _SHARD = re.compile(r"-\d+-of-\d+\.")
+_RANK = re.compile(r"-TP-\d+\.")
 MEDUSA = "medusa_lm_head"
 """What the one file of Medusa heads is called instead, with an ending for each kind of file."""
 
@@ -109,6 +110,7 @@ def _other_files(folder: Path, name: str) -> str:
     found = sorted(path.name for path in folder.glob(f"*{Path(name).suffix}"))
     if not found:
         return ""
+    _refuse_parts_of_tensors(folder, found)
     if all(_SHARD.search(file) for file in found):
         return f", which says what is in {', '.join(found)}; get it, too"
     if len(found) == 1 and not found[0].startswith("consolidated"):
@@ -118,6 +120,17 @@ def _other_files(folder: Path, name: str) -> str:
     )
 
 
+def _refuse_parts_of_tensors(folder: Path, names: list[str]) -> None:
+    """CheckpointError: files are parts for tensor-parallel ranks."""
+    parts = [name for name in names if _RANK.search(name)]
+    if parts:
+        raise CheckpointError(
+            f"{folder} has its tensors in parts, one for each tensor-parallel rank ({parts[0]} and others, as Grok 2 "
+            "is published), which are not put together here: write a checkpoint with each tensor whole (w1, w3, "
+            "gate_proj and up_proj joined along their outputs, w2 and down_proj along their inputs)"
+        )
+
+
 def _indexed_files(index: Path) -> tuple[Path, ...]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -125,6 +138,7 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     outside = [name for name in weight_map.values() if Path(name).name != name]
     if outside:
         raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file of this folder; do not use it")
+    _refuse_parts_of_tensors(index.parent, sorted(weight_map.values()))
     files = [index.parent / name for name in sorted(set(weight_map.values()))]
     absent = [file.name for file in files if not file.is_file()]
     if absent:

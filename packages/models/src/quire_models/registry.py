@@ -273,6 +273,8 @@ OWN_CODE: dict[str, Architecture] = {
     "ExaoneForCausalLM": Architecture("exaone"),
     "Glm5NextForCausalLM": Architecture("glm5_next_text", "glm5_next"),
     "GritLM": Architecture("mistral", head="none", is_bidirectional=True),
+    "Grok1ForCausalLM": Architecture("grok"),
+    "Grok1ModelForCausalLM": Architecture("grok"),
     "HCXVisionV2ForCausalLM": Architecture("hyperclovax"),
     "IQuestCoderForCausalLM": Architecture("llama"),
     "IQuestLoopCoderForCausalLM": Architecture("iquest_loop_coder"),
