@@ -105,7 +105,7 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
         task="auto|generate",
         enable_flash_late_interaction=_BOTH, diffusion_config="{}", max_lora_cls_labels=_NOTHING,
     ),
-    **_answer("the tokenizer's kind is recognised from its files", tokenizer_mode="auto|hf|slow|mistral"),
+    **_answer("the tokenizer's kind is recognised from its files", tokenizer_mode="auto|hf|slow|mistral|grok2"),
     **_answer("the server writes and reads text, and needs the tokenizer", skip_tokenizer_init="false"),
     **_answer("models are read from config.json, params.json or a GGUF file", config_format="auto|hf|mistral"),
     **_answer("config.json is read from the model's folder; --hf-overrides replaces fields of it",

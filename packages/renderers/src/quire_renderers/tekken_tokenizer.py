@@ -1,8 +1,7 @@
 """A tekken.json, Mistral's own file of a tokenizer, as a tokenizer of the library `tokenizers`.
 
 The file has the bytes of each token in the order in which pairs are merged, a pattern that cuts texts into words, and
-the control tokens, which come first. From the ranks follow the merges: all ways to put a token together from two
-others, in the order of the tokens, which is what byte pair encoding by ranks does (tiktoken).
+the control tokens, which come first.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 
 from quire_interfaces import CheckpointError
+from quire_renderers.rank_bpe import rank_backend
 
 __all__ = ["TEKKEN_BOS", "TEKKEN_EOS", "read_tekken", "tekken_backend"]
 
@@ -63,33 +63,13 @@ def tekken_backend(path: Path) -> tokenizers.Tokenizer:
     num_control = config["default_num_special_tokens"]
     ranked = _ranked_tokens(content["vocab"][: config["default_vocab_size"] - num_control], path)
     control = _control_tokens(content.get("special_tokens"), num_control, path)
-    letters = _letters()
-    names = ["".join(letters[byte] for byte in token) for token in ranked]
     vocab = dict(zip(control, range(num_control), strict=True))
-    clash = vocab.keys() & set(names)
-    if clash:
-        raise CheckpointError(f"{path}: {sorted(clash)[0]!r} is a control token and a token of texts, too")
-    vocab |= {name: num_control + rank for rank, name in enumerate(names)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, _merges(ranked, names), ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(_pattern(config["pattern"], path), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
+    ids = {token: num_control + rank for rank, token in enumerate(ranked)}
+    backend = rank_backend(path, ids, vocab, config["pattern"])
     backend.post_processor = processors.TemplateProcessing(
         single=f"{TEKKEN_BOS} $A", pair=f"{TEKKEN_BOS} $A $B", special_tokens=[(TEKKEN_BOS, vocab[TEKKEN_BOS])]
     )
     return backend
-
-
-def _pattern(pattern: str, path: Path) -> Regex:
-    try:
-        return Regex(pattern)
-    except Exception as error:  # the library has no class of its own for it
-        raise CheckpointError(f"{path}: the pattern is no regular expression: {error}") from error
 
 
 def _ranked_tokens(vocab: list[Any], path: Path) -> list[bytes]:
@@ -97,7 +77,7 @@ def _ranked_tokens(vocab: list[Any], path: Path) -> list[bytes]:
         tokens = [base64.b64decode(entry["token_bytes"], validate=True) for entry in vocab]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: a token of the vocab has no token_bytes in base 64: {error}") from error
-    if len(set(tokens)) != len(tokens) or {bytes([byte]) for byte in range(256)} - set(tokens):
+    if len(set(tokens)) != len(tokens):
         raise CheckpointError(f"{path}: the tokens must be different from each other, and each byte be one")
     return tokens
 
@@ -117,23 +97,3 @@ def _control_tokens(listed: Any, num_control: int, path: Path) -> list[str]:
     if TEKKEN_BOS not in names or TEKKEN_EOS not in names or len(set(names)) != len(names):
         raise CheckpointError(f"{path}: special_tokens must hold {TEKKEN_BOS} and {TEKKEN_EOS}, each token once")
     return names
-
-
-def _merges(ranked: list[bytes], names: list[str]) -> list[tuple[str, str]]:
-    name_of = dict(zip(ranked, names, strict=True))
-    order = {token: rank for rank, token in enumerate(ranked)}
-    merges: list[tuple[str, str]] = []
-    for token in ranked:
-        ways = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [way for way in ways if way[0] in order and way[1] in order]
-        known.sort(key=lambda way: (order[way[0]], order[way[1]]))
-        merges.extend((name_of[left], name_of[right]) for left, right in known)
-    return merges
-
-
-def _letters() -> list[str]:
-    """The letter that stands for each byte in GPT-2's tokenizers: itself if it can be seen, else one above U+00FF."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(seen)]
-    letters = {byte: chr(byte) for byte in seen} | {byte: chr(256 + place) for place, byte in enumerate(others)}
-    return [letters[byte] for byte in range(256)]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from quire_interfaces import CheckpointError, Tokenizer, read_json
 from quire_renderers.fast_tokenizer import FastTokenizer
+from quire_renderers.prompt_encodings import GROK_FILE
 from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
-from quire_renderers.tekken_tokenizer import TEKKEN_BOS, TEKKEN_EOS, tekken_backend
 from quire_renderers.tokenizer_classes import reads_sentencepiece_plainly
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles, read_tokenizer_files
 
@@ -28,9 +28,9 @@ _OTHER_NAMES = ("vocab.json", "vocab.txt", "tokenizer.tiktoken", "tokenizer_conf
 def load_tokenizer(folder: Path | str, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder in the Hugging Face format.
 
-    tokenizer.json and tekken.json are read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither
-    reads, or what the tokenizer's class numbers otherwise, goes to `transformers`, if it is installed, and a log line
-    says so.
+    tokenizer.json, tekken.json and tokenizer.tok.json are read by `tokenizers`, a sentencepiece model by
+    `sentencepiece`; only what neither reads, or what the tokenizer's class numbers otherwise, goes to `transformers`,
+    if it is installed, and a log line says so.
 
     Args:
         folder: The checkpoint folder.
@@ -48,8 +48,15 @@ def load_tokenizer(folder: Path | str, *, trust_remote_code: bool = False) -> To
     files = read_tokenizer_files(folder)
     if (folder / "tokenizer.json").is_file():
         return FastTokenizer.from_file(folder / "tokenizer.json", files)
+    return _of_other_files(folder, files, trust_remote_code)
+
+
+def _of_other_files(folder: Path, files: TokenizerFiles, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer of a folder without tokenizer.json."""
     if (folder / "tekken.json").is_file():
         return _tekken_tokenizer(folder / "tekken.json", files)
+    if (folder / GROK_FILE).is_file():
+        return _grok_tokenizer(folder / GROK_FILE, files)
     for name in _SENTENCEPIECE_NAMES:
         if (folder / name).is_file():
             if not reads_sentencepiece_plainly(files.settings):
@@ -59,18 +66,32 @@ def load_tokenizer(folder: Path | str, *, trust_remote_code: bool = False) -> To
     if any((folder / name).is_file() for name in _OTHER_NAMES):
         return _through_transformers(folder, files, trust_remote_code)
     raise CheckpointError(
-        f"{folder} holds no tokenizer: expected tokenizer.json, tekken.json or one of "
+        f"{folder} holds no tokenizer: expected tokenizer.json, tekken.json, {GROK_FILE} or one of "
         f"{', '.join(_SENTENCEPIECE_NAMES)}; fetch the tokenizer files of the checkpoint, or serve with token ids only"
     )
 
 
 def _tekken_tokenizer(path: Path, files: TokenizerFiles) -> Tokenizer:
     """The tokenizer of a folder that has Mistral's own file of it alone, which names no tokens."""
+    from quire_renderers.tekken_tokenizer import TEKKEN_BOS, TEKKEN_EOS, tekken_backend  # most starts do without
+
     named = {
         "bos_token": AddedTokenSpec(content=TEKKEN_BOS, special=True),
         "eos_token": AddedTokenSpec(content=TEKKEN_EOS, special=True),
     }
     return FastTokenizer(tekken_backend(path), replace(files, named_tokens=named | files.named_tokens))
+
+
+def _grok_tokenizer(path: Path, files: TokenizerFiles) -> Tokenizer:
+    """The tokenizer of a folder that has xAI's own file of it alone; answers end where turns do."""
+    from quire_renderers.grok_tokenizer import GROK_NAMED, GROK_TURN_END, grok_backend  # most starts do without
+
+    backend = grok_backend(path)
+    known = ((name, text) for name, text in GROK_NAMED.items() if backend.token_to_id(text) is not None)
+    named = {name: AddedTokenSpec(content=text) for name, text in known}
+    turn_end = backend.token_to_id(GROK_TURN_END)
+    ends = files.model_eos_token_ids if turn_end is None else (*files.model_eos_token_ids, turn_end)
+    return FastTokenizer(backend, replace(files, named_tokens=named | files.named_tokens, model_eos_token_ids=ends))
 
 
 def _check_protobuf(model: Path, files: TokenizerFiles) -> None:

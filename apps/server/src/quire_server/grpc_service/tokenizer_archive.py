@@ -16,7 +16,8 @@ __all__ = ["TokenizerArchive"]
 PATTERNS = (
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "*.jinja", "*.model",
-    "*.tiktoken", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    "*.tiktoken", "tekken.json", "tokenizer.tok.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 """Names of the files of a checkpoint that tell texts from tokens, and conversations from texts."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
