@@ -40,10 +40,9 @@ class CappedRouterMoESpec(SparseMoESpec):
 def spec(config: Fields) -> NetworkSpec:
     """Grok 2's names; Grok 1 says `num_experts` and `max_attn_value`, and has no dense network beside its experts.
 
-    Factors of what an RMS norm takes are divisors of its epsilon's root: the norm behind the feed-forward network has
-    two of it for (mlp(x) + experts(x)) / sqrt(2). Whether weights of a token's experts are divided by their sum makes
-    no other difference either without the dense network; with it they are not. Both have tanh's GELU: the
-    configurations do not say."""
+    An RMS norm of (mlp(x) + experts(x)) / sqrt(2) is that of the sum with twice the epsilon. Probabilities of chosen
+    experts are not divided by their sum; in Grok 1, too, which the norm behind them makes up for, but for its epsilon.
+    Both networks have the tanh approximation of GELU, which the configurations do not say."""
     for name, *values in (("rope_type", "default"), ("sliding_window_size", -1, 0), ("global_attn_every_n", 1)):
         config.fixed(name, *values)
     config = config.with_default("num_local_experts", config.get("num_experts"))
