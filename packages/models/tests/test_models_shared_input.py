@@ -54,7 +54,7 @@ def pairs(apart: Network, joined: Network) -> list[tuple[Linear, Linear]]:
 
 
 def groups(model: Any) -> list[Any]:
-    return [group for layer in model.layers for group in (layer.mixer._qkv, layer.feed_forward._gate_and_up)]
+    return [group for layer in model.layers for group in (layer.mixer._qkv, layer.feed_forward.gate_and_up)]
 
 
 def logits_of(model: Any) -> Tensor:

@@ -50,7 +50,7 @@ def test_formats_of_the_cache_are_part_of_a_request() -> None:
 def test_every_op_has_a_reference_and_a_fast_backend() -> None:
     options = {"decoder_stack", "decode_step", "sample", "sample_masked", "fp8_linear", "penalize", "rope_and_write_kv"}
     options |= {"add_rms_norm_quant", "encoder_stack", "gate_quant", "gated_linear", "route_experts", "block_linear"}
-    options |= {"linear_add", "norm_linear"}
+    options |= {"edit_logits", "linear_add", "norm_linear"}
     for each in ops.OPS:
         expected = ["reference"] if each.name in options else ["torch", "reference"]
         assert [backend.name for backend in builtin_table().backends(each)] == expected

@@ -126,7 +126,8 @@ def decode_blocks(weight: Tensor, header: Tensor) -> Tensor:
     else:
         form = list(BLOCK_FORMATS.values())[int(header[0]) - 1]
         blocks = weight.unflatten(1, (-1, form.num_bytes))
-    return form.decode(blocks.reshape(-1, form.num_bytes), header[1:]).view(len(weight), -1)
+    decoded = form.decode(blocks.reshape(-1, form.num_bytes), header[1:])
+    return decoded.view(len(weight), blocks.shape[1] * decoded.shape[1])
 
 
 def _half(blocks: Tensor, begin: int) -> Tensor:

@@ -273,7 +273,8 @@ class SharedSinkMoE:
         """[T, E + S] -> ids and weights [T, K + S]: of the K best experts, and of all shared ones."""
         spec = self._spec
         routed, shared, chosen = spec.num_routed, spec.num_shared, spec.routing.top_k - spec.num_shared
-        best = (self._sigmoid(logits[:, :routed]) + self._bias.value).topk(chosen, dim=-1).indices
+        scores = self._sigmoid(logits[:, :routed].clone())  # which may write in place
+        best = (scores + self._bias.value).topk(chosen, dim=-1).indices
         every = torch.arange(routed, routed + shared, device=logits.device).expand(len(logits), -1)
         ids = torch.cat((best, every), dim=-1)
         # Shares of sigmoids, by their logarithms: the sigmoids themselves may all be 0.
