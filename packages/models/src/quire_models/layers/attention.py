@@ -162,6 +162,7 @@ class SelfAttention:
     def attend(self, projected: tuple[Tensor, ...], cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """What `qkv` makes of x -> [T, in_features of `o_proj`]; writes keys and values."""
         query, key, value = map(self._heads, projected)
+        del projected  # the rotation's results take its place
         gate: Tensor | None = None
         if self._gate is not None:  # beside each head's query
             query, gate = query.unflatten(1, (-1, 2)).unbind(2)

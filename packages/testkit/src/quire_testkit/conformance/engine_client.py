@@ -278,7 +278,7 @@ class EngineClientSuite:
 
     async def test_a_pause_that_aborts_and_forgets(self) -> None:
         async with self.running(FakeEngineConfig(step_time_s=0.001, block_size=4)) as client:
-            streams = [client.open([make_message(f"r{i}", list(range(40)), 400)]) for i in range(2)]
+            streams = [client.open([make_message(f"r{i}", list(range(40)), 4000)]) for i in range(2)]
             async for _ in streams[0]:
                 break
             assert client.num_requests() == 2
