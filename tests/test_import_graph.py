@@ -30,6 +30,8 @@ LOCAL_IMPORTS = {
     "quire.kernel_builds": "loads torch",
     "quire.plan": "what goes with hidden states in files, and the memory of several ranks, where these are asked for",
     "quire.speech.methods": "loads numpy",
+    "quire_renderers.prompt_encodings": "readers of tokenizers that few folders have",
+    "quire_renderers.tokenizer_loading": "readers of tokenizers that few folders have",
     "quire.speech.chunks": "loads numpy",
     "quire.draft_plan": "the demo model is optional",
     "quire.engine_report": "loads torch",
