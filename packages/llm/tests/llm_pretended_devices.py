@@ -108,7 +108,7 @@ def pretend_nccl() -> None:
     import torch
     import torch.distributed as dist
 
-    torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
+    torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]  # of tensors on the CPU
 
     class Nccl:
         Options = dist.ProcessGroupNCCL.Options
@@ -127,7 +127,7 @@ def pretend_nccl() -> None:
 
     Nccl.__module__ = __name__
     if dist.ProcessGroupNCCL.__module__ != __name__:
-        dist.ProcessGroupNCCL = Nccl  # type: ignore[misc]
+        dist.ProcessGroupNCCL = Nccl  # type: ignore[misc]  # builds for CPUs have none
 
 
 class Notes:
